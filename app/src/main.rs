@@ -1,0 +1,2 @@
+//! The `spindle` binary: joins the rooms.
+fn main() {}

@@ -1,0 +1,183 @@
+//! Disks: the interface that the target core drives, and the kinds that need no driver.
+//!
+//! A [`DiskSource`] is one disk of the machine, shared by all cores: its name, size and state. Each core opens it once and
+//! gets a [`Disk`] of its own, which it drives without a lock: `submit`, then `poll` until [`Done`] comes back.
+//!
+//! ```text
+//!   Qpair::step_buffer -> Disk::buffers (who provides the memory) -> Disk::take | Pool::take
+//!   Qpair::step_submit -> Disk::submit -> Some(Done) at once (ram, null)
+//!                                      -> None, then Core::poll -> Disk::poll -> Done (file)
+//! ```
+//!
+//! What a disk answers for: `Done::result` is the truth about the medium as its kind can know it. After `Flush`, or a
+//! write with `fua`, the bytes survive what the kind says it survives (a file: power loss; RAM: nothing). What it does not
+//! do: it checks no range (the caller has), knows no namespace and no NVMe status.
+//!
+//! Limits: a command is at most [`BLOCKS_MAX`] blocks; data of one command is one [`Buf`].
+
+pub mod source;
+
+use spindle_reactor::mem::{Buf, Pool};
+
+pub use source::{CoreContext, DiskSource, OpenError, ResizeError, Usage};
+
+/// Most blocks in one command: the 16-bit zero-based NLB of NVM commands (NVM Command Set 3.2.1), and the 32 bits that
+/// Dataset Management ranges have.
+pub const BLOCKS_MAX: u32 = u32::MAX;
+
+/// Shape of a disk. Changes only by a resize.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes of a logical block: 512 or 4096.
+    pub block_bytes: u32,
+    /// Blocks of the disk.
+    pub block_count: u64,
+    /// Writes are refused.
+    pub is_read_only: bool,
+    /// A write is on the medium only after a flush (NVMe calls it a volatile write cache).
+    pub has_volatile_cache: bool,
+    /// Deallocated blocks give their space back.
+    pub can_deallocate: bool,
+    /// Blocks that one write changes in one step as seen by readers, at least 1.
+    pub atomic_blocks: u32,
+    /// Compare-and-write of one block is one step as seen by every core.
+    pub can_compare_and_write: bool,
+}
+
+impl Geometry {
+    /// Capacity in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.block_count.saturating_mul(u64::from(self.block_bytes))
+    }
+}
+
+/// Blocks `lba .. lba + blocks`; the caller has checked that they are on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockRange {
+    /// First block.
+    pub lba: u64,
+    /// Number of blocks.
+    pub blocks: u32,
+}
+
+/// What to do with a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Read the range.
+    Read,
+    /// Write the buffer to the range. With `fua` it is on the medium before `Done`.
+    Write {
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Everything that was acknowledged before goes to the medium. The range is not looked at.
+    Flush,
+    /// The range reads as zeroes afterwards.
+    WriteZeroes {
+        /// The space may be given back (DEAC).
+        deallocate: bool,
+        /// Force unit access.
+        fua: bool,
+    },
+    /// The host does not need the range any more; it reads as zeroes afterwards and gives its space back.
+    Deallocate,
+}
+
+/// Why a disk could not do it. The target core maps these to NVMe status codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DiskError {
+    /// The medium could not be read; repeating will not help.
+    #[error("unrecovered read error")]
+    MediaRead,
+    /// The medium could not be written; repeating will not help.
+    #[error("write fault")]
+    MediaWrite,
+    /// No space is left behind a thin disk.
+    #[error("no space left")]
+    NoSpace,
+    /// The disk takes no writes.
+    #[error("write protected")]
+    WriteProtected,
+    /// This kind cannot do that at all.
+    #[error("not supported by this disk")]
+    NotSupported,
+    /// The bytes on the disk are not those expected (compare-and-write).
+    #[error("compare failed")]
+    CompareDiffers,
+    /// Something else, which may pass.
+    #[error("internal error")]
+    Internal,
+    /// The disk is gone for good.
+    #[error("disk is gone")]
+    Gone,
+}
+
+/// The submitter's own name for a command in flight; comes back unchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token(pub u64);
+
+/// A command has ended.
+#[derive(Debug)]
+pub struct Done {
+    /// Which.
+    pub token: Token,
+    /// How.
+    pub result: Result<(), DiskError>,
+    /// The buffer of a read, filled; or the one of a write, back (a disk that keeps it gives `None`).
+    pub buf: Option<Buf>,
+}
+
+/// Who provides a command's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BufferFrom {
+    /// A writable buffer of the core's pool.
+    Pool,
+    /// The disk: reads come back with a pin on the data where it lies; writes are filled into what [`Disk::take`] gave.
+    Disk,
+}
+
+/// One core's handle on a disk.
+pub trait Disk {
+    /// Its shape now.
+    fn geometry(&self) -> Geometry;
+
+    /// Who provides the memory of reads.
+    fn read_buffers(&self) -> BufferFrom {
+        BufferFrom::Pool
+    }
+
+    /// Who provides the memory of writes.
+    fn write_buffers(&self) -> BufferFrom {
+        BufferFrom::Pool
+    }
+
+    /// A writable buffer for the data of a write to `range`, where [`Disk::write_buffers`] says `Disk`.
+    /// `None`: none is free, the request waits.
+    fn take(&mut self, range: BlockRange) -> Option<Buf> {
+        let _ = range;
+        None
+    }
+
+    /// Begin a command. `Some` when it ended at once. `buf` is the destination of a read (`None` where
+    /// [`Disk::read_buffers`] says `Disk`), the data of a write, `None` for the others. A command beyond what the disk
+    /// can have in flight is queued by the disk, in order.
+    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done>;
+
+    /// Write `data` to the range of one block if it holds `expected` now, in one step as seen by every core.
+    /// Where [`Geometry::can_compare_and_write`]; [`DiskError::NotSupported`] elsewhere.
+    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+        let _ = (range, expected, data);
+        Some(Done { token, result: Err(DiskError::NotSupported), buf: None })
+    }
+
+    /// Collect what has ended, at most what fits `done`'s spare capacity (it is never grown), and send what was
+    /// submitted since the last call to the device. True when there was anything to do.
+    fn poll(&mut self, done: &mut Vec<Done>) -> bool;
+
+    /// Commands in flight, so that a drain knows when it is over.
+    fn in_flight(&self) -> usize;
+}
+
+/// What a disk's opener takes along from the core: see [`CoreContext`].
+pub type CorePool = Pool;

@@ -1,0 +1,98 @@
+//! [`DiskSource`]: one disk of the machine as all cores share it.
+
+use spindle_reactor::mem::Pool;
+
+use crate::{Disk, Geometry};
+
+/// What a core gives a disk when it opens it.
+pub struct CoreContext {
+    /// Index of the core in the configuration, from 0.
+    pub core: usize,
+    /// The core's buffer pool; its zones can be registered with a device.
+    pub pool: Pool,
+    /// Most commands that the disk will be given at once on this core before it queues.
+    pub depth: u32,
+}
+
+/// Space behind a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Bytes of the medium that hold data.
+    pub bytes_used: u64,
+}
+
+/// Why a disk could not be made or opened. Names the field, its value and what is allowed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A setting is out of range.
+    #[error("disk {disk:?}: {field} = {value}: {allowed}")]
+    Setting {
+        /// The disk's name.
+        disk: String,
+        /// Which setting.
+        field: &'static str,
+        /// What it was.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// The system refused.
+    #[error("disk {disk:?}: cannot {verb}: {source}")]
+    System {
+        /// The disk's name.
+        disk: String,
+        /// What was tried.
+        verb: String,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// No memory.
+    #[error("disk {disk:?}: {source}")]
+    Memory {
+        /// The disk's name.
+        disk: String,
+        /// Why not.
+        #[source]
+        source: spindle_reactor::mem::RegionError,
+    },
+}
+
+/// Why a resize was refused.
+#[derive(Debug, thiserror::Error)]
+#[error("disk {disk:?}: size = {bytes} bytes: {allowed}")]
+pub struct ResizeError {
+    /// The disk's name.
+    pub disk: String,
+    /// The size asked for.
+    pub bytes: u64,
+    /// What is allowed.
+    pub allowed: String,
+}
+
+/// One disk, shared by all cores.
+pub trait DiskSource: Send + Sync {
+    /// Its name in the configuration.
+    fn name(&self) -> &str;
+
+    /// Its kind: `ram`, `null`, `file`.
+    fn kind(&self) -> &'static str;
+
+    /// Its shape now.
+    fn geometry(&self) -> Geometry;
+
+    /// A core's own handle.
+    ///
+    /// # Errors
+    /// [`OpenError`], with the system's reason.
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError>;
+
+    /// Change the size; every core's handle sees the new geometry.
+    ///
+    /// # Errors
+    /// [`ResizeError`] when the kind cannot or the medium is too small.
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError>;
+
+    /// Space in use.
+    fn usage(&self) -> Usage;
+}

@@ -1,0 +1,7 @@
+//! The reactor: what one pinned thread per core is made of.
+//!
+//! Memory of the data path ([`mem`]), generation-checked slots ([`slab`]), sockets ([`net`]), disks' io_uring ([`uring`]),
+//! mailboxes between cores ([`mailbox`]), pinning ([`affinity`]) and time ([`clock`]).
+//!
+//! What it does not do: it knows no NVMe and no protocol.
+pub mod mem;

@@ -1,0 +1,326 @@
+//! [`Buf`]: an owned handle to memory of a pool or of a RAM disk, in one segment or several.
+//!
+//! A `Buf` is *writable* (nobody else can see its bytes) or *shared* (a pin on bytes that nobody changes). It moves by
+//! value along the request; dropping it gives the memory back. It is as long as it was asked for, not as long as
+//! the memory behind it.
+//! UNSAFETY: turns addresses of a region into slices; the homes vouch for exclusiveness.
+#![expect(unsafe_code, reason = "slices over arena memory")]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use arrayvec::ArrayVec;
+
+use super::frames::FrameCore;
+use super::pool::PoolCore;
+
+/// Most segments that one buffer has: a transfer of 2 MiB in frames of 4 KiB, and one more for each ragged end.
+pub const SEGMENTS_MAX: usize = 514;
+
+/// A contiguous piece of a buffer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Segment {
+    pub(super) addr: NonNull<u8>,
+    pub(super) bytes: u32,
+}
+
+impl Segment {
+    fn as_slice(&self) -> &[u8] {
+        // SAFETY: a segment is made by a pool or a frame store inside of its region, which the Buf keeps alive by its
+        // home; shared segments are never written while pinned, writable ones only through `&mut Buf`.
+        unsafe { std::slice::from_raw_parts(self.addr.as_ptr(), self.bytes as usize) }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above; called for writable buffers only, which are the only handle to their memory.
+        unsafe { std::slice::from_raw_parts_mut(self.addr.as_ptr(), self.bytes as usize) }
+    }
+}
+
+/// Who takes the memory back.
+pub(super) enum Home {
+    Pool(Rc<PoolCore>, u8),
+    Frames(Rc<FrameCore>),
+    Zeroes,
+}
+
+/// Zeroes that never change: what a null disk and unwritten frames read as.
+#[repr(align(4096))]
+struct Zeroes([u8; ZEROES_BYTES]);
+const ZEROES_BYTES: usize = 64 << 10;
+static ZEROES: Zeroes = Zeroes([0; ZEROES_BYTES]);
+
+/// Appends segments that read as zeroes.
+pub(super) fn push_zeroes(push: &mut impl FnMut(Segment), mut bytes: u32) {
+    while bytes > 0 {
+        let step = bytes.min(u32::try_from(ZEROES_BYTES).unwrap_or(4096));
+        push(Segment { addr: NonNull::from(&ZEROES.0).cast(), bytes: step });
+        bytes -= step;
+    }
+}
+
+/// An owned piece of data-path memory. See the module.
+pub struct Buf {
+    pub(super) head: Segment,
+    /// Segments after the first; the box is recycled by its home.
+    pub(super) tail: Option<Box<Vec<Segment>>>,
+    pub(super) bytes: u32,
+    pub(super) is_writable: bool,
+    pub(super) home: Home,
+}
+
+impl Buf {
+    /// A shared buffer of `bytes` zeroes, which takes no memory from anywhere (beyond 64 KiB: a list of segments).
+    #[must_use]
+    pub fn zeroes(bytes: u32) -> Buf {
+        let mut head = None;
+        let mut tail = None;
+        let mut push = |segment| match head {
+            None => head = Some(segment),
+            Some(_) => tail.get_or_insert_with(|| Box::new(Vec::with_capacity(32))).push(segment),
+        };
+        push_zeroes(&mut push, bytes);
+        let head = head.unwrap_or(Segment { addr: NonNull::from(&ZEROES.0).cast(), bytes: 0 });
+        Buf { head, tail, bytes, is_writable: false, home: Home::Zeroes }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes as usize
+    }
+
+    /// True when it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// True when its bytes may be changed: it is the only handle to them.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// Its pieces in order.
+    pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(&self.head).chain(self.tail.iter().flat_map(|tail| tail.iter())).map(Segment::as_slice)
+    }
+
+    /// Its pieces in order, to write.
+    ///
+    /// # Panics
+    /// When the buffer is shared: a bug of the caller, who asks [`Buf::is_writable`] where it is in doubt.
+    pub fn segments_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        assert!(self.is_writable, "a shared buffer is not written");
+        std::iter::once(&mut self.head)
+            .chain(self.tail.iter_mut().flat_map(|tail| tail.iter_mut()))
+            .map(Segment::as_mut_slice)
+    }
+
+    /// All of it as one slice, when it is in one piece.
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        self.tail.is_none().then(|| self.head.as_slice())
+    }
+
+    /// All of it as one slice to write, when it is in one piece and writable.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        (self.tail.is_none() && self.is_writable).then(|| self.head.as_mut_slice())
+    }
+
+    /// Copy `from` to the bytes at `offset`.
+    ///
+    /// # Panics
+    /// When it does not fit or the buffer is shared.
+    #[inline]
+    pub fn copy_in(&mut self, offset: usize, from: &[u8]) {
+        assert!(offset.checked_add(from.len()).is_some_and(|end| end <= self.len()), "copy past the buffer's end");
+        if self.tail.is_none() && self.is_writable {
+            self.head.as_mut_slice()[offset..offset + from.len()].copy_from_slice(from);
+            return;
+        }
+        let mut skip = offset;
+        let mut from = from;
+        for segment in self.segments_mut() {
+            if from.is_empty() {
+                break;
+            }
+            if skip >= segment.len() {
+                skip -= segment.len();
+                continue;
+            }
+            let step = from.len().min(segment.len() - skip);
+            let (now, later) = from.split_at(step);
+            segment[skip..skip + step].copy_from_slice(now);
+            from = later;
+            skip = 0;
+        }
+    }
+
+    /// Copy bytes from `offset` on into `to`.
+    ///
+    /// # Panics
+    /// When the buffer is shorter than that.
+    #[inline]
+    pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
+        assert!(offset.checked_add(to.len()).is_some_and(|end| end <= self.len()), "copy past the buffer's end");
+        let mut at = 0;
+        self.visit(offset, to.len(), |piece| {
+            to[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        });
+    }
+
+    /// Calls `piece` with the bytes of `offset .. offset + bytes`, in order.
+    ///
+    /// # Panics
+    /// When the buffer is shorter than that.
+    #[inline]
+    pub fn visit(&self, offset: usize, bytes: usize, mut piece: impl FnMut(&[u8])) {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.len()), "visit past the buffer's end");
+        let (mut skip, mut left) = (offset, bytes);
+        for segment in self.segments() {
+            if left == 0 {
+                break;
+            }
+            if skip >= segment.len() {
+                skip -= segment.len();
+                continue;
+            }
+            let step = left.min(segment.len() - skip);
+            piece(&segment[skip..skip + step]);
+            left -= step;
+            skip = 0;
+        }
+    }
+
+    /// True when the bytes of `offset .. offset + other.len()` equal `other`.
+    #[must_use]
+    pub fn equals_at(&self, offset: usize, other: &[u8]) -> bool {
+        let mut at = 0;
+        let mut same = true;
+        self.visit(offset, other.len(), |piece| {
+            same &= piece == &other[at..at + piece.len()];
+            at += piece.len();
+        });
+        same
+    }
+
+    /// Fill all of it with zeroes.
+    ///
+    /// # Panics
+    /// When the buffer is shared.
+    pub fn clear(&mut self) {
+        self.segments_mut().for_each(|segment| segment.fill(0));
+    }
+
+    /// Cut it to `bytes`; what lies behind stays with the buffer until it is dropped.
+    ///
+    /// # Panics
+    /// When it is shorter, or in several segments.
+    pub fn truncate(&mut self, bytes: usize) {
+        assert!(bytes <= self.len() && self.tail.is_none(), "truncate to {bytes} of {}", self.len());
+        self.bytes = u32::try_from(bytes).unwrap_or(self.bytes);
+        self.head.bytes = self.bytes;
+    }
+
+    /// Appends the pieces from `offset` to the end; false when `out` is full before the end.
+    #[inline]
+    pub fn io_slices<'a, const N: usize>(&'a self, offset: usize, out: &mut ArrayVec<IoSlice<'a>, N>) -> bool {
+        let mut skip = offset;
+        for segment in self.segments() {
+            if skip >= segment.len() {
+                skip -= segment.len();
+                continue;
+            }
+            if out.is_full() {
+                return false;
+            }
+            out.push(IoSlice::new(&segment[skip..]));
+            skip = 0;
+        }
+        true
+    }
+
+    /// Appends the pieces from `offset` to the end, to be written; false when `out` is full before the end.
+    ///
+    /// # Panics
+    /// When the buffer is shared.
+    #[inline]
+    pub fn io_slices_mut<'a, const N: usize>(
+        &'a mut self,
+        offset: usize,
+        out: &mut ArrayVec<IoSliceMut<'a>, N>,
+    ) -> bool {
+        let mut skip = offset;
+        for segment in self.segments_mut() {
+            if skip >= segment.len() {
+                skip -= segment.len();
+                continue;
+            }
+            if out.is_full() {
+                return false;
+            }
+            out.push(IoSliceMut::new(&mut segment[skip..]));
+            skip = 0;
+        }
+        true
+    }
+
+    /// The address of the first byte and the zone of the pool, for a device that does the transfer itself.
+    pub(crate) fn device_target(&mut self) -> (NonNull<u8>, Option<u8>) {
+        let zone = match &self.home {
+            Home::Pool(_, zone) => Some(*zone),
+            Home::Frames(_) | Home::Zeroes => None,
+        };
+        (self.head.addr, zone)
+    }
+
+    /// True when it is in one piece.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        self.tail.is_none()
+    }
+}
+
+impl std::fmt::Debug for Buf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let segments = 1 + self.tail.as_ref().map_or(0, |tail| tail.len());
+        write!(f, "Buf({} bytes in {segments}, {})", self.bytes, if self.is_writable { "writable" } else { "shared" })
+    }
+}
+
+impl Drop for Buf {
+    #[inline]
+    fn drop(&mut self) {
+        let tail = self.tail.take();
+        match &self.home {
+            Home::Pool(pool, zone) => pool.put(*zone, self.head.addr),
+            Home::Frames(frames) => frames.give_back(self.head, tail),
+            Home::Zeroes => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroes_read_as_zeroes_at_any_length() {
+        for bytes in [0, 1, 512, 65_536, 65_537, 1 << 20] {
+            let buf = Buf::zeroes(bytes);
+            assert_eq!(buf.segments().map(<[u8]>::len).sum::<usize>(), bytes as usize);
+            assert!(buf.segments().all(|segment| segment.iter().all(|byte| *byte == 0)));
+            assert!(!buf.is_writable());
+        }
+    }
+
+    #[test]
+    fn a_hot_handle_stays_small() {
+        assert_eq!(size_of::<Buf>(), 48);
+    }
+}

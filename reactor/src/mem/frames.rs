@@ -1,0 +1,666 @@
+//! The frames of a RAM disk, shared by all cores without a lock.
+//!
+//! A disk is a table of 4 KiB pages; each entry names the frame that holds the page, or none (it reads as zeroes). A
+//! published frame is never written again: a write fills fresh frames, straight from the socket, and then swaps them
+//! into the table, so every page changes in one step and a reader has either the old or the new one, whole. A read pins
+//! the frames and is sent from where they lie; a page that is overwritten meanwhile lives on in its old frame until
+//! the last pin is dropped.
+//!
+//! ```text
+//!   take (fresh, count 1) -> filled by fetch -> write: swap into the table (the table's count is that 1)
+//!   read: pin (count + 1, only from > 0) ... drop: count - 1;   count 0 -> this core's free list -> spill to all cores
+//! ```
+//!
+//! Limits: 2^32 - 1 frames (16 TiB). Running out of frames is a state of the writer (`take` says `None`), not an error.
+//! UNSAFETY: hands out slices of frames; the counts above are the proof that they are exclusive or immutable.
+#![expect(unsafe_code, reason = "shares frames between cores by reference count")]
+
+use std::cell::RefCell;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use crossbeam_queue::ArrayQueue;
+
+use super::buf::{Buf, Home, Segment, push_zeroes};
+use super::region::{Pages, Region, RegionError};
+
+/// Bytes of a frame.
+pub const FRAME_BYTES: u32 = 4096;
+const FRAME: u64 = FRAME_BYTES as u64;
+/// No frame: the page reads as zeroes. Frame 0 is never handed out.
+const NONE: u32 = 0;
+/// Fresh frames that a core takes at a time, so that sequential writes lie side by side: 2 MiB, a huge page.
+const FRESH_BATCH: u32 = 512;
+/// Free frames that a core keeps before it spills half of them to the others.
+const CACHE_MAX: usize = 2048;
+
+/// All frames of one disk and the table of its pages.
+pub struct FrameStore {
+    region: Region,
+    frames: u32,
+    table: Box<[AtomicU32]>,
+    counts: Box<[AtomicU32]>,
+    spill: ArrayQueue<u32>,
+    fresh: AtomicU32,
+    pages_used: AtomicU64,
+}
+
+/// How much of a store is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameUse {
+    /// Pages that hold data.
+    pub pages_used: u64,
+    /// Pages of the disk.
+    pub pages: u64,
+}
+
+/// Why a compare-and-swap did not happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwapError {
+    /// The bytes on the disk are others than those expected.
+    Differs,
+}
+
+impl FrameStore {
+    /// A store for a disk of `capacity_bytes` (rounded up to 4 KiB), with `slack_bytes` of frames for writes in flight
+    /// and for pages that were overwritten while a reply is being sent. Address space only: memory is taken at the
+    /// first write of a page.
+    ///
+    /// # Errors
+    /// [`RegionError`] when the address space cannot be mapped or the disk has more than 2^32 - 2 frames.
+    pub fn new(capacity_bytes: u64, slack_bytes: u64, pages: Pages) -> Result<Arc<FrameStore>, RegionError> {
+        let pages_count = capacity_bytes.div_ceil(FRAME);
+        let frames = pages_count.saturating_add(slack_bytes.div_ceil(FRAME)).saturating_add(u64::from(FRESH_BATCH));
+        let bytes = usize::try_from(frames.saturating_mul(FRAME)).unwrap_or(usize::MAX);
+        let too_many = u32::try_from(frames).is_err();
+        let region = Region::map(if too_many { usize::MAX >> 8 } else { bytes }, pages)?;
+        let frames = u32::try_from(frames).unwrap_or(u32::MAX);
+        let zeroed = |count: u64| (0..count).map(|_| AtomicU32::new(NONE)).collect::<Box<[_]>>();
+        Ok(Arc::new(FrameStore {
+            region,
+            frames,
+            table: zeroed(pages_count),
+            counts: zeroed(u64::from(frames)),
+            spill: ArrayQueue::new(frames as usize),
+            fresh: AtomicU32::new(1),
+            pages_used: AtomicU64::new(0),
+        }))
+    }
+
+    /// Bytes of address space and tables that a store of this shape takes, when every page is written.
+    #[must_use]
+    pub fn bytes_for(capacity_bytes: u64, slack_bytes: u64) -> u64 {
+        let pages = capacity_bytes.div_ceil(FRAME);
+        let frames = pages + slack_bytes.div_ceil(FRAME) + u64::from(FRESH_BATCH);
+        frames * FRAME + pages * 4 + frames * 4 + frames * 16
+    }
+
+    /// How much is in use now.
+    #[must_use]
+    pub fn usage(&self) -> FrameUse {
+        FrameUse { pages_used: self.pages_used.load(Ordering::Relaxed), pages: self.table.len() as u64 }
+    }
+
+    /// Which pages of memory it got.
+    #[must_use]
+    pub fn pages(&self) -> Pages {
+        self.region.pages()
+    }
+
+    /// This core's handle.
+    #[must_use]
+    pub fn core(self: &Arc<Self>) -> Rc<FrameCore> {
+        Rc::new(FrameCore {
+            store: Arc::clone(self),
+            free: RefCell::new(Vec::with_capacity(CACHE_MAX + FRESH_BATCH as usize)),
+            tails: RefCell::new(Vec::new()),
+        })
+    }
+
+    fn addr(&self, frame: u32) -> NonNull<u8> {
+        // SAFETY: frame numbers come from `fresh` and stay below `frames`, for which the region was sized.
+        unsafe { self.region.base().add(frame as usize * FRAME_BYTES as usize) }
+    }
+
+    /// Frame numbers that a segment touches; empty for zeroes, which lie outside of the region.
+    fn frames_of(&self, segment: Segment) -> std::ops::Range<u32> {
+        let start = (segment.addr.as_ptr() as usize).wrapping_sub(self.region.base().as_ptr() as usize);
+        if start >= self.region.bytes() || segment.bytes == 0 {
+            return 0..0;
+        }
+        let first = start / FRAME_BYTES as usize;
+        let last = (start + segment.bytes as usize - 1) / FRAME_BYTES as usize;
+        u32::try_from(first).unwrap_or(0)..u32::try_from(last + 1).unwrap_or(0)
+    }
+
+    /// Pin the frame that holds `page`; `NONE` when the page is unwritten.
+    #[inline]
+    fn pin(&self, page: usize) -> u32 {
+        let entry = &self.table[page];
+        loop {
+            let frame = entry.load(Ordering::Acquire);
+            if frame == NONE {
+                return NONE;
+            }
+            let count = &self.counts[frame as usize];
+            let mut seen = count.load(Ordering::Relaxed);
+            let is_pinned = loop {
+                if seen == 0 {
+                    break false; // freed since the table was read; look again
+                }
+                match count.compare_exchange_weak(seen, seen + 1, Ordering::Acquire, Ordering::Relaxed) {
+                    Ok(_) => break true,
+                    Err(now) => seen = now,
+                }
+            };
+            if !is_pinned {
+                continue;
+            }
+            // The frame may have been freed and taken for another page between the two looks.
+            if entry.load(Ordering::Acquire) == frame {
+                return frame;
+            }
+            if self.unpin(frame) {
+                // Ours was the last pin. It has no core at hand here, so it goes to all of them.
+                self.spill_one(frame);
+            }
+        }
+    }
+
+    /// Drop one count; true when it was the last and the frame is free.
+    #[inline]
+    fn unpin(&self, frame: u32) -> bool {
+        let before = self.counts[frame as usize].fetch_sub(1, Ordering::Release);
+        debug_assert!(before > 0, "a frame was given back twice");
+        if before == 1 {
+            fence(Ordering::Acquire);
+            return true;
+        }
+        false
+    }
+
+    fn spill_one(&self, frame: u32) {
+        let is_kept = self.spill.push(frame).is_ok();
+        debug_assert!(is_kept, "the spill queue holds every frame there is");
+    }
+}
+
+/// One core's handle on a [`FrameStore`]: its own list of free frames.
+pub struct FrameCore {
+    store: Arc<FrameStore>,
+    free: RefCell<Vec<u32>>,
+    /// Boxes for buffers of several segments, used again and again.
+    #[expect(clippy::vec_box, reason = "the box itself is what is recycled")]
+    tails: RefCell<Vec<Box<Vec<Segment>>>>,
+}
+
+impl Drop for FrameCore {
+    fn drop(&mut self) {
+        self.free.get_mut().drain(..).for_each(|frame| self.store.spill_one(frame));
+    }
+}
+
+/// Collects segments, joining those that lie side by side.
+struct Builder<'a> {
+    core: &'a FrameCore,
+    head: Option<Segment>,
+    tail: Option<Box<Vec<Segment>>>,
+}
+
+impl Builder<'_> {
+    #[inline]
+    fn push(&mut self, segment: Segment) {
+        let last = match (&mut self.tail, &mut self.head) {
+            (Some(tail), Some(head)) => tail.last_mut().unwrap_or(head),
+            (None, Some(head)) => head,
+            (_, None) => {
+                self.head = Some(segment);
+                return;
+            }
+        };
+        let last_end = last.addr.as_ptr() as usize + last.bytes as usize;
+        // Zeroes are not in the region: they may repeat one address, and are never joined to a frame.
+        if last_end == segment.addr.as_ptr() as usize && !self.core.store.frames_of(segment).is_empty() {
+            last.bytes += segment.bytes;
+            return;
+        }
+        let core = self.core;
+        self.tail.get_or_insert_with(|| core.take_tail()).push(segment);
+    }
+}
+
+impl FrameCore {
+    /// The store behind it.
+    #[must_use]
+    pub fn store(&self) -> &Arc<FrameStore> {
+        &self.store
+    }
+
+    fn take_tail(&self) -> Box<Vec<Segment>> {
+        self.tails.borrow_mut().pop().unwrap_or_else(|| Box::new(Vec::with_capacity(super::SEGMENTS_MAX)))
+    }
+
+    fn check(&self, offset: u64, bytes: u32) {
+        let end = offset.checked_add(u64::from(bytes));
+        assert!(
+            end.is_some_and(|end| end <= self.store.table.len() as u64 * FRAME),
+            "{bytes} bytes at {offset} are outside of the disk; the caller checks the range"
+        );
+    }
+
+    /// Pages of `offset .. offset + bytes` as `(page, first byte in it, bytes in it)`.
+    fn pages(offset: u64, bytes: u32) -> impl Iterator<Item = (usize, u32, u32)> {
+        let mut at = offset;
+        let end = offset + u64::from(bytes);
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let skip = at % FRAME;
+            let step = (FRAME - skip).min(end - at);
+            let page = usize::try_from(at / FRAME).unwrap_or(usize::MAX);
+            at += step;
+            // Both are at most 4096.
+            Some((page, u32::try_from(skip).unwrap_or(0), u32::try_from(step).unwrap_or(0)))
+        })
+    }
+
+    /// A shared buffer of the bytes on the disk, sent from where they lie.
+    ///
+    /// # Panics
+    /// When the range is outside of the disk.
+    #[inline]
+    #[must_use]
+    pub fn read(self: &Rc<Self>, offset: u64, bytes: u32) -> Buf {
+        self.check(offset, bytes);
+        let mut builder = Builder { core: self, head: None, tail: None };
+        for (page, skip, step) in Self::pages(offset, bytes) {
+            let frame = self.store.pin(page);
+            if frame == NONE {
+                push_zeroes(&mut |segment| builder.push(segment), step);
+            } else {
+                // SAFETY: `skip` is below the frame's length.
+                let addr = unsafe { self.store.addr(frame).add(skip as usize) };
+                builder.push(Segment { addr, bytes: step });
+            }
+        }
+        self.finish(builder, bytes, false)
+    }
+
+    fn finish(self: &Rc<Self>, builder: Builder<'_>, bytes: u32, is_writable: bool) -> Buf {
+        let Builder { head, tail, .. } = builder;
+        match head {
+            Some(head) => Buf { head, tail, bytes, is_writable, home: Home::Frames(Rc::clone(self)) },
+            None => Buf::zeroes(0),
+        }
+    }
+
+    /// A writable buffer of fresh frames for the bytes of `offset .. offset + bytes`, to be filled and then handed to
+    /// [`FrameCore::write`] with the same offset. `None` when no frames are free: the request waits.
+    ///
+    /// # Panics
+    /// When the range is outside of the disk.
+    #[inline]
+    #[must_use]
+    pub fn take(self: &Rc<Self>, offset: u64, bytes: u32) -> Option<Buf> {
+        self.check(offset, bytes);
+        let count = Self::pages(offset, bytes).count();
+        let mut free = self.free.borrow_mut();
+        if free.len() < count && !self.refill(&mut free, count) {
+            return None;
+        }
+        let mut builder = Builder { core: self, head: None, tail: None };
+        let start = free.len() - count;
+        for ((_, skip, step), frame) in Self::pages(offset, bytes).zip(free.drain(start..)) {
+            let before = self.store.counts[frame as usize].swap(1, Ordering::Relaxed);
+            debug_assert_eq!(before, 0, "a free frame was in use");
+            // SAFETY: `skip` is below the frame's length.
+            let addr = unsafe { self.store.addr(frame).add(skip as usize) };
+            builder.push(Segment { addr, bytes: step });
+        }
+        drop(free);
+        Some(self.finish(builder, bytes, true))
+    }
+
+    /// Fill the list to at least `count` from what other cores spilled, then from frames never used.
+    #[cold]
+    fn refill(&self, free: &mut Vec<u32>, count: usize) -> bool {
+        while free.len() < count {
+            if let Some(frame) = self.store.spill.pop() {
+                free.push(frame);
+                continue;
+            }
+            let batch = FRESH_BATCH.max(u32::try_from(count).unwrap_or(FRESH_BATCH));
+            let taken = self.store.fresh.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |fresh| {
+                let next = fresh.saturating_add(batch).min(self.store.frames);
+                (next > fresh).then_some(next)
+            });
+            let Ok(first) = taken else { return false };
+            let end = first.saturating_add(batch).min(self.store.frames);
+            // At the front: they lie side by side and are taken from the end, last in first out.
+            free.splice(0..0, first..end);
+        }
+        true
+    }
+
+    /// Free frames go here; half of a full list is spilled to the other cores.
+    #[inline]
+    fn put_frame(&self, frame: u32) {
+        let mut free = self.free.borrow_mut();
+        free.push(frame);
+        if free.len() > CACHE_MAX {
+            free.drain(..CACHE_MAX / 2).for_each(|frame| self.store.spill_one(frame));
+        }
+    }
+
+    #[inline]
+    fn unpin(&self, frame: u32) {
+        if self.store.unpin(frame) {
+            self.put_frame(frame);
+        }
+    }
+
+    /// Called by the drop of a buffer.
+    #[inline]
+    pub(super) fn give_back(&self, head: Segment, tail: Option<Box<Vec<Segment>>>) {
+        self.store.frames_of(head).for_each(|frame| self.unpin(frame));
+        if let Some(mut tail) = tail {
+            tail.drain(..).for_each(|segment| self.store.frames_of(segment).for_each(|frame| self.unpin(frame)));
+            self.tails.borrow_mut().push(tail);
+        }
+    }
+
+    /// Publish `buf`, which [`FrameCore::take`] gave for the same `offset`. Each page changes in one step.
+    ///
+    /// # Panics
+    /// When `buf` is not from this store's `take`, or the range is outside of the disk.
+    #[inline]
+    pub fn write(self: &Rc<Self>, offset: u64, buf: Buf) {
+        let result = self.publish(offset, buf, None);
+        debug_assert!(result.is_ok(), "an unconditional write is not refused");
+    }
+
+    /// Publish `buf` if the bytes on the disk are `expected` now; the comparison and the change are one step.
+    /// For ranges inside of one 4 KiB page.
+    ///
+    /// # Errors
+    /// [`SwapError::Differs`]; nothing has changed then.
+    ///
+    /// # Panics
+    /// When the range crosses a page, or as [`FrameCore::write`].
+    pub fn compare_and_write(self: &Rc<Self>, offset: u64, buf: Buf, expected: &Buf) -> Result<(), SwapError> {
+        assert!(Self::pages(offset, buf.bytes).count() == 1, "compare-and-write of more than one page");
+        assert_eq!(expected.len(), buf.len(), "compared and written bytes are of one length");
+        self.publish(offset, buf, Some(expected))
+    }
+
+    fn publish(self: &Rc<Self>, offset: u64, mut buf: Buf, expected: Option<&Buf>) -> Result<(), SwapError> {
+        self.check(offset, buf.bytes);
+        let is_ours = buf.is_writable && matches!(&buf.home, Home::Frames(core) if Rc::ptr_eq(core, self));
+        assert!(is_ours, "a buffer of another home cannot be published");
+        let head = buf.head;
+        let tail = buf.tail.take();
+        let mut pages = Self::pages(offset, buf.bytes);
+        let segments = std::iter::once(head).chain(tail.iter().flat_map(|tail| tail.iter().copied()));
+        let frames = segments.flat_map(|segment| self.store.frames_of(segment));
+        for frame in frames {
+            let Some((page, skip, step)) = pages.next() else { break };
+            if step == FRAME_BYTES && expected.is_none() {
+                self.swap(page, frame);
+            } else if let Err(differs) = self.merge(page, frame, skip, step, expected) {
+                buf.tail = tail;
+                return Err(differs); // dropping `buf` gives the frame back
+            }
+        }
+        if let Some(mut tail) = tail {
+            tail.clear();
+            self.tails.borrow_mut().push(tail);
+        }
+        // The table owns the frames now.
+        buf.head.bytes = 0;
+        Ok(())
+    }
+
+    #[inline]
+    fn swap(&self, page: usize, frame: u32) {
+        let old = self.store.table[page].swap(frame, Ordering::AcqRel);
+        self.retire(old, frame);
+    }
+
+    /// Count the change of an entry and drop the table's hold on the old frame.
+    #[inline]
+    fn retire(&self, old: u32, new: u32) {
+        if old == NONE && new != NONE {
+            self.store.pages_used.fetch_add(1, Ordering::Relaxed);
+        }
+        if old != NONE {
+            if new == NONE {
+                self.store.pages_used.fetch_sub(1, Ordering::Relaxed);
+            }
+            self.unpin(old);
+        }
+    }
+
+    /// Complete `frame`, of which `skip .. skip + step` is new, with the rest of the page as it is on the disk, and
+    /// publish it; begin again when another core changed the page meanwhile.
+    fn merge(
+        &self,
+        page: usize,
+        frame: u32,
+        skip: u32,
+        step: u32,
+        expected: Option<&Buf>,
+    ) -> Result<(), SwapError> {
+        let (skip, step) = (skip as usize, step as usize);
+        // SAFETY: the caller's buffer is the only handle to `frame` until it is published.
+        let new = unsafe { std::slice::from_raw_parts_mut(self.store.addr(frame).as_ptr(), FRAME_BYTES as usize) };
+        loop {
+            let old = self.store.pin(page);
+            let old_bytes: &[u8] = if old == NONE {
+                &[0; FRAME_BYTES as usize]
+            } else {
+                // SAFETY: pinned above, and published frames are not written.
+                unsafe { std::slice::from_raw_parts(self.store.addr(old).as_ptr(), FRAME_BYTES as usize) }
+            };
+            let differs = expected.is_some_and(|expected| !expected.equals_at(0, &old_bytes[skip..skip + step]));
+            if !differs {
+                new[..skip].copy_from_slice(&old_bytes[..skip]);
+                new[skip + step..].copy_from_slice(&old_bytes[skip + step..]);
+            }
+            let is_published = !differs
+                && self.store.table[page].compare_exchange(old, frame, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            if old != NONE {
+                self.unpin(old);
+            }
+            if differs {
+                return Err(SwapError::Differs);
+            }
+            if is_published {
+                self.retire(old, frame);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Make `offset .. offset + bytes` read as zeroes and free the whole pages in it. Pages given back to the kernel
+    /// when `is_released`. False when a ragged end found no fresh frame: nothing of it is lost, try again later.
+    ///
+    /// # Panics
+    /// When the range is outside of the disk.
+    #[must_use]
+    pub fn zero(self: &Rc<Self>, offset: u64, bytes: u32, is_released: bool) -> bool {
+        self.check(offset, bytes);
+        let mut run: std::ops::Range<u32> = 0..0;
+        for (page, skip, step) in Self::pages(offset, bytes) {
+            if step < FRAME_BYTES {
+                if self.store.table[page].load(Ordering::Acquire) == NONE {
+                    continue;
+                }
+                let Some(mut buf) = self.take(page as u64 * FRAME + u64::from(skip), step) else { return false };
+                buf.clear();
+                self.write(page as u64 * FRAME + u64::from(skip), buf);
+                continue;
+            }
+            let old = self.store.table[page].swap(NONE, Ordering::AcqRel);
+            if old == NONE {
+                continue;
+            }
+            self.store.pages_used.fetch_sub(1, Ordering::Relaxed);
+            if !self.store.unpin(old) {
+                continue; // a reply is being sent from it; its pin gives it back
+            }
+            if is_released {
+                // Ours alone until it is put on a list: release whole runs with one call.
+                if old == run.end {
+                    run.end += 1;
+                } else {
+                    self.release_run(run);
+                    run = old..old + 1;
+                }
+            } else {
+                self.put_frame(old);
+            }
+        }
+        self.release_run(run);
+        true
+    }
+
+    fn release_run(&self, run: std::ops::Range<u32>) {
+        if run.is_empty() {
+            return;
+        }
+        let frame_bytes = FRAME_BYTES as usize;
+        self.store.region.release(run.start as usize * frame_bytes, run.len() * frame_bytes);
+        run.for_each(|frame| self.put_frame(frame));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(pages: u64, slack: u64) -> Arc<FrameStore> {
+        FrameStore::new(pages * FRAME, slack * FRAME, Pages::Base).expect("store")
+    }
+
+    fn write(core: &Rc<FrameCore>, offset: u64, bytes: &[u8]) {
+        let mut buf = core.take(offset, u32::try_from(bytes.len()).expect("small")).expect("frames");
+        buf.copy_in(0, bytes);
+        core.write(offset, buf);
+    }
+
+    fn read(core: &Rc<FrameCore>, offset: u64, bytes: u32) -> Vec<u8> {
+        core.read(offset, bytes).segments().flatten().copied().collect()
+    }
+
+    #[test]
+    fn what_was_written_is_read_at_any_alignment() {
+        let store = store(16, 4);
+        let core = store.core();
+        let mut model = vec![0u8; 16 * 4096];
+        let mut seed = 1u64;
+        for round in 0..2000u32 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let offset = usize::try_from((seed >> 33) % 128).expect("small") * 512;
+            let bytes = (usize::try_from((seed >> 20) % 24).expect("small") + 1) * 512;
+            let bytes = bytes.min(model.len() - offset);
+            let fill = vec![u8::try_from(round % 251).expect("small") + 1; bytes];
+            if round % 7 == 0 {
+                assert!(core.zero(offset as u64, u32::try_from(bytes).expect("small"), round % 2 == 0));
+                model[offset..offset + bytes].fill(0);
+            } else {
+                write(&core, offset as u64, &fill);
+                model[offset..offset + bytes].copy_from_slice(&fill);
+            }
+            assert_eq!(read(&core, 0, 16 * 4096), model, "round {round}");
+        }
+        assert!(core.zero(0, 16 * 4096, true));
+        assert_eq!(store.usage().pages_used, 0);
+    }
+
+    #[test]
+    fn a_pinned_page_keeps_its_bytes_while_it_is_overwritten() {
+        let core = store(2, 8).core();
+        write(&core, 0, &[1; 4096]);
+        let pinned = core.read(0, 4096);
+        for fill in 2..10 {
+            write(&core, 0, &[fill; 4096]);
+        }
+        assert!(core.zero(0, 4096, true));
+        assert!(pinned.equals_at(0, &[1; 4096]));
+        assert_eq!(read(&core, 0, 4096), [0; 4096]);
+    }
+
+    #[test]
+    fn frames_run_out_and_come_back() {
+        let store = FrameStore::new(4 * FRAME, 0, Pages::Base).expect("store");
+        let core = store.core();
+        let mut held = Vec::new();
+        while let Some(buf) = core.take(0, 4096) {
+            held.push(buf);
+        }
+        assert!(held.len() >= 4);
+        held.pop();
+        assert!(core.take(0, 8192).is_none());
+        assert!(core.take(0, 4096).is_some());
+        held.clear();
+        assert!(core.take(0, 8192).is_some());
+    }
+
+    #[test]
+    fn compare_and_write_changes_only_what_is_as_expected() {
+        let core = store(1, 4).core();
+        write(&core, 0, &[5; 4096]);
+        let expected = |fill: u8| {
+            let mut buf = core.take(512, 512).expect("frame");
+            buf.copy_in(0, &[fill; 512]);
+            buf
+        };
+        let new = || expected(9);
+        assert_eq!(core.compare_and_write(512, new(), &expected(4)), Err(SwapError::Differs));
+        assert_eq!(read(&core, 512, 512), [5; 512]);
+        assert_eq!(core.compare_and_write(512, new(), &expected(5)), Ok(()));
+        assert_eq!(read(&core, 0, 1536), [[5u8; 512], [9; 512], [5; 512]].concat());
+    }
+
+    #[test]
+    fn two_cores_that_write_and_read_one_page_never_see_a_torn_one() {
+        let store = store(1, 64);
+        std::thread::scope(|scope| {
+            for thread in 0..2u8 {
+                let store = &store;
+                scope.spawn(move || {
+                    let core = store.core();
+                    for round in 0..20_000u32 {
+                        let fill = thread * 100 + u8::try_from(round % 100).expect("small");
+                        write(&core, 0, &[fill; 4096]);
+                        let seen = core.read(0, 4096);
+                        let first = seen.as_slice().expect("one piece")[0];
+                        assert!(seen.equals_at(0, &[first; 4096]), "torn page");
+                    }
+                });
+            }
+        });
+        assert_eq!(store.usage().pages_used, 1);
+    }
+
+    #[test]
+    fn two_cores_that_write_halves_of_a_page_lose_nothing() {
+        let store = store(1, 64);
+        std::thread::scope(|scope| {
+            for thread in 0..2u64 {
+                let store = &store;
+                scope.spawn(move || {
+                    let core = store.core();
+                    for round in 0..20_000u32 {
+                        let fill = [u8::try_from(round % 256).expect("small"); 512];
+                        write(&core, thread * 512, &fill);
+                        assert_eq!(read(&core, thread * 512, 512), fill);
+                    }
+                });
+            }
+        });
+    }
+}

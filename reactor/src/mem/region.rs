@@ -1,0 +1,175 @@
+//! A mapped piece of memory: anonymous, private, zero until touched, on huge pages where there are any.
+//!
+//! Pages are taken lazily by the kernel at the first touch and given back by [`Region::release`].
+//! UNSAFETY: mmap, madvise and the raw pointers that come of them.
+#![expect(unsafe_code, reason = "owns a memory mapping")]
+
+use std::io;
+use std::ptr::NonNull;
+
+/// Which pages a region asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// The machine's base pages (4 KiB).
+    Base,
+    /// Base pages, with the advice to back them by transparent huge pages (2 MiB). Needs no set-up; the default.
+    Transparent,
+    /// Reserved huge pages (`vm.nr_hugepages`). Falls back to [`Pages::Transparent`] where there are too few.
+    Huge,
+}
+
+/// Why a region could not be mapped.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot map {bytes} bytes of memory: {source}")]
+pub struct RegionError {
+    bytes: usize,
+    #[source]
+    source: io::Error,
+}
+
+/// An anonymous mapping that lives as long as this value.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    bytes: usize,
+    pages: Pages,
+}
+
+// SAFETY: a region is memory, not state: it has no thread affinity. What may read or write which part of it and when
+// is the business of its users in this folder (Pool is one thread's; FrameStore has its own protocol).
+unsafe impl Send for Region {}
+// SAFETY: as above; `&Region` gives only addresses and `release`, which the kernel serialises.
+unsafe impl Sync for Region {}
+
+/// Size that regions are rounded up to, that of a huge page on x86-64.
+pub(super) const HUGE_BYTES: usize = 2 << 20;
+
+impl Region {
+    /// Map `bytes`, rounded up to 2 MiB. Nothing is touched yet.
+    ///
+    /// # Errors
+    /// [`RegionError`] with the system's reason.
+    pub fn map(bytes: usize, pages: Pages) -> Result<Region, RegionError> {
+        let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
+        if pages == Pages::Huge
+            && let Ok(base) = map_anonymous(bytes, libc::MAP_HUGETLB)
+        {
+            return Ok(Region { base, bytes, pages });
+        }
+        // One huge page more than asked, so that the start can be moved to a boundary.
+        let mapped = map_anonymous(bytes + HUGE_BYTES, libc::MAP_NORESERVE)
+            .map_err(|source| RegionError { bytes, source })?;
+        let head = mapped.as_ptr().align_offset(HUGE_BYTES);
+        // SAFETY: the mapping is `bytes + HUGE_BYTES` long and head < HUGE_BYTES, so both cuts are inside of it.
+        let base = unsafe {
+            if head > 0 {
+                libc::munmap(mapped.as_ptr().cast(), head);
+            }
+            let base = mapped.add(head);
+            let rest = HUGE_BYTES - head;
+            if rest > 0 {
+                libc::munmap(base.as_ptr().add(bytes).cast(), rest);
+            }
+            base
+        };
+        let pages = if pages == Pages::Base { Pages::Base } else { Pages::Transparent };
+        if pages == Pages::Transparent {
+            // SAFETY: the range is our mapping. Only advice: a refusal costs speed, not truth.
+            unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
+        Ok(Region { base, bytes, pages })
+    }
+
+    /// Bytes mapped, a multiple of 2 MiB.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Which pages it got.
+    #[must_use]
+    pub fn pages(&self) -> Pages {
+        self.pages
+    }
+
+    /// The first byte.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// The bytes, for a user that is the only one of this region (benchmarks).
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: `&mut self`, and every handle to a part of a region (Buf) lies behind a Pool or a FrameStore that
+        // owns the region and never lends `&mut Region`.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
+    }
+
+    /// The bytes, for readers.
+    #[must_use]
+    pub fn as_slice_exclusive(&mut self) -> &[u8] {
+        self.as_mut_slice()
+    }
+
+    /// Give the pages of `offset .. offset + bytes` back to the kernel; the range reads as zeroes afterwards.
+    /// Reserved huge pages are kept (the kernel gives them back whole or not at all).
+    pub(super) fn release(&self, offset: usize, bytes: usize) {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "release outside of the region");
+        if self.pages == Pages::Huge || bytes == 0 {
+            return;
+        }
+        // SAFETY: in range (asserted); the callers own the range and hold no reference into it.
+        unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, libc::MADV_DONTNEED) };
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `map` mapped; users hold the region by reference count, so none is left.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+fn map_anonymous(bytes: usize, flags: libc::c_int) -> io::Result<NonNull<u8>> {
+    // SAFETY: a fresh anonymous mapping at an address that the kernel picks touches no memory of ours.
+    let addr = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
+            -1,
+            0,
+        )
+    };
+    if addr == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(addr.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_rounded_aligned_zero_and_released_to_zero() {
+        for pages in [Pages::Base, Pages::Transparent, Pages::Huge] {
+            let mut region = Region::map(5000, pages).expect("maps");
+            assert_eq!(region.bytes(), HUGE_BYTES);
+            assert_eq!(region.base().as_ptr().align_offset(HUGE_BYTES), 0);
+            assert!(region.as_mut_slice().iter().all(|byte| *byte == 0));
+            region.as_mut_slice()[4096..8192].fill(7);
+            region.release(4096, 4096);
+            let kept = region.pages() == Pages::Huge;
+            assert_eq!(region.as_mut_slice()[4096], if kept { 7 } else { 0 });
+        }
+    }
+
+    #[test]
+    fn a_size_that_no_machine_has_is_an_error() {
+        let error = Region::map(1 << 60, Pages::Base).expect_err("too large");
+        assert!(error.to_string().contains("cannot map 1152921504606846976 bytes"), "{error}");
+    }
+}

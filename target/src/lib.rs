@@ -1,0 +1,1 @@
+//! Placeholder header; replaced by its first slice.
