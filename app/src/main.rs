@@ -1,2 +1,68 @@
 //! The `spindle` binary: joins the rooms.
-fn main() {}
+//!
+//! ```text
+//!   main ── cli (what was asked) ──┬── serve, check, discover   a target, its configuration, its log
+//!                                  └── bench ──┬── a target     ─┐
+//!                                              └── limit         ├── report (table, JSON, plot, progress)
+//!                                                               ─┘
+//! ```
+//!
+//! Each subcommand is a module that takes its arguments and gives back `Result`; this file only parses, dispatches and
+//! prints the error with its reasons. It exits 0 on success, 1 on an error, 2 on a wrong command line.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod cli;
+mod report;
+mod size;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{BenchArgs, BenchCommand, Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match dispatch(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("spindle: {}", with_reasons(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
+    match command {
+        Command::Bench(BenchArgs { command: Some(command), .. }) => match command {
+            BenchCommand::Limit(args) => Ok(bench::limit::run(&args)?),
+            BenchCommand::Line(args) => Ok(bench::limit::run_line(&args)?),
+        },
+        Command::Serve(_) => Err(absent("serve")),
+        Command::Check(_) => Err(absent("check")),
+        Command::Discover(_) => Err(absent("discover")),
+        Command::Bench(BenchArgs { command: None, .. }) => Err(absent("bench ADDRESS")),
+    }
+}
+
+/// The answer of a subcommand whose module is not part of this build.
+fn absent(subcommand: &str) -> Box<dyn Error> {
+    format!("this build has no `spindle {subcommand}`").into()
+}
+
+/// An error with the chain of its reasons, but none that the message before it already says.
+fn with_reasons(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut reason = error.source();
+    while let Some(error) = reason {
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text.push_str(": ");
+            text.push_str(&message);
+        }
+        reason = error.source();
+    }
+    text
+}

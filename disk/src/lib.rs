@@ -15,10 +15,19 @@
 //!
 //! Limits: a command is at most [`BLOCKS_MAX`] blocks; data of one command is one [`Buf`].
 
+#![forbid(unsafe_code)]
+
+pub mod fault;
+pub mod null;
+pub mod ram;
+mod shape;
 pub mod source;
 
 use spindle_reactor::mem::{Buf, Pool};
 
+pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
+pub use null::{NullDisk, NullSpec};
+pub use ram::{RamDisk, RamSpec};
 pub use source::{CoreContext, DiskSource, OpenError, ResizeError, Usage};
 
 /// Most blocks in one command: the 16-bit zero-based NLB of NVM commands (NVM Command Set 3.2.1), and the 32 bits that

@@ -4,4 +4,16 @@
 //! mailboxes between cores ([`mailbox`]), pinning ([`affinity`]) and time ([`clock`]).
 //!
 //! What it does not do: it knows no NVMe and no protocol.
+pub mod affinity;
+pub mod alloc_count;
+pub mod busy;
+pub mod clock;
+pub mod mailbox;
 pub mod mem;
+pub mod net;
+pub mod rate;
+pub mod slab;
+
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: alloc_count::CountingAllocator = alloc_count::CountingAllocator;

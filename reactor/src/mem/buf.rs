@@ -9,6 +9,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
 
 use arrayvec::ArrayVec;
 
@@ -38,6 +39,15 @@ impl Segment {
     }
 }
 
+/// Segments after the first. Boxed, so that a handle with one segment stays small.
+pub(super) struct Tail(pub(super) Vec<Segment>);
+
+impl Tail {
+    pub(super) fn with_capacity(segments: usize) -> Tail {
+        Tail(Vec::with_capacity(segments))
+    }
+}
+
 /// Who takes the memory back.
 pub(super) enum Home {
     Pool(Rc<PoolCore>, u8),
@@ -45,18 +55,28 @@ pub(super) enum Home {
     Zeroes,
 }
 
-/// Zeroes that never change: what a null disk and unwritten frames read as.
+/// Zeroes that never change: what a null disk and unwritten frames read as. Atomics, so that it lies in `.bss`: it
+/// takes nothing in the binary, and all of it is the kernel's one page of zeroes.
 #[repr(align(4096))]
-struct Zeroes([u8; ZEROES_BYTES]);
-const ZEROES_BYTES: usize = 64 << 10;
-static ZEROES: Zeroes = Zeroes([0; ZEROES_BYTES]);
+struct Zeroes([AtomicU64; ZEROES_BYTES as usize / 8]);
+pub(super) const ZEROES_BYTES: u32 = 2 << 20;
+static ZEROES: Zeroes = Zeroes([const { AtomicU64::new(0) }; ZEROES_BYTES as usize / 8]);
 
-/// Appends segments that read as zeroes.
-pub(super) fn push_zeroes(push: &mut impl FnMut(Segment), mut bytes: u32) {
-    while bytes > 0 {
-        let step = bytes.min(u32::try_from(ZEROES_BYTES).unwrap_or(4096));
-        push(Segment { addr: NonNull::from(&ZEROES.0).cast(), bytes: step });
-        bytes -= step;
+/// A segment that reads as zeroes. All of them begin at the same address.
+pub(super) fn zeroes(bytes: u32) -> Segment {
+    assert!(bytes <= ZEROES_BYTES, "more zeroes than there are");
+    Segment { addr: NonNull::from(&ZEROES.0).cast(), bytes }
+}
+
+impl Segment {
+    /// The address behind its last byte.
+    pub(super) fn end(&self) -> usize {
+        self.addr.as_ptr() as usize + self.bytes as usize
+    }
+
+    /// True for a segment that [`zeroes`] made.
+    pub(super) fn is_zeroes(&self) -> bool {
+        self.addr == NonNull::from(&ZEROES.0).cast()
     }
 }
 
@@ -64,24 +84,24 @@ pub(super) fn push_zeroes(push: &mut impl FnMut(Segment), mut bytes: u32) {
 pub struct Buf {
     pub(super) head: Segment,
     /// Segments after the first; the box is recycled by its home.
-    pub(super) tail: Option<Box<Vec<Segment>>>,
+    pub(super) tail: Option<Box<Tail>>,
     pub(super) bytes: u32,
     pub(super) is_writable: bool,
     pub(super) home: Home,
 }
 
 impl Buf {
-    /// A shared buffer of `bytes` zeroes, which takes no memory from anywhere (beyond 64 KiB: a list of segments).
+    /// A shared buffer of `bytes` zeroes, which takes no memory from anywhere (beyond 2 MiB: a list of segments).
     #[must_use]
     pub fn zeroes(bytes: u32) -> Buf {
-        let mut head = None;
+        let head = zeroes(bytes.min(ZEROES_BYTES));
+        let mut left = bytes - head.bytes;
         let mut tail = None;
-        let mut push = |segment| match head {
-            None => head = Some(segment),
-            Some(_) => tail.get_or_insert_with(|| Box::new(Vec::with_capacity(32))).push(segment),
-        };
-        push_zeroes(&mut push, bytes);
-        let head = head.unwrap_or(Segment { addr: NonNull::from(&ZEROES.0).cast(), bytes: 0 });
+        while left > 0 {
+            let segment = zeroes(left.min(ZEROES_BYTES));
+            tail.get_or_insert_with(|| Box::new(Tail::with_capacity(32))).0.push(segment);
+            left -= segment.bytes;
+        }
         Buf { head, tail, bytes, is_writable: false, home: Home::Zeroes }
     }
 
@@ -105,7 +125,7 @@ impl Buf {
 
     /// Its pieces in order.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
-        std::iter::once(&self.head).chain(self.tail.iter().flat_map(|tail| tail.iter())).map(Segment::as_slice)
+        std::iter::once(&self.head).chain(self.tail.iter().flat_map(|tail| tail.0.iter())).map(Segment::as_slice)
     }
 
     /// Its pieces in order, to write.
@@ -115,7 +135,7 @@ impl Buf {
     pub fn segments_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         assert!(self.is_writable, "a shared buffer is not written");
         std::iter::once(&mut self.head)
-            .chain(self.tail.iter_mut().flat_map(|tail| tail.iter_mut()))
+            .chain(self.tail.iter_mut().flat_map(|tail| tail.0.iter_mut()))
             .map(Segment::as_mut_slice)
     }
 
@@ -217,14 +237,32 @@ impl Buf {
         self.segments_mut().for_each(|segment| segment.fill(0));
     }
 
-    /// Cut it to `bytes`; what lies behind stays with the buffer until it is dropped.
+    /// Cut it to `bytes`. Whole frames behind the cut are given back at once; of a pool's buffer nothing is.
     ///
     /// # Panics
     /// When it is shorter, or in several segments.
     pub fn truncate(&mut self, bytes: usize) {
         assert!(bytes <= self.len() && self.tail.is_none(), "truncate to {bytes} of {}", self.len());
+        let whole = self.head;
         self.bytes = u32::try_from(bytes).unwrap_or(self.bytes);
         self.head.bytes = self.bytes;
+        if let Home::Frames(frames) = &self.home {
+            frames.give_back_cut(whole, self.head);
+        }
+    }
+
+    /// Make a buffer of the pool shorter, or longer up to what its zone's buffers hold.
+    ///
+    /// # Panics
+    /// When it is not of a pool, or its zone's buffers are shorter than that.
+    pub fn set_len(&mut self, bytes: u32) {
+        let capacity = match &self.home {
+            Home::Pool(pool, zone) => pool.buffer_bytes(*zone),
+            Home::Frames(_) | Home::Zeroes => 0,
+        };
+        assert!(bytes <= capacity, "a length of {bytes} for a buffer of {capacity}");
+        self.bytes = bytes;
+        self.head.bytes = bytes;
     }
 
     /// Appends the pieces from `offset` to the end; false when `out` is full before the end.
@@ -288,7 +326,7 @@ impl Buf {
 
 impl std::fmt::Debug for Buf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let segments = 1 + self.tail.as_ref().map_or(0, |tail| tail.len());
+        let segments = 1 + self.tail.as_ref().map_or(0, |tail| tail.0.len());
         write!(f, "Buf({} bytes in {segments}, {})", self.bytes, if self.is_writable { "writable" } else { "shared" })
     }
 }
@@ -311,11 +349,12 @@ mod tests {
 
     #[test]
     fn zeroes_read_as_zeroes_at_any_length() {
-        for bytes in [0, 1, 512, 65_536, 65_537, 1 << 20] {
+        for bytes in [0, 1, 512, 65_536, 1 << 20, 2 << 20, (2 << 20) + 1, 7 << 20] {
             let buf = Buf::zeroes(bytes);
             assert_eq!(buf.segments().map(<[u8]>::len).sum::<usize>(), bytes as usize);
             assert!(buf.segments().all(|segment| segment.iter().all(|byte| *byte == 0)));
             assert!(!buf.is_writable());
+            assert_eq!(buf.is_contiguous(), bytes <= 2 << 20);
         }
     }
 

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crossbeam_queue::ArrayQueue;
 
-use super::buf::{Buf, Home, Segment, push_zeroes};
+use super::buf::{Buf, Home, Segment, Tail, ZEROES_BYTES, zeroes};
 use super::region::{Pages, Region, RegionError};
 
 /// Bytes of a frame.
@@ -158,7 +158,9 @@ impl FrameStore {
             if !is_pinned {
                 continue;
             }
-            // The frame may have been freed and taken for another page between the two looks.
+            // The frame may have been freed and taken for another page between the two looks. The second look is not
+            // an old value: if the count is of a later use, then this acquire saw the release that ended the earlier
+            // one (see `take`), and the table was changed before that. Nobody reads the frame's bytes before here.
             if entry.load(Ordering::Acquire) == frame {
                 return frame;
             }
@@ -193,7 +195,7 @@ pub struct FrameCore {
     free: RefCell<Vec<u32>>,
     /// Boxes for buffers of several segments, used again and again.
     #[expect(clippy::vec_box, reason = "the box itself is what is recycled")]
-    tails: RefCell<Vec<Box<Vec<Segment>>>>,
+    tails: RefCell<Vec<Box<Tail>>>,
 }
 
 impl Drop for FrameCore {
@@ -206,28 +208,36 @@ impl Drop for FrameCore {
 struct Builder<'a> {
     core: &'a FrameCore,
     head: Option<Segment>,
-    tail: Option<Box<Vec<Segment>>>,
+    tail: Option<Box<Tail>>,
 }
 
 impl Builder<'_> {
+    /// The segment so far, if any, that the next may be joined to.
+    fn last(&mut self) -> Option<&mut Segment> {
+        let head = self.head.as_mut()?;
+        Some(self.tail.as_mut().and_then(|tail| tail.0.last_mut()).unwrap_or(head))
+    }
+
     #[inline]
     fn push(&mut self, segment: Segment) {
-        let last = match (&mut self.tail, &mut self.head) {
-            (Some(tail), Some(head)) => tail.last_mut().unwrap_or(head),
-            (None, Some(head)) => head,
-            (_, None) => {
-                self.head = Some(segment);
-                return;
-            }
-        };
-        let last_end = last.addr.as_ptr() as usize + last.bytes as usize;
-        // Zeroes are not in the region: they may repeat one address, and are never joined to a frame.
-        if last_end == segment.addr.as_ptr() as usize && !self.core.store.frames_of(segment).is_empty() {
-            last.bytes += segment.bytes;
-            return;
-        }
         let core = self.core;
-        self.tail.get_or_insert_with(|| core.take_tail()).push(segment);
+        match self.last() {
+            None => self.head = Some(segment),
+            // Frames that lie side by side. (The zeroes end where no frame begins: frame 0 is never handed out.)
+            Some(last) if last.end() == segment.addr.as_ptr() as usize => last.bytes += segment.bytes,
+            Some(_) => self.tail.get_or_insert_with(|| core.take_tail()).0.push(segment),
+        }
+    }
+
+    /// Zeroes all begin at one address, so a run of them is one longer segment.
+    #[inline]
+    fn push_zeroes(&mut self, bytes: u32) {
+        let core = self.core;
+        match self.last() {
+            None => self.head = Some(zeroes(bytes)),
+            Some(last) if last.is_zeroes() && last.bytes + bytes <= ZEROES_BYTES => *last = zeroes(last.bytes + bytes),
+            Some(_) => self.tail.get_or_insert_with(|| core.take_tail()).0.push(zeroes(bytes)),
+        }
     }
 }
 
@@ -238,8 +248,8 @@ impl FrameCore {
         &self.store
     }
 
-    fn take_tail(&self) -> Box<Vec<Segment>> {
-        self.tails.borrow_mut().pop().unwrap_or_else(|| Box::new(Vec::with_capacity(super::SEGMENTS_MAX)))
+    fn take_tail(&self) -> Box<Tail> {
+        self.tails.borrow_mut().pop().unwrap_or_else(|| Box::new(Tail::with_capacity(super::SEGMENTS_MAX)))
     }
 
     fn check(&self, offset: u64, bytes: u32) {
@@ -279,7 +289,7 @@ impl FrameCore {
         for (page, skip, step) in Self::pages(offset, bytes) {
             let frame = self.store.pin(page);
             if frame == NONE {
-                push_zeroes(&mut |segment| builder.push(segment), step);
+                builder.push_zeroes(step);
             } else {
                 // SAFETY: `skip` is below the frame's length.
                 let addr = unsafe { self.store.addr(frame).add(skip as usize) };
@@ -314,6 +324,8 @@ impl FrameCore {
         let mut builder = Builder { core: self, head: None, tail: None };
         let start = free.len() - count;
         for ((_, skip, step), frame) in Self::pages(offset, bytes).zip(free.drain(start..)) {
+            // An exchange, not a store: it keeps the release sequence of the `unpin` that freed the frame, so that a
+            // late `pin` which counts on top of this 1 also sees that the table names the frame no more.
             let before = self.store.counts[frame as usize].swap(1, Ordering::Relaxed);
             debug_assert_eq!(before, 0, "a free frame was in use");
             // SAFETY: `skip` is below the frame's length.
@@ -364,12 +376,19 @@ impl FrameCore {
 
     /// Called by the drop of a buffer.
     #[inline]
-    pub(super) fn give_back(&self, head: Segment, tail: Option<Box<Vec<Segment>>>) {
+    pub(super) fn give_back(&self, head: Segment, tail: Option<Box<Tail>>) {
         self.store.frames_of(head).for_each(|frame| self.unpin(frame));
         if let Some(mut tail) = tail {
-            tail.drain(..).for_each(|segment| self.store.frames_of(segment).for_each(|frame| self.unpin(frame)));
+            tail.0.drain(..).for_each(|segment| self.store.frames_of(segment).for_each(|frame| self.unpin(frame)));
             self.tails.borrow_mut().push(tail);
         }
+    }
+
+    /// Called by the cut of a buffer: `kept`, the beginning of `whole`, is what its drop gives back.
+    pub(super) fn give_back_cut(&self, whole: Segment, kept: Segment) {
+        let (whole, kept) = (self.store.frames_of(whole), self.store.frames_of(kept));
+        let first = if kept.is_empty() { whole.start } else { kept.end };
+        (first..whole.end).for_each(|frame| self.unpin(frame));
     }
 
     /// Publish `buf`, which [`FrameCore::take`] gave for the same `offset`. Each page changes in one step.
@@ -400,10 +419,13 @@ impl FrameCore {
         self.check(offset, buf.bytes);
         let is_ours = buf.is_writable && matches!(&buf.home, Home::Frames(core) if Rc::ptr_eq(core, self));
         assert!(is_ours, "a buffer of another home cannot be published");
+        // Then the frames of the buffer and the pages of the range are equally many and cut alike.
+        let start = buf.head.addr.as_ptr() as u64;
+        assert_eq!(start % FRAME, offset % FRAME, "the buffer was taken for another offset");
         let head = buf.head;
         let tail = buf.tail.take();
         let mut pages = Self::pages(offset, buf.bytes);
-        let segments = std::iter::once(head).chain(tail.iter().flat_map(|tail| tail.iter().copied()));
+        let segments = std::iter::once(head).chain(tail.iter().flat_map(|tail| tail.0.iter().copied()));
         let frames = segments.flat_map(|segment| self.store.frames_of(segment));
         for frame in frames {
             let Some((page, skip, step)) = pages.next() else { break };
@@ -415,7 +437,7 @@ impl FrameCore {
             }
         }
         if let Some(mut tail) = tail {
-            tail.clear();
+            tail.0.clear();
             self.tails.borrow_mut().push(tail);
         }
         // The table owns the frames now.
@@ -445,14 +467,7 @@ impl FrameCore {
 
     /// Complete `frame`, of which `skip .. skip + step` is new, with the rest of the page as it is on the disk, and
     /// publish it; begin again when another core changed the page meanwhile.
-    fn merge(
-        &self,
-        page: usize,
-        frame: u32,
-        skip: u32,
-        step: u32,
-        expected: Option<&Buf>,
-    ) -> Result<(), SwapError> {
+    fn merge(&self, page: usize, frame: u32, skip: u32, step: u32, expected: Option<&Buf>) -> Result<(), SwapError> {
         let (skip, step) = (skip as usize, step as usize);
         // SAFETY: the caller's buffer is the only handle to `frame` until it is published.
         let new = unsafe { std::slice::from_raw_parts_mut(self.store.addr(frame).as_ptr(), FRAME_BYTES as usize) };
@@ -498,6 +513,8 @@ impl FrameCore {
                 if self.store.table[page].load(Ordering::Acquire) == NONE {
                     continue;
                 }
+                // First what was freed: the ragged end may need one of those frames.
+                self.release_run(std::mem::take(&mut run));
                 let Some(mut buf) = self.take(page as u64 * FRAME + u64::from(skip), step) else { return false };
                 buf.clear();
                 self.write(page as u64 * FRAME + u64::from(skip), buf);
@@ -607,6 +624,67 @@ mod tests {
         assert!(core.take(0, 4096).is_some());
         held.clear();
         assert!(core.take(0, 8192).is_some());
+    }
+
+    #[test]
+    fn a_zeroing_that_finds_no_frame_for_its_ragged_end_loses_none() {
+        let core = store(8, 0).core();
+        for page in 0..8 {
+            write(&core, page * FRAME, &[3; 4096]);
+        }
+        let take_all = || std::iter::from_fn(|| core.take(0, 4096)).collect::<Vec<_>>();
+        let held = take_all();
+        assert!(!core.zero(0, 512, true), "a ragged range alone finds no frame");
+        assert_eq!(read(&core, 0, 4096), [3; 4096]);
+        assert!(core.zero(0, 7 * 4096 + 512, true), "the ragged end takes one of those that were freed before it");
+        assert_eq!(read(&core, 7 * FRAME, 1024), [[0; 512], [3; 512]].concat());
+        let freed = take_all();
+        assert_eq!(freed.len(), 7);
+        // A page that a reply is being sent from is not free, so the ragged end after it finds none.
+        core.write(0, freed.into_iter().next().expect("a frame"));
+        let held_too = take_all();
+        assert_eq!(held_too.len(), 6);
+        let pinned = core.read(0, 4096);
+        assert!(core.zero(0, 4096, true));
+        assert!(!core.zero(6 * FRAME, 4096 + 512, true));
+        drop(pinned);
+        assert_eq!(take_all().len(), 1);
+        let free = held.len() + held_too.len() + 1;
+        drop((held, held_too));
+        assert_eq!(take_all().len(), free);
+    }
+
+    #[test]
+    fn a_cut_buffer_gives_back_what_was_cut() {
+        for (cut_to, kept) in [(0, 0), (1, 1), (4096, 1), (4097, 2), (16383, 4), (16384, 4)] {
+            let core = store(8, 0).core();
+            let take_all = || std::iter::from_fn(|| core.take(0, 4096)).collect::<Vec<_>>();
+            let mut buf = core.take(0, 16384).expect("frames");
+            let others = take_all();
+            buf.truncate(cut_to); // fresh frames lie side by side
+            let cut = take_all();
+            assert_eq!(cut.len(), 4 - kept, "cut to {cut_to}");
+            drop(buf);
+            assert_eq!(take_all().len(), kept, "cut to {cut_to}, then dropped");
+            drop((others, cut));
+        }
+    }
+
+    #[test]
+    fn unwritten_pages_are_one_piece_of_zeroes() {
+        let core = store(600, 8).core();
+        assert!(core.read(0, 512 * 4096).as_slice().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)));
+        write(&core, 4096, &[1; 4096]);
+        let buf = core.read(0, 600 * 4096);
+        assert_eq!(buf.segments().map(<[u8]>::len).collect::<Vec<_>>(), [4096, 4096, 512 * 4096, 86 * 4096]);
+    }
+
+    #[test]
+    #[should_panic(expected = "taken for another offset")]
+    fn a_buffer_of_another_offset_is_not_published() {
+        let core = store(2, 8).core();
+        let buf = core.take(0, 4096).expect("frame");
+        core.write(512, buf);
     }
 
     #[test]

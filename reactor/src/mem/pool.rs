@@ -62,6 +62,10 @@ pub(super) struct PoolCore {
 }
 
 impl PoolCore {
+    pub(super) fn buffer_bytes(&self, zone: u8) -> u32 {
+        self.zones[usize::from(zone)].spec.buffer_bytes
+    }
+
     #[inline]
     pub(super) fn put(&self, zone: u8, addr: NonNull<u8>) {
         let zone = &self.zones[usize::from(zone)];
@@ -94,7 +98,7 @@ impl Pool {
         let refuse = |spec: ZoneSpec, allowed| Err(PoolError::Zone { spec, allowed });
         let mut previous = 0;
         for spec in zones.iter().copied() {
-            if spec.buffer_bytes == 0 || !spec.buffer_bytes.is_multiple_of(4096) || spec.buffer_bytes > 64 << 20 {
+            if spec.buffer_bytes == 0 || spec.buffer_bytes % 4096 != 0 || spec.buffer_bytes > 64 << 20 {
                 return refuse(spec, "the buffer size must be a multiple of 4096, up to 64 MiB");
             }
             if spec.count == 0 || u64::from(spec.buffer_bytes) * u64::from(spec.count) > ZONE_BYTES_MAX {

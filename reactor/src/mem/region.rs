@@ -51,14 +51,14 @@ impl Region {
     /// [`RegionError`] with the system's reason.
     pub fn map(bytes: usize, pages: Pages) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
-        if pages == Pages::Huge
-            && let Ok(base) = map_anonymous(bytes, libc::MAP_HUGETLB)
-        {
-            return Ok(Region { base, bytes, pages });
+        if pages == Pages::Huge {
+            if let Ok(base) = map_anonymous(bytes, libc::MAP_HUGETLB) {
+                return Ok(Region { base, bytes, pages });
+            }
         }
         // One huge page more than asked, so that the start can be moved to a boundary.
-        let mapped = map_anonymous(bytes + HUGE_BYTES, libc::MAP_NORESERVE)
-            .map_err(|source| RegionError { bytes, source })?;
+        let mapped =
+            map_anonymous(bytes + HUGE_BYTES, libc::MAP_NORESERVE).map_err(|source| RegionError { bytes, source })?;
         let head = mapped.as_ptr().align_offset(HUGE_BYTES);
         // SAFETY: the mapping is `bytes + HUGE_BYTES` long and head < HUGE_BYTES, so both cuts are inside of it.
         let base = unsafe {
@@ -104,12 +104,6 @@ impl Region {
         // SAFETY: `&mut self`, and every handle to a part of a region (Buf) lies behind a Pool or a FrameStore that
         // owns the region and never lends `&mut Region`.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
-    }
-
-    /// The bytes, for readers.
-    #[must_use]
-    pub fn as_slice_exclusive(&mut self) -> &[u8] {
-        self.as_mut_slice()
     }
 
     /// Give the pages of `offset .. offset + bytes` back to the kernel; the range reads as zeroes afterwards.

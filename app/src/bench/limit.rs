@@ -1,0 +1,285 @@
+//! `spindle bench limit`: the bare exchange of the same bytes as NVMe/TCP, the ceiling that a target is compared with.
+//!
+//! What it is: two pinned, busy-polling ends in one process, joined by loopback sockets and nothing else. The requester
+//! keeps `qd` requests in flight; the server answers all requests that it received in a turn with one `sendmsg`. No
+//! command is parsed, checked or looked up: only sizes, directions and the memory that payload comes from are those of
+//! NVMe/TCP.
+//!
+//! ```text
+//!   requester (core B)                                    server (core A)
+//!   read            72 ────────────────────────────────▶  picks a block of the span
+//!                      ◀──────────────────────────────── 24 + block, gathered from where it lies
+//!   small write     72 + block ─────────────────────────▶ puts it into a block of the span
+//!                      ◀──────────────────────────────── 24
+//!   large write     72 ────────────────────────────────▶
+//!                      ◀──────────────────────────────── 24 (ready to transfer)
+//!                   24 + block ─────────────────────────▶ puts it into a block of the span
+//!                      ◀──────────────────────────────── 24
+//! ```
+//!
+//! What it does not do: it is no protocol. A message says its kind in its first byte, and its length follows.
+//!
+//! Limits: loopback only. Alternatives that were measured and were not faster stand in `docs/benchmarks.md`.
+
+mod exchange;
+mod line;
+mod message;
+mod outbox;
+mod requester;
+mod server;
+mod watch;
+
+use std::io;
+use std::time::Duration;
+
+use spindle_reactor::mem::RegionError;
+
+use crate::bench::Access;
+use crate::cli::{CorePair, LimitArgs, LineArgs};
+use crate::report::{self, BenchResult, Progress, Run};
+use crate::size::Bytes;
+
+/// Time before the measurement in which windows, caches and clocks settle.
+const WARM_UP: Duration = Duration::from_millis(200);
+
+/// What the two ends are to do.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// Which requests, and in which order the server picks blocks.
+    access: Access,
+    /// The share of reads in per cent.
+    reads_percent: u8,
+    /// Payload bytes of a request.
+    block_bytes: usize,
+    /// Requests in flight in all.
+    depth: usize,
+    /// Connections that share the depth.
+    connections: usize,
+    /// Bytes of the server's region.
+    span_bytes: usize,
+    /// Writes up to this size carry their payload with the request.
+    inline_bytes_max: usize,
+    /// Congestion control of the sockets; `None` leaves the system's.
+    congestion: Option<String>,
+    /// The server's and the requester's core; `None` leaves both unpinned (tests).
+    cores: Option<CorePair>,
+    /// Time before the measurement.
+    warm_up: Duration,
+    /// Time of the measurement.
+    measured: Duration,
+}
+
+/// Why there is no limit to report.
+#[derive(Debug, thiserror::Error)]
+pub enum LimitError {
+    /// A core that this process may not use, or fewer than two.
+    #[error("cannot pin the two ends to the cores {asked}: this process may use {allowed}")]
+    Cores {
+        /// What was asked for.
+        asked: String,
+        /// What there is.
+        allowed: String,
+    },
+    /// Sizes that do not go together.
+    #[error("{option} is {value}, but {rule}")]
+    Size {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        rule: String,
+    },
+    /// No memory for the span.
+    #[error(transparent)]
+    Span(#[from] RegionError),
+    /// The sockets failed.
+    #[error("{what}: {source}")]
+    Socket {
+        /// What was tried.
+        what: &'static str,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// One end met bytes that the other cannot have sent.
+    #[error("the exchange broke: a message begins with the byte {0}")]
+    Broken(u8),
+    /// An end's thread ended in a panic.
+    #[error("the {0} end panicked")]
+    Panicked(&'static str),
+    /// The result could not be shown.
+    #[error("cannot print the result: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The plot could not be drawn.
+    #[error(transparent)]
+    Plot(#[from] report::plot::PlotError),
+}
+
+impl LimitError {
+    fn socket(what: &'static str) -> impl FnOnce(io::Error) -> LimitError {
+        move |source| LimitError::Socket { what, source }
+    }
+}
+
+/// Run the exchange and show what it gave.
+///
+/// # Errors
+/// [`LimitError`].
+pub fn run(args: &LimitArgs) -> Result<(), LimitError> {
+    let plan = Plan::new(args)?;
+    let title = format!("limit {} {}", args.load.rw, args.load.bs);
+    let total = plan.warm_up + plan.measured;
+    let progress = Progress::new(&title, total, args.load.bs.get(), args.output.json);
+    let result = measure(&plan, progress)?;
+    show(args, &result)
+}
+
+/// Measure the cache line alone and show what it took.
+///
+/// # Errors
+/// [`LimitError::Cores`].
+pub fn run_line(args: &LineArgs) -> Result<(), LimitError> {
+    let cores = choose_cores(args.cores)?;
+    let nanoseconds = line::round_trip_ns(Some(cores));
+    if args.json {
+        println!("{}", serde_json::json!({ "cores": [cores.0, cores.1], "line_round_trip_ns": nanoseconds.round() }));
+    } else {
+        println!("a cache line goes from core {} to core {} and back in {nanoseconds:.0} ns", cores.0, cores.1);
+    }
+    Ok(())
+}
+
+fn measure(plan: &Plan, progress: Progress) -> Result<BenchResult, LimitError> {
+    let before = line::round_trip_ns(plan.cores);
+    let outcome = exchange::run(plan, progress)?;
+    // Where the machine was moved during the run, the slower of the two explains the figures.
+    let after = line::round_trip_ns(plan.cores);
+    Ok(BenchResult {
+        run: Run {
+            tool: "bench limit",
+            address: None,
+            nqn: None,
+            rw: plan.access,
+            mix: (plan.access == Access::RandRw).then_some(plan.reads_percent),
+            bs: Bytes::from_len(plan.block_bytes),
+            qd: plan.depth,
+            queues: plan.connections,
+            span: Some(Bytes::from_len(plan.span_bytes)),
+            seconds: plan.measured.as_secs_f64(),
+            cores: plan.cores.map_or(Vec::new(), |CorePair(server, requester)| vec![server, requester]),
+            verify: None,
+            congestion: plan.congestion.clone(),
+        },
+        elapsed: outcome.elapsed,
+        operations: outcome.operations,
+        errors: 0,
+        latency: outcome.latency,
+        line_round_trip_ns: Some(before.max(after)),
+    })
+}
+
+fn show(args: &LimitArgs, result: &BenchResult) -> Result<(), LimitError> {
+    if args.output.json {
+        println!("{}", report::json::render(result)?);
+    } else {
+        println!("{}, payload in {}", result.run.summary(), args.span);
+        println!("{}", report::table::render(&[("limit", result)]));
+        if let (Some(nanoseconds), [server, requester]) = (result.line_round_trip_ns, result.run.cores.as_slice()) {
+            println!("cache line between core {server} (serving) and {requester} (requesting): {nanoseconds:.0} ns");
+        }
+    }
+    if let Some(path) = &args.output.plot {
+        report::plot::write(path, &result.run.summary(), &[("limit", &result.latency)])?;
+    }
+    Ok(())
+}
+
+impl Plan {
+    fn new(args: &LimitArgs) -> Result<Plan, LimitError> {
+        let load = &args.load;
+        if load.bs.get() == 0 || load.bs > BLOCK_MAX {
+            let rule = format!("a block is 1 B to {BLOCK_MAX}");
+            return Err(LimitError::Size { option: "--bs", value: load.bs.to_string(), rule });
+        }
+        if args.span < load.bs || args.span.get() / load.bs.get() > u64::from(u32::MAX) {
+            let rule = format!("the span holds 1 to 2^32 - 1 blocks of {}", load.bs);
+            return Err(LimitError::Size { option: "--span", value: args.span.to_string(), rule });
+        }
+        if load.qd < args.connections || load.qd > DEPTH_MAX {
+            let rule = format!("each of the {} connections needs one, and {DEPTH_MAX} is the most", args.connections);
+            return Err(LimitError::Size { option: "--qd", value: load.qd.to_string(), rule });
+        }
+        Ok(Plan {
+            access: load.rw,
+            reads_percent: load.rw.reads_percent(load.mix),
+            block_bytes: load.bs.as_len(),
+            depth: load.qd,
+            connections: args.connections,
+            span_bytes: args.span.as_len(),
+            inline_bytes_max: args.icd.as_len(),
+            congestion: (!args.congestion.is_empty()).then(|| args.congestion.clone()),
+            cores: Some(choose_cores(args.cores)?),
+            warm_up: WARM_UP,
+            measured: load.seconds,
+        })
+    }
+
+    /// Requests that connection `index` keeps in flight.
+    fn depth_of(&self, index: usize) -> usize {
+        self.depth / self.connections + usize::from(index < self.depth % self.connections)
+    }
+}
+
+/// The largest block: beyond what any NVMe disk takes in one command.
+const BLOCK_MAX: Bytes = Bytes::new(64 << 20);
+/// The largest depth: what an NVMe queue can have.
+const DEPTH_MAX: usize = 65_535;
+
+/// The cores asked for, or the first two, if this process may use them.
+fn choose_cores(asked: Option<CorePair>) -> Result<CorePair, LimitError> {
+    let allowed: Vec<usize> =
+        core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect();
+    let refused = |asked: String| LimitError::Cores { asked, allowed: format!("{allowed:?}") };
+    match (asked, allowed.as_slice()) {
+        (None, [first, second, ..]) => Ok(CorePair(*first, *second)),
+        (None, _) => Err(refused("A,B (it needs two)".to_owned())),
+        (Some(pair), _) if allowed.contains(&pair.0) && allowed.contains(&pair.1) => Ok(pair),
+        (Some(pair), _) => Err(refused(format!("{},{}", pair.0, pair.1))),
+    }
+}
+
+/// Pin the calling thread. A failure costs precision, not truth, and the line's round trip shows it.
+fn pin(core: usize) {
+    core_affinity::set_for_current(core_affinity::CoreId { id: core });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_is_shared_out_to_the_last_request() {
+        let plan = Plan { depth: 10, connections: 4, ..exchange::small_plan(Access::RandRead) };
+        let depths: Vec<usize> = (0..4).map(|index| plan.depth_of(index)).collect();
+        assert_eq!(depths, [3, 3, 2, 2]);
+    }
+
+    #[test]
+    fn a_core_that_does_not_exist_is_refused_with_those_that_do() {
+        let error = choose_cores(Some(CorePair(0, 4097))).expect_err("no such core").to_string();
+        assert!(error.contains("0,4097") && error.contains("may use ["), "{error}");
+    }
+
+    #[test]
+    fn a_result_says_what_was_run() {
+        let plan = exchange::small_plan(Access::RandRw);
+        let progress = Progress::new("test", plan.measured, 4096, true);
+        let result = measure(&plan, progress).expect("runs");
+        assert_eq!(result.latency.count(), result.operations);
+        let json = report::json::render(&result).expect("renders");
+        assert_eq!(json["run"]["tool"], "bench limit");
+        assert_eq!(json["run"]["mix"], 50);
+        assert!(json["line_round_trip_ns"].is_number());
+    }
+}

@@ -1,0 +1,272 @@
+//! The command line of `spindle`: what can be asked for, and what each option is when it is not given.
+//!
+//! Only shapes and defaults live here; what an option does lives with the subcommand's module.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::bench::Access;
+use crate::size::Bytes;
+
+/// Spindle: a polled-mode NVMe-oF storage target.
+#[derive(Debug, Parser)]
+#[command(name = "spindle", version, about, max_term_width = 110)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve disks; without a configuration one RAM disk of 1 GiB on 127.0.0.1:4420
+    Serve(ServeArgs),
+    /// Check a configuration and print what it would start and the memory it takes
+    Check(CheckArgs),
+    /// Print the discovery log of a target
+    Discover(DiscoverArgs),
+    /// Measure a target, or with `bench limit` what the machine's sockets could give at most
+    Bench(BenchArgs),
+}
+
+/// `spindle serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The configuration; without it the built-in default is served
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// `spindle check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The configuration
+    #[arg(value_name = "FILE")]
+    pub config: PathBuf,
+}
+
+/// `spindle discover`.
+#[derive(Debug, Args)]
+pub struct DiscoverArgs {
+    /// The target's discovery listener, as HOST or HOST:PORT
+    #[arg(value_name = "ADDRESS")]
+    pub address: String,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `spindle bench`: either a target's address or one of the subcommands.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct BenchArgs {
+    /// What else than a target to measure.
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+    /// How to measure a target.
+    #[command(flatten)]
+    pub target: BenchTargetArgs,
+}
+
+/// What `bench` measures besides targets.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// The ceiling: the bare exchange of the same bytes between two pinned, busy-polling ends over loopback sockets
+    Limit(LimitArgs),
+    /// What a cache line takes from one core to the other and back
+    #[command(hide = true)]
+    Line(LineArgs),
+}
+
+/// `spindle bench ADDRESS`.
+#[derive(Debug, Args)]
+pub struct BenchTargetArgs {
+    /// The target, as HOST or HOST:PORT
+    #[arg(value_name = "ADDRESS", required = true)]
+    pub address: Option<String>,
+    /// The subsystem; without it the first that the target offers
+    #[arg(long)]
+    pub nqn: Option<String>,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// Queues, each a connection of its own, that share the depth
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub queues: usize,
+    /// The core to pin the measuring end to
+    #[arg(long, value_name = "CORE")]
+    pub core: Option<usize>,
+    /// Write a pattern with address and generation into each block, and check it on every read
+    #[arg(long)]
+    pub verify: bool,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `spindle bench limit`.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// The region that payload is taken from or put into; give the disk's size
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub span: Bytes,
+    /// Connections that share the depth
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub connections: usize,
+    /// The cores to pin the serving and the requesting end to; without it the first two
+    #[arg(long, value_name = "A,B")]
+    pub cores: Option<CorePair>,
+    /// In-capsule data: writes up to this size are sent with their request, larger ones wait for a ready-to-transfer
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    pub icd: Bytes,
+    /// Congestion control of both ends; the system's default may pace packets (bbr), which costs even on loopback
+    #[arg(long, value_name = "NAME", default_value = "reno")]
+    pub congestion: String,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `spindle bench line`.
+#[derive(Debug, Args)]
+pub struct LineArgs {
+    /// The two cores; without it the first two
+    #[arg(long, value_name = "A,B")]
+    pub cores: Option<CorePair>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The load that is put on what is measured.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// Commands and the order of their addresses
+    #[arg(long, value_enum, default_value_t = Access::RandRead)]
+    pub rw: Access,
+    /// The share of reads in per cent, for randrw
+    #[arg(long, value_name = "PERCENT", default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub mix: u8,
+    /// Bytes of a command
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    pub bs: Bytes,
+    /// Commands in flight in all
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    pub qd: usize,
+    /// How long to measure, after a short warm-up; a fraction is allowed
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub seconds: Duration,
+}
+
+/// How a result is shown.
+#[derive(Debug, Args)]
+pub struct OutputArgs {
+    /// Print one JSON object instead of a table, and no progress
+    #[arg(long)]
+    pub json: bool,
+    /// Also draw the percentile distribution of the latencies into this file
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+/// Two different cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CorePair(pub usize, pub usize);
+
+impl FromStr for CorePair {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CorePair, String> {
+        let wrong = || format!("`{text}` is not two core numbers with a comma between, as in 0,1");
+        let (first, second) = text.split_once(',').ok_or_else(wrong)?;
+        let core = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());
+        let pair = CorePair(core(first)?, core(second)?);
+        if pair.0 == pair.1 {
+            return Err(format!("core {} cannot be both ends: each end polls without a pause", pair.0));
+        }
+        Ok(pair)
+    }
+}
+
+/// The longest run that can be asked for: a day.
+const SECONDS_MAX: f64 = 86_400.0;
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is not a time; allowed are 0.01 to {SECONDS_MAX} seconds");
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    if (0.01..=SECONDS_MAX).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(format!("`{text}` is not a number from 1 up")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(text.split_whitespace()).map(|cli| cli.command)
+    }
+
+    fn refusal(text: &str) -> String {
+        parse(text).expect_err(text).to_string()
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn bench_takes_an_address_or_a_subcommand() {
+        let Ok(Command::Bench(bench)) = parse("spindle bench 127.0.0.1:4420 --rw randrw --mix 30 --bs 8k --qd 64") else {
+            panic!("a target");
+        };
+        assert!(bench.command.is_none());
+        assert_eq!(bench.target.address.as_deref(), Some("127.0.0.1:4420"));
+        let load = &bench.target.load;
+        assert_eq!((load.rw, load.mix, load.bs.get(), load.qd), (Access::RandRw, 30, 8192, 64));
+
+        let Ok(Command::Bench(bench)) = parse("spindle bench limit --span 1GiB --cores 1,0 --seconds 0.5 --json") else {
+            panic!("the limit");
+        };
+        let Some(BenchCommand::Limit(limit)) = bench.command else { panic!("the limit") };
+        assert_eq!((limit.span.get(), limit.cores), (1 << 30, Some(CorePair(1, 0))));
+        assert_eq!((limit.load.seconds, limit.output.json), (Duration::from_millis(500), true));
+        assert!(refusal("spindle bench").contains("ADDRESS"));
+    }
+
+    #[test]
+    fn every_refusal_names_the_option_the_value_and_what_is_allowed() {
+        for (text, parts) in [
+            ("spindle bench a --bs 4x", ["--bs", "4x", "KiB"]),
+            ("spindle bench a --qd 0", ["--qd", "`0`", "from 1 up"]),
+            ("spindle bench a --mix 101", ["--mix", "101", "0..=100"]),
+            ("spindle bench a --rw both", ["--rw", "both", "randwrite"]),
+            ("spindle bench a --seconds -1", ["--seconds", "-1", "tip"]),
+            ("spindle bench a --seconds=0", ["--seconds", "`0`", "0.01 to 86400"]),
+            ("spindle bench limit --cores 1,1", ["--cores", "core 1", "both ends"]),
+            ("spindle bench limit --cores 1", ["--cores", "`1`", "0,1"]),
+        ] {
+            let message = refusal(text);
+            for part in parts {
+                assert!(message.contains(part), "{part} in: {message}");
+            }
+        }
+    }
+
+    #[test]
+    fn serve_needs_no_configuration_and_check_does() {
+        assert!(matches!(parse("spindle serve"), Ok(Command::Serve(ServeArgs { config: None }))));
+        assert!(matches!(parse("spindle serve -c a.toml"), Ok(Command::Serve(ServeArgs { config: Some(_) }))));
+        assert!(refusal("spindle check").contains("FILE"));
+    }
+}

@@ -1,0 +1,74 @@
+//! A result as one JSON object, for programs.
+//!
+//! The keys are a promise: `iops`, `mb_per_s`, `latency_us` with `mean`, `p50`, `p99`, `p99_9`, `p99_99`, `max`,
+//! `errors`, and `run` with what was run. `line_round_trip_ns` stands beside them where it was measured.
+
+use serde_json::{Map, Value, json};
+
+use super::{BenchResult, PERCENTILES};
+
+/// The object.
+///
+/// # Errors
+/// Never in practice: what was run has only keys and values that JSON can hold.
+pub fn render(result: &BenchResult) -> serde_json::Result<Value> {
+    let latency = &result.latency;
+    let mut latency_us = Map::new();
+    latency_us.insert("mean".to_owned(), rounded(latency.mean_us(), 3));
+    for (percentile, key, _) in PERCENTILES {
+        latency_us.insert(key.to_owned(), rounded(latency.percentile_us(percentile), 3));
+    }
+    latency_us.insert("max".to_owned(), rounded(latency.max_us(), 3));
+    let mut object = Map::new();
+    object.insert("run".to_owned(), serde_json::to_value(&result.run)?);
+    object.insert("iops".to_owned(), rounded(result.iops(), 1));
+    object.insert("mb_per_s".to_owned(), rounded(result.mb_per_s(), 3));
+    object.insert("latency_us".to_owned(), Value::Object(latency_us));
+    object.insert("errors".to_owned(), json!(result.errors));
+    if let Some(line_round_trip_ns) = result.line_round_trip_ns {
+        object.insert("line_round_trip_ns".to_owned(), rounded(line_round_trip_ns, 1));
+    }
+    Ok(Value::Object(object))
+}
+
+/// A number with no more decimals than were measured.
+fn rounded(value: f64, decimals: i32) -> Value {
+    let scale = 10f64.powi(decimals);
+    json!((value * scale).round() / scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example_result;
+    use super::*;
+
+    fn keys(value: &Value) -> Vec<&str> {
+        let mut keys: Vec<&str> = value.as_object().expect("an object").keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    #[test]
+    fn the_keys_are_those_promised() {
+        let object = render(&example_result()).expect("renders");
+        assert_eq!(keys(&object), ["errors", "iops", "latency_us", "mb_per_s", "run"]);
+        assert_eq!(keys(&object["latency_us"]), ["max", "mean", "p50", "p99", "p99_9", "p99_99"]);
+        assert_eq!(keys(&object["run"]), ["address", "bs", "cores", "qd", "queues", "rw", "seconds", "tool"]);
+    }
+
+    #[test]
+    fn the_values_are_those_measured() {
+        let mut result = example_result();
+        result.errors = 3;
+        result.line_round_trip_ns = Some(49.04);
+        let object = render(&result).expect("renders");
+        assert_eq!(object["iops"], json!(1000.0));
+        assert_eq!(object["mb_per_s"], json!(4.096));
+        assert_eq!(object["errors"], json!(3));
+        assert_eq!(object["line_round_trip_ns"], json!(49.0));
+        assert_eq!(object["run"]["rw"], json!("randread"));
+        assert_eq!(object["run"]["bs"], json!(4096));
+        let p50 = object["latency_us"]["p50"].as_f64().expect("a number");
+        assert!((p50 - 500.0).abs() < 0.5, "{p50}");
+    }
+}

@@ -1,0 +1,182 @@
+//! The two axes of a latency plot: where a value lies, which ticks are drawn and how they read.
+
+use std::ops::Range;
+
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
+
+use super::super::table::figures;
+use super::percentile_of;
+
+/// Ticks that a linear axis has at most.
+const LINEAR_TICKS_MAX: f64 = 10.0;
+/// Where the median lies on the axis of nines: log10(2).
+const MEDIAN_NINES: f64 = std::f64::consts::LOG10_2;
+
+/// Percentiles by their nines: 0 %, 90 %, 99 %, 99.9 % are equally far apart.
+pub(super) struct PercentileAxis {
+    nines: f64,
+}
+
+impl PercentileAxis {
+    pub(super) fn new(nines: f64) -> PercentileAxis {
+        PercentileAxis { nines }
+    }
+
+    pub(super) fn nines(&self) -> f64 {
+        self.nines
+    }
+}
+
+impl Ranged for PercentileAxis {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        place(value / self.nines, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        if !hint.weight().allow_light_points() {
+            let nines = (0u32..).map(f64::from).take_while(|nines| *nines <= self.nines);
+            let mut ticks: Vec<f64> = nines.collect();
+            ticks.insert(1, MEDIAN_NINES);
+            return ticks;
+        }
+        Vec::new()
+    }
+
+    fn range(&self) -> Range<f64> {
+        0.0..self.nines
+    }
+}
+
+impl ValueFormatter<f64> for PercentileAxis {
+    fn format_ext(&self, nines: &f64) -> String {
+        // 99 % has no decimal, 99.9 % has one; whatever lies below has none.
+        let decimals = (nines - 2.0).ceil().max(0.0);
+        let percentile = percentile_of(*nines);
+        match (1u8..=6).find(|places| f64::from(*places) >= decimals && decimals > 0.0) {
+            Some(places) => format!("{percentile:.*} %", usize::from(places)),
+            None => format!("{percentile:.0} %"),
+        }
+    }
+}
+
+/// Latencies in microseconds, from `lowest` to `highest`.
+pub(super) struct LatencyAxis {
+    lowest: f64,
+    highest: f64,
+    is_logarithmic: bool,
+    ticks: Vec<f64>,
+}
+
+impl LatencyAxis {
+    /// From 0 to a round number above `highest`.
+    pub(super) fn linear(highest: f64) -> LatencyAxis {
+        let highest = highest.max(0.1) * 1.05;
+        let rough = highest / LINEAR_TICKS_MAX;
+        let power = 10f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power).into_iter().find(|step| *step >= rough);
+        let step = step.unwrap_or(10.0 * power);
+        let count = (0u32..).take_while(|tick| f64::from(*tick) * step < highest).count();
+        let ticks: Vec<f64> = (0u32..).map(|tick| f64::from(tick) * step).take(count + 1).collect();
+        let highest = ticks.last().copied().unwrap_or(highest);
+        LatencyAxis { lowest: 0.0, highest, is_logarithmic: false, ticks }
+    }
+
+    /// From below `lowest` to above `highest`, both at a tick of the series 1, 2, 5, 10.
+    pub(super) fn logarithmic(lowest: f64, highest: f64) -> LatencyAxis {
+        let first = lowest.log10().floor();
+        let decades = (0u32..).map(|decade| 10f64.powf(first + f64::from(decade)));
+        let all = decades.flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * power));
+        let mut ticks: Vec<f64> = Vec::new();
+        for tick in all {
+            if tick <= lowest {
+                ticks.clear();
+            }
+            ticks.push(tick);
+            if tick >= highest {
+                break;
+            }
+        }
+        let (lowest, highest) = (ticks.first().copied().unwrap_or(lowest), ticks.last().copied().unwrap_or(highest));
+        LatencyAxis { lowest, highest, is_logarithmic: true, ticks }
+    }
+
+    pub(super) fn highest(&self) -> f64 {
+        self.highest
+    }
+}
+
+impl Ranged for LatencyAxis {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        let value = value.clamp(self.lowest, self.highest);
+        let share = if self.is_logarithmic {
+            (value / self.lowest).ln() / (self.highest / self.lowest).ln()
+        } else {
+            (value - self.lowest) / (self.highest - self.lowest)
+        };
+        place(share, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        if hint.weight().allow_light_points() { Vec::new() } else { self.ticks.clone() }
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.lowest..self.highest
+    }
+}
+
+impl ValueFormatter<f64> for LatencyAxis {
+    fn format_ext(&self, microseconds: &f64) -> String {
+        if microseconds.fract().abs() < 1e-9 { format!("{microseconds:.0}") } else { figures(*microseconds) }
+    }
+}
+
+/// The pixel at `share` (0 ..= 1) of the way from the first to the last.
+fn place(share: f64, (first, last): (i32, i32)) -> i32 {
+    let pixel = f64::from(first) + share * f64::from(last - first);
+    #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates, and pixels are a few thousand")]
+    let pixel = pixel.round() as i32;
+    pixel
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_read_as_people_write_them() {
+        let axis = PercentileAxis::new(6.0);
+        let text = |nines: f64| axis.format_ext(&nines);
+        assert_eq!(text(0.0), "0 %");
+        assert_eq!(text(MEDIAN_NINES), "50 %");
+        assert_eq!(text(1.0), "90 %");
+        assert_eq!(text(2.0), "99 %");
+        assert_eq!(text(3.0), "99.9 %");
+        assert_eq!(text(4.0), "99.99 %");
+        assert_eq!(text(6.0), "99.9999 %");
+        assert_eq!((axis.map(&0.0, (10, 70)), axis.map(&3.0, (10, 70)), axis.map(&6.0, (10, 70))), (10, 40, 70));
+    }
+
+    #[test]
+    fn linear_ticks_are_round_and_reach_above_the_highest() {
+        for highest in [0.3, 7.4, 42.0, 99.0, 1234.0] {
+            let axis = LatencyAxis::linear(highest);
+            assert!(axis.highest() >= highest && axis.ticks.len() <= 12 && axis.ticks.len() >= 5, "{:?}", axis.ticks);
+        }
+        assert_eq!(LatencyAxis::linear(42.0).ticks.len(), 10, "0, 5, .. 45");
+    }
+
+    #[test]
+    fn logarithmic_ticks_enclose_the_values() {
+        let axis = LatencyAxis::logarithmic(6.9, 812.0);
+        assert_eq!(axis.ticks, [5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]);
+        assert_eq!((axis.map(&5.0, (100, 0)), axis.map(&1000.0, (100, 0))), (100, 0));
+        assert_eq!(axis.map(&1.0, (100, 0)), 100, "below the axis is drawn on it");
+    }
+}

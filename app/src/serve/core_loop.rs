@@ -1,0 +1,322 @@
+//! The loop of one core: mailbox, sockets, disks, timers, and what it does when there is nothing to do.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use spindle_reactor::clock::{Clock, Nanos, wall_ms};
+use spindle_reactor::mailbox::Mailbox;
+use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_reactor::net::{Accepted, Interest, Listener, Ready};
+use spindle_reactor::rate::RateLimit;
+use spindle_target::core::{CoreSettings, TargetCore};
+use spindle_target::env::Message;
+use spindle_target::notice::Notice;
+use spindle_target::shared::Registry;
+use spindle_target::snapshot::{Peer, Snapshot, TransportKind};
+use spindle_tcp::controller::{Conn, ConnConfig};
+use spindle_tcp::shell::{FOREIGN_KEYS, Shell, ShellConfig};
+
+use super::ServeError;
+
+/// Between cores.
+#[derive(Clone)]
+pub enum CoreMessage {
+    /// For the target core.
+    Target(Message),
+    /// A connection to take over.
+    Accept(Arc<Handover>),
+}
+
+/// A connection on its way to its core; taken once.
+pub struct Handover {
+    accepted: std::sync::Mutex<Option<Accepted>>,
+    listener: usize,
+}
+
+/// What a core does when it has nothing to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Idle {
+    /// Ask again at once: for dedicated cores.
+    Spin,
+    /// Ask for so long, then sleep until a descriptor or another core wakes it.
+    Adaptive {
+        /// How long, in us.
+        spin_us: u64,
+    },
+}
+
+/// What one core's thread is started with.
+pub struct CoreSetup {
+    /// Index, from 0.
+    pub core: usize,
+    /// Number of cores.
+    pub cores: usize,
+    /// CPU to be pinned to; `None`: not pinned.
+    pub cpu: Option<usize>,
+    /// When idle.
+    pub idle: Idle,
+    /// Zones of the data pool and of the admin pool of this core.
+    pub zones: (Vec<ZoneSpec>, Vec<ZoneSpec>),
+    /// Pages of the pools.
+    pub pages: Pages,
+    /// Most connections of this core.
+    pub connections: usize,
+    /// Most commands of a disk on this core.
+    pub disk_depth: u32,
+    /// The configuration.
+    pub snapshot: Arc<Snapshot>,
+    /// Live controllers.
+    pub registry: Arc<Registry>,
+    /// To and from the other cores.
+    pub mailbox: Mailbox<CoreMessage>,
+    /// Listeners that this core accepts for all, with their index in the snapshot.
+    pub listeners: Vec<(Listener, usize)>,
+    /// Connections of each core, so that the next goes to the least loaded.
+    pub loads: Arc<[AtomicUsize]>,
+    /// Sockets and batches.
+    pub shell: ShellConfig,
+    /// NVMe/TCP.
+    pub conn: ConnConfig,
+    /// Raised when a core has failed or all are to end at once.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Log lines a second that hosts can cause on one core, and in one burst.
+const LOG_PER_SECOND: u32 = 10;
+const LOG_BURST: u32 = 50;
+/// Longest sleep: time-outs are looked at after it.
+const SLEEP_MAX: Duration = Duration::from_millis(50);
+/// Connections accepted in a turn.
+const ACCEPTS_PER_TURN: usize = 16;
+
+/// A core at work.
+pub struct CoreLoop {
+    setup: CoreSetup,
+    core: TargetCore<Conn>,
+    shell: Shell,
+    log: RateLimit,
+    last_work: Nanos,
+    wall_base: u64,
+    time_base: Nanos,
+    /// Messages for which a mailbox had no room.
+    backlog: VecDeque<(usize, CoreMessage)>,
+    accept_due: bool,
+    accept_log: RateLimit,
+}
+
+impl CoreLoop {
+    /// Take memory, open the disks, listen.
+    ///
+    /// # Errors
+    /// [`ServeError`] with the reason.
+    pub fn new(setup: CoreSetup) -> Result<CoreLoop, ServeError> {
+        if let Some(cpu) = setup.cpu {
+            spindle_reactor::affinity::pin_current_thread(cpu).map_err(|error| ServeError::Start(error.to_string()))?;
+        }
+        let start = |error: &dyn std::fmt::Display| ServeError::Start(error.to_string());
+        let pool = Pool::new(&setup.zones.0, setup.pages).map_err(|error| start(&error))?;
+        let admin_pool = Pool::new(&setup.zones.1, Pages::Base).map_err(|error| start(&error))?;
+        let now = Clock::now();
+        let core = TargetCore::new(CoreSettings {
+            core: setup.core,
+            cores: setup.cores,
+            connections: setup.connections,
+            disk_depth: setup.disk_depth,
+            pool,
+            admin_pool,
+            snapshot: Arc::clone(&setup.snapshot),
+            registry: Arc::clone(&setup.registry),
+            now,
+            wall_ms: wall_ms(),
+        })
+        .map_err(|error| start(&error))?;
+        let shell = Shell::new(setup.shell, setup.connections).map_err(|error| start(&error))?;
+        for (index, (listener, _)) in setup.listeners.iter().enumerate() {
+            let key = FOREIGN_KEYS + 1 + index as u64;
+            shell.readiness().add(listener, key, Interest::READ).map_err(|error| start(&error))?;
+        }
+        shell.readiness().add(setup.mailbox.waker(), FOREIGN_KEYS, Interest::READ).map_err(|error| start(&error))?;
+        Ok(CoreLoop {
+            core,
+            shell,
+            log: RateLimit::new(LOG_PER_SECOND, LOG_BURST),
+            last_work: now,
+            wall_base: wall_ms(),
+            time_base: now,
+            backlog: VecDeque::new(),
+            accept_due: false,
+            accept_log: RateLimit::new(1, 5),
+            setup,
+        })
+    }
+
+    /// Work until shutdown is through or `stop` is raised.
+    pub fn run(mut self) {
+        while !self.setup.stop.load(Ordering::Relaxed) {
+            let has_worked = self.turn();
+            if self.core.is_draining() && self.core.usage().connections == 0 {
+                break;
+            }
+            if has_worked {
+                self.last_work = Clock::now();
+            } else {
+                self.idle();
+            }
+        }
+        self.log_notices();
+    }
+
+    fn turn(&mut self) -> bool {
+        let now = Clock::now();
+        let wall = self.wall_base + (now.0 - self.time_base.0) / 1_000_000;
+        self.core.set_time(now, wall);
+        let mut has_worked = self.receive_messages(now);
+        let accept_due = &mut self.accept_due;
+        has_worked |= self.shell.poll(&mut self.core, now, &mut |ready| foreign(ready, accept_due));
+        if std::mem::take(&mut self.accept_due) {
+            has_worked = true;
+            self.accept(now);
+        }
+        has_worked |= self.core.poll();
+        self.shell.flush(&mut self.core);
+        self.send_messages();
+        self.log_notices();
+        has_worked
+    }
+
+    fn receive_messages(&mut self, now: Nanos) -> bool {
+        let mut has_worked = false;
+        while let Some((_, message)) = self.setup.mailbox.receive() {
+            has_worked = true;
+            match message {
+                CoreMessage::Target(message) => self.core.on_message(message),
+                CoreMessage::Accept(handover) => {
+                    let accepted = handover.accepted.lock().ok().and_then(|mut accepted| accepted.take());
+                    if let Some(accepted) = accepted {
+                        self.take_over(accepted, handover.listener, now);
+                    }
+                }
+            }
+        }
+        has_worked
+    }
+
+    fn send_messages(&mut self) {
+        while let Some((to, message)) = self.core.next_message() {
+            self.backlog.push_back((to, CoreMessage::Target(message)));
+        }
+        while let Some((to, message)) = self.backlog.pop_front() {
+            if let Err(message) = self.setup.mailbox.send(to, message) {
+                self.backlog.push_front((to, message));
+                break;
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Nanos) {
+        for index in 0..self.setup.listeners.len() {
+            for _ in 0..ACCEPTS_PER_TURN {
+                let (listener, listener_index) = &self.setup.listeners[index];
+                let listener_index = *listener_index;
+                match listener.accept() {
+                    Ok(Some(accepted)) => self.place(accepted, listener_index, now),
+                    Ok(None) => break,
+                    Err(error) => {
+                        if self.accept_log.allow(now).is_allowed() {
+                            tracing::warn!(%error, "cannot accept");
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// To the core with the fewest connections.
+    fn place(&mut self, accepted: Accepted, listener: usize, now: Nanos) {
+        let loads = &self.setup.loads;
+        let least = (0..loads.len()).min_by_key(|core| loads[*core].load(Ordering::Relaxed)).unwrap_or(0);
+        if least == self.setup.core {
+            self.take_over(accepted, listener, now);
+            return;
+        }
+        loads[least].fetch_add(1, Ordering::Relaxed); // corrected by its core
+        let handover = Handover { accepted: std::sync::Mutex::new(Some(accepted)), listener };
+        self.backlog.push_back((least, CoreMessage::Accept(Arc::new(handover))));
+    }
+
+    fn take_over(&mut self, accepted: Accepted, listener: usize, now: Nanos) {
+        let remote = accepted.peer;
+        let peer = Peer { transport: TransportKind::Tcp, listener, remote, local: accepted.local };
+        let mut conn = self.setup.conn;
+        let snapshot = self.core.snapshot();
+        if let Some(listener) = snapshot.listeners.get(listener) {
+            conn.in_capsule_bytes = listener.in_capsule_bytes;
+        }
+        let is_taken = self.shell.accept(&mut self.core, accepted.socket, peer, conn, now);
+        if !is_taken && self.accept_log.allow(now).is_allowed() {
+            tracing::warn!(%remote, connections = self.setup.connections, "no room for a connection on this core");
+        }
+    }
+
+    fn log_notices(&mut self) {
+        let loads = &self.setup.loads[self.setup.core];
+        let connections = self.core.usage().connections;
+        if loads.load(Ordering::Relaxed) != connections {
+            loads.store(connections, Ordering::Relaxed);
+        }
+        while let Some(notice) = self.core.notices().pop() {
+            let allowed = self.log.allow(Clock::now());
+            if allowed.suppressed() > 0 {
+                tracing::warn!(core = self.setup.core, lines = allowed.suppressed(), "log lines were left out");
+            }
+            if allowed.is_allowed() {
+                log(self.setup.core, &notice);
+            }
+        }
+    }
+
+    /// Nothing to do: spin, or sleep once it has lasted.
+    fn idle(&mut self) {
+        let Idle::Adaptive { spin_us } = self.setup.idle else {
+            std::hint::spin_loop();
+            return;
+        };
+        let idle_for = Clock::now().0 - self.last_work.0;
+        if idle_for < spin_us * 1000 || !self.core.is_quiet() || !self.backlog.is_empty() {
+            std::hint::spin_loop();
+            return;
+        }
+        self.shell.cool();
+        if !self.setup.mailbox.prepare_sleep() {
+            return; // something came meanwhile
+        }
+        let accept_due = &mut self.accept_due;
+        self.core.set_time(Clock::now(), self.wall_base + (Clock::now().0 - self.time_base.0) / 1_000_000);
+        self.shell.sleep(&mut self.core, SLEEP_MAX, &mut |ready| foreign(ready, accept_due));
+        self.setup.mailbox.end_sleep();
+        if self.shell.hot_count() > 0 || self.accept_due {
+            self.last_work = Clock::now();
+        }
+    }
+}
+
+/// A descriptor that is not a connection: the mailbox's waker, or a listener.
+fn foreign(ready: Ready, accept_due: &mut bool) {
+    if ready.key > FOREIGN_KEYS {
+        *accept_due = true;
+    }
+}
+
+fn log(core: usize, notice: &Notice) {
+    match notice {
+        Notice::Connected { .. } | Notice::Disconnected { .. } => tracing::info!(core, "{notice}"),
+        Notice::Refused { .. }
+        | Notice::HostError { .. }
+        | Notice::Violation { .. }
+        | Notice::KeepAliveExpired { .. } => tracing::warn!(core, "{notice}"),
+        Notice::DiskOpen { .. } | Notice::DiskError { .. } => tracing::error!(core, "{notice}"),
+    }
+}

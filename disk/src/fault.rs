@@ -1,0 +1,366 @@
+//! A layer over any disk that makes it fail, stall and reorder, by seed: for tests and the simulator.
+//!
+//! Each command is judged once, when it is submitted, by draws that depend on the seed, the core and the number of
+//! commands before it, and on nothing else: the same calls give the same faults. What may happen to one command:
+//!
+//! ```text
+//!   submit ─┬─ the disk is gone, or the range is broken ───────────────────────────────> error
+//!           ├─ held before its effect ─┐
+//!           └──────────────────────────┴─> effect (or an error instead, or both) ─┬─────────────> Done
+//!                                                                 held after it ──┴─> ... ──────> Done
+//! ```
+//!
+//! A hold ends after some polls (delay), in the next poll in random order (reorder), or when the test says so (drop).
+//! [`FaultControl`] changes all of it at run time, from any thread. A command that failed without effect gives its
+//! buffer back untouched.
+//!
+//! What it does not do: it alters no bytes, and it keeps nothing that was acknowledged from the disk below.
+
+mod control;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use spindle_reactor::mem::Buf;
+
+pub use control::{Broken, Fault, FaultControl, OpKind};
+
+use crate::{
+    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, ResizeError,
+    Token, Usage,
+};
+
+/// The layer, shared by all cores. See the module.
+pub struct FaultDisk {
+    inner: Arc<dyn DiskSource>,
+    control: Arc<FaultControl>,
+}
+
+impl FaultDisk {
+    /// A layer over `inner` that lets everything pass until the control says otherwise.
+    #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
+    #[must_use]
+    pub fn new(inner: Arc<dyn DiskSource>, seed: u64) -> (Arc<dyn DiskSource>, Arc<FaultControl>) {
+        let control = Arc::new(FaultControl::new(seed));
+        (Arc::new(FaultDisk { inner, control: Arc::clone(&control) }), control)
+    }
+}
+
+impl DiskSource for FaultDisk {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        "fault"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        let depth = context.depth as usize;
+        Ok(Box::new(FaultCore {
+            inner: self.inner.open(context)?,
+            control: Arc::clone(&self.control),
+            draws: Draws::new(self.control.seed(), context.core as u64),
+            plans: Vec::with_capacity(depth),
+            plans_free: Vec::with_capacity(depth),
+            held: Vec::with_capacity(depth),
+            due: Vec::with_capacity(depth),
+            ready: VecDeque::with_capacity(depth),
+            inner_done: Vec::with_capacity(depth.max(1)),
+            broken: Vec::new(),
+            broken_generation: 0,
+            released: self.control.released(),
+            polls: 0,
+        }))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.inner.resize(bytes)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+/// Random numbers of one core (splitmix64).
+struct Draws(u64);
+
+impl Draws {
+    fn new(seed: u64, core: u64) -> Draws {
+        let mut draws = Draws(seed ^ core.wrapping_mul(0xA076_1D64_78BD_642F));
+        draws.next();
+        draws
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// True `per_million` times of a million. Draws in any case, so that a rate does not shift what follows.
+    fn hits(&mut self, per_million: u32) -> bool {
+        self.next() % 1_000_000 < u64::from(per_million)
+    }
+}
+
+/// A command as it was submitted.
+enum Call {
+    Op { op: Op, range: BlockRange, buf: Option<Buf> },
+    CompareAndWrite { range: BlockRange, expected: Buf, data: Buf },
+}
+
+impl Call {
+    /// The buffer that goes back when the disk does not see the command.
+    fn into_buf(self) -> Option<Buf> {
+        match self {
+            Call::Op { buf, .. } => buf,
+            Call::CompareAndWrite { data, .. } => Some(data),
+        }
+    }
+}
+
+/// When a hold ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// At this poll.
+    Poll(u64),
+    /// When the control releases what was dropped.
+    Released,
+}
+
+/// What was decided on a command.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    token: Token,
+    error: Option<DiskError>,
+    /// The disk sees the command although it ends with an error.
+    has_effect: bool,
+    hold_before: Option<Until>,
+    hold_after: Option<Until>,
+    /// Place among those that are released in the same poll.
+    order: u64,
+}
+
+/// A command that is held.
+struct Held {
+    until: Until,
+    order: u64,
+    what: What,
+}
+
+enum What {
+    /// Its effect is yet to come.
+    Before(Plan, Call),
+    /// All is done but for saying so.
+    After(Done),
+}
+
+/// One core's handle on the layer.
+pub struct FaultCore {
+    inner: Box<dyn Disk>,
+    control: Arc<FaultControl>,
+    draws: Draws,
+    /// Plans of commands that the inner disk has; its token is the index.
+    plans: Vec<Option<Plan>>,
+    plans_free: Vec<usize>,
+    held: Vec<Held>,
+    /// Those of `held` whose time has come; empty between polls.
+    due: Vec<Held>,
+    ready: VecDeque<Done>,
+    /// What the inner disk gave back; empty between polls.
+    inner_done: Vec<Done>,
+    broken: Vec<Broken>,
+    broken_generation: u64,
+    /// The control's count of releases when this core last looked.
+    released: u64,
+    polls: u64,
+}
+
+impl FaultCore {
+    /// Decide what happens to a command. Always draws equally often.
+    fn judge(&mut self, token: Token, kind: OpKind, range: BlockRange) -> Plan {
+        if self.broken_generation != self.control.broken_generation() {
+            self.broken_generation = self.control.copy_broken(&mut self.broken);
+        }
+        let control = &self.control;
+        let draws = &mut self.draws;
+        let is_error = draws.hits(control.per_million(Fault::Error, kind));
+        let has_effect = draws.hits(control.error_effect());
+        let is_dropped = draws.hits(control.per_million(Fault::Drop, kind));
+        let is_delayed = draws.hits(control.per_million(Fault::Delay, kind));
+        let is_reordered = draws.hits(control.per_million(Fault::Reorder, kind));
+        let (order, side) = (draws.next(), draws.next());
+        let delay = 1 + order % u64::from(control.delay_polls_max());
+        let hold = match (is_dropped, is_delayed, is_reordered) {
+            (true, _, _) => Some((Fault::Drop, Until::Released)),
+            (false, true, _) => Some((Fault::Delay, Until::Poll(self.polls + delay))),
+            (false, false, true) => Some((Fault::Reorder, Until::Poll(self.polls + 1))),
+            (false, false, false) => None,
+        };
+        let until = hold.map(|(_, until)| until);
+        let is_before = side & 1 == 0;
+        let mut plan = Plan {
+            token,
+            error: is_error.then(|| control.error(kind)),
+            has_effect: !is_error || has_effect,
+            hold_before: until.filter(|_| is_before),
+            hold_after: until.filter(|_| !is_before),
+            order,
+        };
+        if control.is_gone() {
+            plan.error = Some(DiskError::Gone);
+            plan.has_effect = false;
+        } else if let Some(error) = self.broken.iter().find_map(|broken| broken.error(kind, range)) {
+            plan.error = Some(error);
+            plan.has_effect = false;
+        }
+        if plan.error.is_some() {
+            control.count(Fault::Error);
+        }
+        if let Some((fault, _)) = hold {
+            control.count(fault);
+        }
+        plan
+    }
+
+    fn begin(&mut self, plan: Plan, call: Call) -> Option<Done> {
+        match plan.hold_before {
+            Some(until) => {
+                self.held.push(Held { until, order: plan.order, what: What::Before(plan, call) });
+                None
+            }
+            None => self.take_effect(plan, call),
+        }
+    }
+
+    fn take_effect(&mut self, plan: Plan, call: Call) -> Option<Done> {
+        if !plan.has_effect {
+            return self.end(plan, Done { token: plan.token, result: Ok(()), buf: call.into_buf() });
+        }
+        let slot = self.plans_free.pop().unwrap_or_else(|| {
+            self.plans.push(None);
+            self.plans.len() - 1
+        });
+        self.plans[slot] = Some(plan);
+        let token = Token(slot as u64);
+        let done = match call {
+            Call::Op { op, range, buf } => self.inner.submit(token, op, range, buf),
+            Call::CompareAndWrite { range, expected, data } => {
+                self.inner.compare_and_write(token, range, expected, data)
+            }
+        };
+        done.and_then(|done| self.on_inner_done(done))
+    }
+
+    fn on_inner_done(&mut self, done: Done) -> Option<Done> {
+        let slot = usize::try_from(done.token.0).unwrap_or(usize::MAX);
+        let plan = self.plans.get_mut(slot).and_then(Option::take);
+        let Some(plan) = plan else { panic!("the inner disk ended {:?}, which it does not have", done.token) };
+        self.plans_free.push(slot);
+        self.end(plan, Done { token: plan.token, ..done })
+    }
+
+    fn end(&mut self, plan: Plan, mut done: Done) -> Option<Done> {
+        if let Some(error) = plan.error {
+            done.result = Err(error);
+        }
+        match plan.hold_after {
+            Some(until) => {
+                self.held.push(Held { until, order: plan.order, what: What::After(done) });
+                None
+            }
+            None => Some(done),
+        }
+    }
+
+    /// Let go of what is due now.
+    fn release_due(&mut self) {
+        let released = self.control.released();
+        let all_released = self.released != released;
+        self.released = released;
+        let polls = self.polls;
+        let mut index = 0;
+        while let Some(held) = self.held.get(index) {
+            let is_due = match held.until {
+                Until::Poll(poll) => poll <= polls,
+                Until::Released => all_released,
+            };
+            if is_due {
+                self.due.push(self.held.swap_remove(index));
+            } else {
+                index += 1;
+            }
+        }
+        let mut due = std::mem::take(&mut self.due);
+        due.sort_unstable_by_key(|held| held.order);
+        for held in due.drain(..) {
+            let done = match held.what {
+                What::Before(plan, call) => self.take_effect(plan, call),
+                What::After(done) => Some(done),
+            };
+            self.ready.extend(done);
+        }
+        self.due = due;
+    }
+}
+
+impl Disk for FaultCore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read_buffers(&self) -> BufferFrom {
+        self.inner.read_buffers()
+    }
+
+    fn write_buffers(&self) -> BufferFrom {
+        self.inner.write_buffers()
+    }
+
+    fn take(&mut self, range: BlockRange) -> Option<Buf> {
+        self.inner.take(range)
+    }
+
+    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+        let plan = self.judge(token, OpKind::of(op), range);
+        self.begin(plan, Call::Op { op, range, buf })
+    }
+
+    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+        let plan = self.judge(token, OpKind::CompareAndWrite, range);
+        self.begin(plan, Call::CompareAndWrite { range, expected, data })
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+        self.polls += 1;
+        let mut inner_done = std::mem::take(&mut self.inner_done);
+        let mut is_busy = self.inner.poll(&mut inner_done);
+        for done in inner_done.drain(..) {
+            let done = self.on_inner_done(done);
+            self.ready.extend(done);
+        }
+        self.inner_done = inner_done;
+        self.release_due();
+        is_busy |= !self.ready.is_empty();
+        while done.len() < done.capacity() {
+            let Some(ready) = self.ready.pop_front() else { break };
+            done.push(ready);
+        }
+        is_busy || self.held.iter().any(|held| held.until != Until::Released)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.plans.len() - self.plans_free.len() + self.held.len() + self.ready.len()
+    }
+}
+
+#[cfg(test)]
+mod tests;

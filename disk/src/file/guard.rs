@@ -1,0 +1,403 @@
+//! The guard of a compare-and-write: keeps every core's other writes off one block while it is read, compared, written.
+//!
+//! A file knows no such step, so the cores agree on one. One compare-and-write at a time holds the guard of the disk;
+//! it goes on when no write to its block can be in flight any more, and until it lets go none begins.
+//!
+//! ```text
+//!   a write       enter: in_flight + 1, then look at the guard ── its block is in my range -> in_flight - 1, wait
+//!                                                              └─ else write ... leave: in_flight - 1
+//!   the holder    try_hold: publish the guard, then look at every core's line:
+//!                   nothing in flight, or the core said that it saw this guard -> this core is clear
+//!   every core    in poll: a guard that I have not answered, and none of my writes in flight has its block -> say so
+//! ```
+//!
+//! Why no write slips through: `enter` counts before it looks, and `try_hold` publishes before it looks, all of it
+//! sequentially consistent; so a write that did not see the guard was counted in what the holder sees. A core that
+//! answered has seen the guard, and so does each of its later writes. Once clear, a core stays clear.
+//! Why it ends: only writes that overlap are waited for, and a core with writes in flight polls.
+//!
+//! Cost to a write when nobody compares: an addition to a line of the core's own, and one load of a word that nobody
+//! changes.
+//!
+//! Limits: [`CORES_MAX`] handles on one disk.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::BlockRange;
+
+/// Most handles on one disk at a time: more than a machine has reactor cores.
+pub(super) const CORES_MAX: usize = 256;
+
+/// What one core tells the others. On cache lines of its own (two: processors fetch them in pairs).
+#[repr(align(128))]
+#[derive(Default)]
+struct Line {
+    is_taken: AtomicBool,
+    /// Writes that have begun and not ended.
+    in_flight: AtomicU32,
+    /// The last guard that this core answered.
+    answered: AtomicU64,
+}
+
+/// Shared by all cores.
+pub(super) struct Guard {
+    /// Odd: published. Goes up by one at each change, and never comes back to an old value.
+    generation: AtomicU64,
+    /// The block, while the generation is odd.
+    lba: AtomicU64,
+    is_held: AtomicBool,
+    lines: Box<[Line]>,
+    /// Lines beyond were never taken.
+    lines_used: AtomicUsize,
+}
+
+/// A guard as a core sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Guarded {
+    generation: u64,
+    lba: u64,
+}
+
+impl Guarded {
+    /// True when the block is one of the range.
+    pub(super) fn is_in(self, range: BlockRange) -> bool {
+        (range.lba..range.lba + u64::from(range.blocks)).contains(&self.lba)
+    }
+}
+
+/// The right to compare and write one block; goes back by [`Member::release`].
+#[derive(Debug)]
+pub(super) struct Hold {
+    generation: u64,
+    /// Lines before it are clear.
+    line_next: usize,
+}
+
+impl Guard {
+    pub(super) fn new() -> Arc<Guard> {
+        Arc::new(Guard {
+            generation: AtomicU64::new(0),
+            lba: AtomicU64::new(0),
+            is_held: AtomicBool::new(false),
+            lines: (0..CORES_MAX).map(|_| Line::default()).collect(),
+            lines_used: AtomicUsize::new(0),
+        })
+    }
+
+    /// A core's place among the others; `None` when there are [`CORES_MAX`] already.
+    pub(super) fn join(self: &Arc<Self>) -> Option<Member> {
+        let take = |line: &Line| !line.is_taken.swap(true, Ordering::AcqRel);
+        let line = self.lines.iter().position(take)?;
+        // Before this core's first write, so that a holder which does not see the line is seen by that write.
+        self.lines_used.fetch_max(line + 1, Ordering::SeqCst);
+        Some(Member { guard: Arc::clone(self), line, answered: 0 })
+    }
+}
+
+/// One core's place at the guard. Nothing may be in flight when it is dropped.
+pub(super) struct Member {
+    guard: Arc<Guard>,
+    line: usize,
+    /// The last guard that this core answered.
+    answered: u64,
+}
+
+impl Member {
+    #[inline]
+    fn line(&self) -> &Line {
+        &self.guard.lines[self.line]
+    }
+
+    /// A write to `range` begins, unless this says false: then it waits and asks again.
+    #[inline]
+    pub(super) fn enter(&self, range: BlockRange) -> bool {
+        self.line().in_flight.fetch_add(1, Ordering::SeqCst);
+        if self.guarded().is_some_and(|guarded| guarded.is_in(range)) {
+            self.leave();
+            return false;
+        }
+        true
+    }
+
+    /// A write that entered has ended.
+    #[inline]
+    pub(super) fn leave(&self) {
+        let before = self.line().in_flight.fetch_sub(1, Ordering::Release);
+        debug_assert!(before > 0, "a write left twice");
+    }
+
+    /// The guard that is published now.
+    #[inline]
+    pub(super) fn guarded(&self) -> Option<Guarded> {
+        loop {
+            let generation = self.guard.generation.load(Ordering::SeqCst);
+            if generation % 2 == 0 {
+                return None;
+            }
+            let lba = self.guard.lba.load(Ordering::Acquire);
+            // The block of a later guard would come with that guard's generation.
+            if self.guard.generation.load(Ordering::SeqCst) == generation {
+                return Some(Guarded { generation, lba });
+            }
+        }
+    }
+
+    /// The guard that is published now, when this core has not answered it.
+    #[inline]
+    pub(super) fn unanswered(&self) -> Option<Guarded> {
+        self.guarded().filter(|guarded| guarded.generation != self.answered)
+    }
+
+    /// None of this core's writes in flight has the guarded block.
+    pub(super) fn answer(&mut self, guarded: Guarded) {
+        self.answered = guarded.generation;
+        self.line().answered.store(guarded.generation, Ordering::Release);
+    }
+
+    /// Publish a guard on the block, unless there is another: then ask again later.
+    pub(super) fn try_hold(&self, lba: u64) -> Option<Hold> {
+        if self.guard.is_held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return None;
+        }
+        self.guard.lba.store(lba, Ordering::Release);
+        let before = self.guard.generation.fetch_add(1, Ordering::SeqCst);
+        debug_assert!(before % 2 == 0, "a guard was published over another");
+        Some(Hold { generation: before + 1, line_next: 0 })
+    }
+
+    /// True when no other write to the block is in flight on any core, and none will begin.
+    pub(super) fn is_clear(&self, hold: &mut Hold) -> bool {
+        let lines_used = self.guard.lines_used.load(Ordering::SeqCst);
+        while hold.line_next < lines_used {
+            let line = &self.guard.lines[hold.line_next];
+            let is_clear = line.in_flight.load(Ordering::SeqCst) == 0
+                || line.answered.load(Ordering::Acquire) == hold.generation;
+            if !is_clear {
+                return false;
+            }
+            hold.line_next += 1;
+        }
+        true
+    }
+
+    /// Compared and written, or given up.
+    pub(super) fn release(&self, hold: Hold) {
+        let before = self.guard.generation.fetch_add(1, Ordering::SeqCst);
+        debug_assert_eq!(before, hold.generation, "another guard was released");
+        self.guard.is_held.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.line().in_flight.store(0, Ordering::SeqCst);
+        self.line().is_taken.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: BlockRange = BlockRange { lba: 5, blocks: 1 };
+    const AROUND: BlockRange = BlockRange { lba: 0, blocks: 8 };
+    const BESIDE: BlockRange = BlockRange { lba: 6, blocks: 8 };
+
+    #[test]
+    fn the_holder_waits_for_writes_in_flight_and_new_ones_wait_for_the_holder() {
+        let guard = Guard::new();
+        let mut other = guard.join().expect("a line");
+        let holder = guard.join().expect("a line");
+        assert!(other.enter(AROUND));
+        let mut hold = holder.try_hold(5).expect("nobody holds it");
+        assert!(!holder.is_clear(&mut hold), "a write to the block is in flight");
+        assert!(!other.enter(BLOCK) && !holder.enter(AROUND), "the block is guarded");
+        assert!(other.enter(BESIDE), "another block is not");
+        assert!(!holder.is_clear(&mut hold));
+        other.leave();
+        // Now `other` has only a write beside the block, and says so.
+        let seen = other.unanswered().expect("a guard");
+        assert!(!seen.is_in(BESIDE) && seen.is_in(AROUND));
+        other.answer(seen);
+        assert_eq!(other.unanswered(), None);
+        assert!(holder.is_clear(&mut hold));
+        assert!(other.enter(BESIDE));
+        assert!(holder.is_clear(&mut hold), "clear stays clear");
+        holder.release(hold);
+        assert!(other.enter(BLOCK) && holder.enter(AROUND));
+    }
+
+    #[test]
+    fn one_holds_at_a_time_and_an_answer_counts_for_one_guard() {
+        let guard = Guard::new();
+        let (mut first, second) = (guard.join().expect("a line"), guard.join().expect("a line"));
+        assert!(first.enter(BESIDE));
+        let mut hold = second.try_hold(5).expect("free");
+        assert!(first.try_hold(9).is_none() && second.try_hold(5).is_none());
+        first.answer(first.unanswered().expect("a guard"));
+        assert!(second.is_clear(&mut hold));
+        second.release(hold);
+        assert_eq!((first.guarded(), first.unanswered()), (None, None));
+        let mut hold = second.try_hold(5).expect("free again");
+        assert!(!second.is_clear(&mut hold), "the answer was to the guard before");
+        first.leave();
+        assert!(second.is_clear(&mut hold));
+        second.release(hold);
+    }
+
+    #[test]
+    fn lines_are_used_again_and_run_out() {
+        let guard = Guard::new();
+        let members: Vec<Member> = std::iter::from_fn(|| guard.join()).collect();
+        assert_eq!(members.len(), CORES_MAX);
+        assert!(members[3].enter(BLOCK));
+        drop(members);
+        let member = guard.join().expect("a line again");
+        let mut hold = member.try_hold(5).expect("free");
+        assert!(member.is_clear(&mut hold), "whoever left has nothing in flight");
+        member.release(hold);
+    }
+
+    /// Every order in which two writers and two holders can take their steps, each step a call of the guard: while a
+    /// holder is past `is_clear`, no overlapping write is between `enter` and `leave`; and somebody can always go on.
+    #[test]
+    fn no_order_of_steps_lets_a_write_into_a_compare_and_write() {
+        let mut orders = 0;
+        let mut order = vec![];
+        loop {
+            let choices = play(&order);
+            orders += 1;
+            // Odometer: the next order in depth-first sequence.
+            order = choices;
+            while let Some((choice, of)) = order.pop() {
+                if choice + 1 < of {
+                    order.push((choice + 1, of));
+                    break;
+                }
+            }
+            if order.is_empty() {
+                break;
+            }
+        }
+        assert!(orders > 1000, "{orders}");
+    }
+
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum Actor {
+        Writer(BlockRange, bool),
+        Holder,
+    }
+
+    /// Plays one order: `prefix` first, then always the first actor that can go on. The choices taken and of how many.
+    fn play(prefix: &[(usize, usize)]) -> Vec<(usize, usize)> {
+        let guard = Guard::new();
+        let mut members: Vec<Member> = (0..2).map(|_| guard.join().expect("a line")).collect();
+        // Core 0: a write to the block, then one beside it. Core 1: a write around it. Each core compares once.
+        let writes = [vec![BLOCK, BESIDE], vec![AROUND]];
+        let mut inside: [Option<BlockRange>; 2] = [None; 2];
+        let mut begun = [0usize; 2];
+        let mut holds: [Option<(Hold, bool)>; 2] = [None, None];
+        let mut compared = [false; 2];
+        let mut choices = Vec::new();
+        for step in 0.. {
+            assert!(step < 200, "no progress");
+            // Actors: (core, is the holder's next step).
+            let mut able = Vec::new();
+            for core in 0..2 {
+                if inside[core].is_some() || begun[core] < writes[core].len() {
+                    able.push((core, Actor::Writer(AROUND, false)));
+                }
+                if !compared[core] {
+                    able.push((core, Actor::Holder));
+                }
+            }
+            if able.is_empty() {
+                break;
+            }
+            let choice = prefix.get(step).map_or(step % able.len(), |(choice, _)| *choice);
+            if step < 9 {
+                choices.push((choice.min(able.len() - 1), able.len()));
+            }
+            let (core, actor) = able[choice.min(able.len() - 1)];
+            let member = &mut members[core];
+            // As every poll does.
+            if let Some(guarded) = member.unanswered()
+                && !inside[core].is_some_and(|range| guarded.is_in(range))
+            {
+                member.answer(guarded);
+            }
+            match (actor, inside[core], holds[core].take()) {
+                (Actor::Writer(..), Some(_), hold) => {
+                    member.leave();
+                    inside[core] = None;
+                    holds[core] = hold;
+                }
+                (Actor::Writer(..), None, hold) => {
+                    let range = writes[core][begun[core]];
+                    if member.enter(range) {
+                        inside[core] = Some(range);
+                        begun[core] += 1;
+                    }
+                    holds[core] = hold;
+                }
+                (Actor::Holder, _, None) => holds[core] = member.try_hold(5).map(|hold| (hold, false)),
+                (Actor::Holder, _, Some((hold, true))) => {
+                    member.release(hold);
+                    compared[core] = true;
+                }
+                (Actor::Holder, _, Some((mut hold, false))) => {
+                    let is_clear = member.is_clear(&mut hold);
+                    holds[core] = Some((hold, is_clear));
+                }
+            }
+            let is_comparing = holds.iter().flatten().any(|(_, is_clear)| *is_clear);
+            let is_writing = inside.iter().flatten().any(|range| range.overlaps(BLOCK));
+            assert!(!(is_comparing && is_writing), "order {prefix:?}, step {step}");
+        }
+        choices
+    }
+
+    #[test]
+    fn threads_that_write_and_compare_never_meet_at_the_block() {
+        let guard = Guard::new();
+        let (inside, value) = (AtomicU32::new(0), AtomicU64::new(0));
+        let swaps_each = 3000u64;
+        std::thread::scope(|scope| {
+            for thread in 0..3u64 {
+                let (guard, inside, value) = (&guard, &inside, &value);
+                scope.spawn(move || {
+                    let mut member = guard.join().expect("a line");
+                    let (mut swaps, mut hold) = (0, None);
+                    while swaps < swaps_each || hold.is_some() {
+                        if let Some(guarded) = member.unanswered() {
+                            member.answer(guarded);
+                        }
+                        if member.enter(if swaps % 3 == thread { BLOCK } else { BESIDE }) {
+                            if swaps % 3 == thread {
+                                inside.fetch_add(1, Ordering::Relaxed);
+                                std::hint::spin_loop();
+                                inside.fetch_sub(1, Ordering::Relaxed);
+                            }
+                            member.leave();
+                        }
+                        let Some(mut held) = hold.take().or_else(|| member.try_hold(5)) else {
+                            std::thread::yield_now();
+                            continue;
+                        };
+                        if !member.is_clear(&mut held) {
+                            hold = Some(held);
+                            continue;
+                        }
+                        let before = value.load(Ordering::Relaxed);
+                        assert_eq!(inside.load(Ordering::Relaxed), 0, "a write is inside");
+                        value.store(before + 1, Ordering::Relaxed);
+                        member.release(held);
+                        swaps += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(value.load(Ordering::Relaxed), 3 * swaps_each);
+    }
+}

@@ -1,0 +1,178 @@
+//! A disk of any size that reads as zeroes and forgets what is written: for measuring everything around a disk.
+//!
+//! Every command ends at once. Reads are shared zeroes, which take no memory; writes come in a buffer of the pool, which
+//! goes back with `Done`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use spindle_reactor::mem::Buf;
+
+use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
+use crate::{
+    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token, Usage,
+};
+
+/// What a null disk is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NullSpec {
+    /// Capacity, a multiple of the block size.
+    pub bytes: u64,
+    /// Bytes of a logical block: 512 or 4096.
+    pub block_bytes: u32,
+}
+
+/// A null disk, shared by all cores. See the module.
+pub struct NullDisk {
+    name: String,
+    block_bytes: u32,
+    block_count: Arc<AtomicU64>,
+}
+
+fn geometry(block_bytes: u32, block_count: &AtomicU64) -> Geometry {
+    Geometry {
+        block_bytes,
+        block_count: block_count.load(Ordering::Relaxed),
+        is_read_only: false,
+        has_volatile_cache: false,
+        can_deallocate: true,
+        atomic_blocks: 1,
+        can_compare_and_write: false,
+    }
+}
+
+impl NullDisk {
+    /// A null disk.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] when a setting is out of range.
+    #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
+    pub fn new(name: &str, spec: NullSpec) -> Result<Arc<dyn DiskSource>, OpenError> {
+        let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
+        Ok(Arc::new(NullDisk {
+            name: name.to_owned(),
+            block_bytes: spec.block_bytes,
+            block_count: Arc::new(AtomicU64::new(block_count)),
+        }))
+    }
+}
+
+impl DiskSource for NullDisk {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "null"
+    }
+
+    fn geometry(&self) -> Geometry {
+        geometry(self.block_bytes, &self.block_count)
+    }
+
+    fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        Ok(Box::new(NullCore { block_bytes: self.block_bytes, block_count: Arc::clone(&self.block_count) }))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        if let Some(allowed) = size_refusal(bytes, self.block_bytes) {
+            return Err(resize_error(&self.name, bytes, allowed));
+        }
+        self.block_count.store(bytes / u64::from(self.block_bytes), Ordering::Release);
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { bytes_used: 0 }
+    }
+}
+
+/// One core's handle on a null disk.
+pub struct NullCore {
+    block_bytes: u32,
+    block_count: Arc<AtomicU64>,
+}
+
+impl Disk for NullCore {
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        geometry(self.block_bytes, &self.block_count)
+    }
+
+    #[inline]
+    fn read_buffers(&self) -> BufferFrom {
+        BufferFrom::Disk
+    }
+
+    #[inline]
+    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+        let buf = match op {
+            Op::Read => Some(Buf::zeroes(range.data_bytes(block_shift(self.block_bytes)))),
+            Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => buf,
+        };
+        Some(Done { token, result: Ok(()), buf })
+    }
+
+    #[inline]
+    fn poll(&mut self, _done: &mut Vec<Done>) -> bool {
+        false
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+
+    use super::*;
+
+    fn context() -> CoreContext {
+        let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 2 }], Pages::Base).expect("pool");
+        CoreContext { core: 0, pool, depth: 8 }
+    }
+
+    #[test]
+    fn reads_are_zeroes_and_written_buffers_come_back() {
+        let source = NullDisk::new("n", NullSpec { bytes: 1 << 50, block_bytes: 512 }).expect("null disk");
+        let context = context();
+        let mut disk = source.open(&context).expect("opens");
+        let range = BlockRange { lba: (1 << 41) - 2048, blocks: 2048 };
+        let done = disk.submit(Token(7), Op::Read, range, None).expect("at once");
+        assert_eq!((done.token, done.result), (Token(7), Ok(())));
+        let buf = done.buf.expect("zeroes");
+        assert_eq!(buf.len(), 1 << 20);
+        assert!(buf.segments().all(|segment| segment.iter().all(|byte| *byte == 0)));
+        let mut data = context.pool.take(4096).expect("buffer");
+        data.copy_in(0, &[1; 4096]);
+        let range = BlockRange { lba: 0, blocks: 8 };
+        let done = disk.submit(Token(8), Op::Write { fua: true }, range, Some(data)).expect("at once");
+        assert!(done.buf.is_some());
+        assert!(disk.submit(Token(9), Op::Deallocate, range, None).is_some());
+        assert_eq!((disk.in_flight(), disk.poll(&mut Vec::new())), (0, false));
+    }
+
+    #[test]
+    fn every_core_sees_a_resize() {
+        let source = NullDisk::new("n", NullSpec { bytes: 8192, block_bytes: 4096 }).expect("null disk");
+        let disk = source.open(&context()).expect("opens");
+        source.resize(1 << 40).expect("any size");
+        assert_eq!(disk.geometry().bytes(), 1 << 40);
+        let error = source.resize(5000).expect_err("not whole blocks");
+        assert!(error.to_string().contains("size = 5000 bytes: must be a multiple of the block size, 4096"), "{error}");
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused_by_name() {
+        let error = |bytes, block_bytes| {
+            NullDisk::new("n", NullSpec { bytes, block_bytes }).err().expect("refused").to_string()
+        };
+        assert_eq!(error(4096, 1024), "disk \"n\": block_bytes = 1024: must be 512 or 4096");
+        assert!(error(0, 512).starts_with("disk \"n\": size = 0: must be a multiple of the block size, 512"));
+        assert!(error(513, 512).contains("size = 513"));
+        assert!(error(u64::MAX - 511, 512).contains("2^62"));
+    }
+}

@@ -1,0 +1,335 @@
+//! A disk in memory, shared by all cores without a lock.
+//!
+//! Reads are pins on the frames where the data lies, so that a reply is sent from there. Writes are received into fresh
+//! frames that the disk gives ([`Disk::take`]) and published by swapping them into the page table. See
+//! [`spindle_reactor::mem`] for the frames themselves.
+//!
+//! ```text
+//!   Read          submit: pin the frames                 -> Done at once, with the pin
+//!   Write         take: fresh frames -> submit: publish  -> Done at once, the disk keeps them
+//!   Deallocate,   submit: up to PORTION_PAGES            -> Done at once
+//!   WriteZeroes   more: a Zeroing, one portion after the other in `poll`, bounded per turn
+//! ```
+//!
+//! What survives what: nothing survives the end of the process. There is no cache before the medium, so flush and FUA
+//! have nothing to do.
+//!
+//! Limits: the capacity is fixed at the start; a resize stays within it. 16 TiB.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use spindle_reactor::mem::{Buf, FRAME_BYTES, FrameCore, FrameStore, Pages};
+
+use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
+use crate::{
+    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, ResizeError,
+    Token, Usage,
+};
+
+const FRAME: u64 = FRAME_BYTES as u64;
+
+/// Pages that are zeroed in one go: about a microsecond when they are unwritten, and the grain in which several
+/// zeroings share a turn.
+const PORTION_PAGES: u64 = 64;
+/// Portions in one turn, 8192 pages: what is unwritten anyway passes at some 100 us per 100 GiB this way, and no turn
+/// takes longer than a few tens of microseconds.
+const PORTIONS_A_TURN: u32 = 128;
+/// Pages that a turn gives back before it ends, because each may cost a call into the kernel.
+const PAGES_FREED_A_TURN: u64 = 256;
+/// Free frames that a core may keep to itself: 10 MiB, see `FrameStore`. Without so much slack for each core, one that
+/// idles on free frames could keep another one's writes waiting for ever.
+const HOARD_BYTES: u64 = 10 << 20;
+/// Slack for writes that are being received and for overwritten pages that are being sent.
+const IN_FLIGHT_BYTES: u64 = 64 << 20;
+
+/// What a RAM disk is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RamSpec {
+    /// Capacity, a multiple of the block size.
+    pub bytes: u64,
+    /// Bytes of a logical block: 512 or 4096.
+    pub block_bytes: u32,
+    /// Which pages of memory to ask for.
+    pub pages: Pages,
+}
+
+impl RamSpec {
+    /// Frames beyond the capacity that a disk gets unless told otherwise: for writes in flight and for what idle cores
+    /// keep. Address space and 24 bytes of tables per 4 KiB; memory only when it is used.
+    #[must_use]
+    pub fn slack_bytes_default() -> u64 {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        IN_FLIGHT_BYTES + HOARD_BYTES * cores as u64
+    }
+
+    /// Memory that the disk takes when every page is written.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        FrameStore::bytes_for(self.bytes, Self::slack_bytes_default())
+    }
+}
+
+/// A RAM disk, shared by all cores. See the module.
+pub struct RamDisk {
+    shared: Arc<Shared>,
+    bytes_max: u64,
+}
+
+struct Shared {
+    name: String,
+    store: Arc<FrameStore>,
+    block_bytes: u32,
+    block_count: AtomicU64,
+}
+
+impl Shared {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: self.block_bytes,
+            block_count: self.block_count.load(Ordering::Relaxed),
+            is_read_only: false,
+            has_volatile_cache: false,
+            can_deallocate: true,
+            // A page changes in one step, but a write of several blocks may lie across two pages.
+            atomic_blocks: 1,
+            can_compare_and_write: true,
+        }
+    }
+}
+
+impl RamDisk {
+    /// A RAM disk that reads as zeroes. Takes address space and tables; memory comes with the first writes.
+    ///
+    /// # Errors
+    /// [`OpenError`] when a setting is out of range or the address space cannot be had.
+    #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
+    pub fn new(name: &str, spec: RamSpec) -> Result<Arc<dyn DiskSource>, OpenError> {
+        Ok(Arc::new(Self::with_slack(name, spec, RamSpec::slack_bytes_default())?))
+    }
+
+    /// As [`RamDisk::new`], with the frames beyond the capacity given: a small number makes writers wait.
+    ///
+    /// # Errors
+    /// As [`RamDisk::new`].
+    pub fn with_slack(name: &str, spec: RamSpec, slack_bytes: u64) -> Result<RamDisk, OpenError> {
+        let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
+        let store = FrameStore::new(spec.bytes, slack_bytes, spec.pages)
+            .map_err(|source| OpenError::Memory { disk: name.to_owned(), source })?;
+        let shared = Shared {
+            name: name.to_owned(),
+            store,
+            block_bytes: spec.block_bytes,
+            block_count: AtomicU64::new(block_count),
+        };
+        Ok(RamDisk { shared: Arc::new(shared), bytes_max: spec.bytes })
+    }
+
+    /// Which pages of memory it got.
+    #[must_use]
+    pub fn pages(&self) -> Pages {
+        self.shared.store.pages()
+    }
+
+    /// A core's own handle, as its own type.
+    #[must_use]
+    pub fn open_core(&self, context: &CoreContext) -> RamCore {
+        RamCore {
+            frames: self.shared.store.core(),
+            shift: block_shift(self.shared.block_bytes),
+            shared: Arc::clone(&self.shared),
+            zeroings: VecDeque::with_capacity(context.depth as usize),
+        }
+    }
+
+    /// Zero what a resize takes away or brings back. What a write that was in flight over a shrink left behind is
+    /// zeroed by the growth that would show it.
+    fn clear(&self, from: u64, to: u64) -> bool {
+        let frames = self.shared.store.core();
+        let mut zeroing = Zeroing { token: Token(0), at: from, end: to, is_released: true };
+        while zeroing.at < zeroing.end {
+            if !zeroing.step(&frames) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl DiskSource for RamDisk {
+    fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "ram"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry()
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        Ok(Box::new(self.open_core(context)))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        let refuse = |allowed: String| Err(resize_error(&self.shared.name, bytes, allowed));
+        if let Some(allowed) = size_refusal(bytes, self.shared.block_bytes) {
+            return refuse(allowed);
+        }
+        if bytes > self.bytes_max {
+            return refuse(format!("a RAM disk grows up to the size it was made with, {}", self.bytes_max));
+        }
+        let before = self.shared.geometry().bytes();
+        let block_count = bytes / u64::from(self.shared.block_bytes);
+        if bytes < before {
+            self.shared.block_count.store(block_count, Ordering::Release);
+        }
+        if !self.clear(bytes.min(before), bytes.max(before)) {
+            return refuse("no free frame is left now to zero a part of a page; try again".to_owned());
+        }
+        self.shared.block_count.store(block_count, Ordering::Release);
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { bytes_used: self.shared.store.usage().pages_used * FRAME }
+    }
+}
+
+/// A range that is being zeroed, one portion after the other.
+struct Zeroing {
+    token: Token,
+    /// Everything before it reads as zeroes.
+    at: u64,
+    end: u64,
+    is_released: bool,
+}
+
+impl Zeroing {
+    fn is_one_portion(&self) -> bool {
+        self.end <= (self.at / FRAME + PORTION_PAGES) * FRAME
+    }
+
+    /// Zero one portion. False when a ragged end found no fresh frame: try again later.
+    fn step(&mut self, frames: &Rc<FrameCore>) -> bool {
+        let until = self.end.min((self.at / FRAME + PORTION_PAGES) * FRAME);
+        // At most PORTION_PAGES pages.
+        let bytes = u32::try_from(until - self.at).unwrap_or(0);
+        if !frames.zero(self.at, bytes, self.is_released) {
+            return false;
+        }
+        self.at = until;
+        true
+    }
+}
+
+/// One core's handle on a RAM disk.
+pub struct RamCore {
+    frames: Rc<FrameCore>,
+    shift: u32,
+    shared: Arc<Shared>,
+    /// Zeroings that are under way; each gets its portion in turn.
+    zeroings: VecDeque<Zeroing>,
+}
+
+impl RamCore {
+    #[cold]
+    fn submit_zeroes(&mut self, token: Token, range: BlockRange, is_released: bool) -> Option<Done> {
+        let at = range.offset(self.shift);
+        let mut zeroing = Zeroing { token, at, end: at + range.bytes(self.shift), is_released };
+        if zeroing.is_one_portion() && zeroing.step(&self.frames) {
+            return Some(Done { token, result: Ok(()), buf: None });
+        }
+        self.zeroings.push_back(zeroing);
+        None
+    }
+
+    #[cold]
+    fn poll_zeroings(&mut self, done: &mut Vec<Done>) {
+        let used_before = self.frames.store().usage().pages_used;
+        for _ in 0..PORTIONS_A_TURN {
+            if done.len() == done.capacity() {
+                return;
+            }
+            let Some(mut zeroing) = self.zeroings.pop_front() else { return };
+            let has_frames = zeroing.step(&self.frames);
+            if zeroing.at == zeroing.end {
+                done.push(Done { token: zeroing.token, result: Ok(()), buf: None });
+            } else {
+                self.zeroings.push_back(zeroing);
+            }
+            let freed = used_before.saturating_sub(self.frames.store().usage().pages_used);
+            if !has_frames || freed >= PAGES_FREED_A_TURN {
+                return;
+            }
+        }
+    }
+}
+
+impl Disk for RamCore {
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry()
+    }
+
+    #[inline]
+    fn read_buffers(&self) -> BufferFrom {
+        BufferFrom::Disk
+    }
+
+    #[inline]
+    fn write_buffers(&self) -> BufferFrom {
+        BufferFrom::Disk
+    }
+
+    #[inline]
+    fn take(&mut self, range: BlockRange) -> Option<Buf> {
+        self.frames.take(range.offset(self.shift), range.data_bytes(self.shift))
+    }
+
+    #[inline]
+    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+        match op {
+            Op::Read => {
+                let buf = self.frames.read(range.offset(self.shift), range.data_bytes(self.shift));
+                Some(Done { token, result: Ok(()), buf: Some(buf) })
+            }
+            Op::Write { .. } => {
+                let Some(buf) = buf else { return Some(Done { token, result: Err(DiskError::Internal), buf: None }) };
+                assert_eq!(buf.len() as u64, range.bytes(self.shift), "the data of a write are as long as its range");
+                self.frames.write(range.offset(self.shift), buf);
+                Some(Done { token, result: Ok(()), buf: None })
+            }
+            Op::Flush => Some(Done { token, result: Ok(()), buf: None }),
+            Op::WriteZeroes { deallocate, .. } => self.submit_zeroes(token, range, deallocate),
+            Op::Deallocate => self.submit_zeroes(token, range, true),
+        }
+    }
+
+    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+        assert_eq!(range.blocks, 1, "compare-and-write is of one block");
+        let swapped = self.frames.compare_and_write(range.offset(self.shift), data, &expected);
+        Some(Done { token, result: swapped.map_err(|_differs| DiskError::CompareDiffers), buf: None })
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+        if self.zeroings.is_empty() {
+            return false;
+        }
+        self.poll_zeroings(done);
+        true
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.zeroings.len()
+    }
+}
+
+#[cfg(test)]
+mod tests;

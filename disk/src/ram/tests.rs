@@ -1,0 +1,178 @@
+//! Tests of the RAM disk that need its insides; the model test of all kinds is in `tests/model.rs`.
+
+use spindle_reactor::mem::{Pool, ZoneSpec};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn context() -> CoreContext {
+    let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("pool");
+    CoreContext { core: 0, pool, depth: 4 }
+}
+
+fn disk(bytes: u64, slack_bytes: u64) -> (RamDisk, RamCore) {
+    let spec = RamSpec { bytes, block_bytes: 512, pages: Pages::Base };
+    let source = RamDisk::with_slack("r", spec, slack_bytes).expect("ram disk");
+    let core = source.open_core(&context());
+    (source, core)
+}
+
+fn write(disk: &mut RamCore, lba: u64, blocks: u32, fill: u8) {
+    let range = BlockRange { lba, blocks };
+    let mut buf = disk.take(range).expect("frames");
+    buf.segments_mut().for_each(|segment| segment.fill(fill));
+    let done = disk.submit(Token(1), Op::Write { fua: false }, range, Some(buf)).expect("at once");
+    assert_eq!(done.result, Ok(()));
+    assert!(done.buf.is_none(), "the disk keeps the frames");
+}
+
+fn reads_as(disk: &mut RamCore, lba: u64, blocks: u32, fill: u8) -> bool {
+    let done = disk.submit(Token(2), Op::Read, BlockRange { lba, blocks }, None).expect("at once");
+    let buf = done.buf.expect("a pin");
+    assert_eq!(buf.len(), blocks as usize * 512);
+    buf.segments().all(|segment| segment.iter().all(|byte| *byte == fill))
+}
+
+/// Turns until nothing is in flight, bounded; the tokens that ended.
+fn drain(disk: &mut RamCore, turns_max: u32) -> (u32, Vec<u64>) {
+    let mut done = Vec::with_capacity(4);
+    let mut turns = 0;
+    while disk.in_flight() > 0 {
+        assert!(turns < turns_max, "not done after {turns} turns");
+        assert!(disk.poll(&mut done));
+        turns += 1;
+    }
+    assert!(done.iter().all(|done| done.result == Ok(())));
+    (turns, done.iter().map(|done| done.token.0).collect())
+}
+
+#[test]
+fn a_long_deallocate_takes_many_turns_and_gives_the_memory_back() {
+    let (source, mut disk) = disk(64 * MIB, 4 * MIB);
+    for mib in 0..16 {
+        write(&mut disk, mib * 2048, 2048, 3);
+    }
+    assert_eq!(source.usage().bytes_used, 16 * MIB);
+    let whole = BlockRange { lba: 0, blocks: 64 * 2048 };
+    assert!(disk.submit(Token(5), Op::Deallocate, whole, None).is_none());
+    assert_eq!(disk.in_flight(), 1);
+    let (turns, ended) = drain(&mut disk, 100);
+    // 4096 written pages at 256 a turn, and the rest, which nobody wrote, in few.
+    assert!((16..=20).contains(&turns), "{turns}");
+    assert_eq!(ended, [5]);
+    assert_eq!(source.usage().bytes_used, 0);
+    assert!(reads_as(&mut disk, 0, 2048, 0));
+}
+
+#[test]
+fn an_unwritten_range_passes_at_full_portions() {
+    let (_source, mut disk) = disk(256 * MIB, MIB);
+    assert!(disk.submit(Token(5), Op::Deallocate, BlockRange { lba: 0, blocks: 256 * 2048 }, None).is_none());
+    let (turns, _) = drain(&mut disk, 100);
+    assert_eq!(turns, 65_536 / 8192);
+}
+
+#[test]
+fn a_short_zeroing_passes_a_long_one() {
+    let (_source, mut disk) = disk(64 * MIB, 4 * MIB);
+    for mib in 0..8 {
+        write(&mut disk, mib * 2048, 2048, 3);
+    }
+    let op = Op::WriteZeroes { deallocate: false, fua: true };
+    assert!(disk.submit(Token(1), op, BlockRange { lba: 0, blocks: 64 * 2048 }, None).is_none());
+    assert!(disk.submit(Token(2), op, BlockRange { lba: 0, blocks: 2048 }, None).is_none());
+    assert!(disk.submit(Token(3), op, BlockRange { lba: 1, blocks: 510 }, None).is_some(), "a portion: at once");
+    let (_, ended) = drain(&mut disk, 100);
+    assert_eq!(ended, [2, 1]);
+    assert!(reads_as(&mut disk, 0, 2048, 0) && reads_as(&mut disk, 7 * 2048, 2048, 0));
+}
+
+#[test]
+fn a_full_list_of_done_stops_the_turn_and_is_not_grown() {
+    let (_source, mut disk) = disk(8 * MIB, MIB);
+    let range = BlockRange { lba: 0, blocks: 2048 };
+    for token in 0..3 {
+        assert!(disk.submit(Token(token), Op::Deallocate, range, None).is_none());
+    }
+    let mut done = Vec::with_capacity(2);
+    assert!(disk.poll(&mut done));
+    assert_eq!((done.len(), done.capacity(), disk.in_flight()), (2, 2, 1));
+    assert!(disk.poll(&mut done));
+    assert_eq!((done.len(), done.capacity(), disk.in_flight()), (2, 2, 1));
+    done.clear();
+    assert!(disk.poll(&mut done));
+    assert_eq!((done.len(), disk.in_flight()), (1, 0));
+    assert!(!disk.poll(&mut done));
+}
+
+#[test]
+fn a_ragged_zeroing_waits_for_a_frame() {
+    let (_source, mut disk) = disk(MIB, 0);
+    write(&mut disk, 0, 8, 9);
+    let mut held: Vec<Buf> = std::iter::from_fn(|| disk.take(BlockRange { lba: 0, blocks: 8 })).collect();
+    assert!(disk.submit(Token(4), Op::Deallocate, BlockRange { lba: 2, blocks: 3 }, None).is_none());
+    let mut done = Vec::with_capacity(1);
+    assert!(disk.poll(&mut done));
+    assert!(done.is_empty(), "no frame is free");
+    held.pop();
+    assert!(disk.poll(&mut done));
+    assert_eq!(done.len(), 1);
+    assert!(reads_as(&mut disk, 0, 2, 9) && reads_as(&mut disk, 2, 3, 0) && reads_as(&mut disk, 5, 3, 9));
+}
+
+#[test]
+fn a_read_keeps_what_it_saw_while_the_page_is_written_and_deallocated() {
+    let (_source, mut disk) = disk(MIB, MIB);
+    write(&mut disk, 8, 8, 1);
+    let range = BlockRange { lba: 8, blocks: 8 };
+    let pin = disk.submit(Token(0), Op::Read, range, None).and_then(|done| done.buf).expect("a pin");
+    write(&mut disk, 8, 8, 2);
+    assert!(disk.submit(Token(0), Op::Deallocate, range, None).is_some());
+    assert!(pin.equals_at(0, &[1; 4096]));
+    assert!(reads_as(&mut disk, 8, 8, 0));
+}
+
+#[test]
+fn compare_and_write_changes_one_block_or_nothing() {
+    let (_source, mut disk) = disk(MIB, MIB);
+    write(&mut disk, 0, 16, 1);
+    let range = BlockRange { lba: 9, blocks: 1 };
+    let expected = Buf::zeroes(512);
+    let fresh = |disk: &mut RamCore| {
+        let mut buf = disk.take(range).expect("frame");
+        buf.copy_in(0, &[7; 512]);
+        buf
+    };
+    let data = fresh(&mut disk);
+    let done = disk.compare_and_write(Token(3), range, expected, data).expect("at once");
+    assert_eq!(done.result, Err(DiskError::CompareDiffers));
+    let expected = disk.submit(Token(0), Op::Read, range, None).and_then(|done| done.buf).expect("a pin");
+    let data = fresh(&mut disk);
+    let done = disk.compare_and_write(Token(3), range, expected, data).expect("at once");
+    assert_eq!((done.token, done.result), (Token(3), Ok(())));
+    assert!(reads_as(&mut disk, 8, 1, 1) && reads_as(&mut disk, 9, 1, 7) && reads_as(&mut disk, 10, 6, 1));
+}
+
+#[test]
+fn two_cores_see_each_other_and_a_resize_within_the_capacity() {
+    let (source, mut first) = disk(MIB, MIB);
+    let mut second = source.open_core(&context());
+    write(&mut first, 2000, 48, 6);
+    assert!(reads_as(&mut second, 2000, 48, 6));
+    source.resize(MIB - 1024).expect("shrinks");
+    assert_eq!(second.geometry().block_count, 2046);
+    source.resize(MIB).expect("grows back");
+    assert!(reads_as(&mut second, 2000, 46, 6) && reads_as(&mut second, 2046, 2, 0), "what was cut off is zero");
+    assert_eq!(first.geometry().bytes(), MIB);
+    let error = source.resize(2 * MIB).expect_err("beyond the capacity").to_string();
+    assert!(error.contains("grows up to the size it was made with, 1048576"), "{error}");
+    assert!(source.resize(0).is_err());
+}
+
+#[test]
+fn a_disk_that_no_machine_has_room_for_is_refused() {
+    let spec = RamSpec { bytes: 1 << 60, block_bytes: 4096, pages: Pages::Base };
+    let error = RamDisk::new("big", spec).err().expect("refused").to_string();
+    assert!(error.contains("disk \"big\""), "{error}");
+}

@@ -1,0 +1,73 @@
+//! What block sizes and capacities every kind of disk allows, and the arithmetic between blocks and bytes.
+
+use crate::{BlockRange, OpenError, ResizeError};
+
+/// Block sizes that every host and file system takes.
+pub(crate) const BLOCK_BYTES_ALLOWED: [u32; 2] = [512, 4096];
+
+/// Largest disk: byte offsets of files are signed 64-bit numbers.
+pub(crate) const BYTES_MAX: u64 = 1 << 62;
+
+/// The number of blocks of a disk of `bytes`, when both are allowed.
+pub(crate) fn checked_blocks(disk: &str, bytes: u64, block_bytes: u32) -> Result<u64, OpenError> {
+    let refuse = |field, value: String, allowed: &str| {
+        Err(OpenError::Setting { disk: disk.to_owned(), field, value, allowed: allowed.to_owned() })
+    };
+    if !BLOCK_BYTES_ALLOWED.contains(&block_bytes) {
+        return refuse("block_bytes", block_bytes.to_string(), "must be 512 or 4096");
+    }
+    match size_refusal(bytes, block_bytes) {
+        Some(allowed) => refuse("size", bytes.to_string(), &allowed),
+        None => Ok(bytes / u64::from(block_bytes)),
+    }
+}
+
+/// Why a disk cannot have `bytes`, or `None` when it can.
+pub(crate) fn size_refusal(bytes: u64, block_bytes: u32) -> Option<String> {
+    if bytes == 0 || !bytes.is_multiple_of(u64::from(block_bytes)) || bytes > BYTES_MAX {
+        return Some(format!("must be a multiple of the block size, {block_bytes}, from 1 block to 2^62 bytes"));
+    }
+    None
+}
+
+/// A [`ResizeError`] of this disk.
+pub(crate) fn resize_error(disk: &str, bytes: u64, allowed: impl Into<String>) -> ResizeError {
+    ResizeError { disk: disk.to_owned(), bytes, allowed: allowed.into() }
+}
+
+/// Shift that turns blocks into bytes.
+pub(crate) fn block_shift(block_bytes: u32) -> u32 {
+    block_bytes.trailing_zeros()
+}
+
+impl BlockRange {
+    /// First byte of the range.
+    #[inline]
+    pub(crate) fn offset(self, shift: u32) -> u64 {
+        self.lba << shift
+    }
+
+    /// Bytes of the range.
+    #[inline]
+    pub(crate) fn bytes(self, shift: u32) -> u64 {
+        u64::from(self.blocks) << shift
+    }
+
+    /// Bytes of a range that moves data, which is one buffer.
+    ///
+    /// # Panics
+    /// At 4 GiB: the caller's transfer limit is far below.
+    #[inline]
+    pub(crate) fn data_bytes(self, shift: u32) -> u32 {
+        let Ok(bytes) = u32::try_from(self.bytes(shift)) else {
+            panic!("{} blocks are more than one buffer holds; the caller checks its transfer limit", self.blocks)
+        };
+        bytes
+    }
+
+    /// True when the two have a block in common.
+    #[inline]
+    pub(crate) fn overlaps(self, other: BlockRange) -> bool {
+        self.lba < other.lba + u64::from(other.blocks) && other.lba < self.lba + u64::from(self.blocks)
+    }
+}

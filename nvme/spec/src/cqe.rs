@@ -1,0 +1,128 @@
+//! The completion queue entry (Base 2.0 section 3.3.3.2).
+
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::status::Status;
+
+/// Bytes of a completion queue entry, CC.IOCQES 4 (Base 2.0 section 3.3.3.2).
+pub const CQE_BYTES: usize = 16;
+
+/// SQHD where SQ flow control is off (Base 2.0 section 3.3.2.2, "SQ Flow Control").
+pub const SQ_HEAD_NO_FLOW_CONTROL: u16 = 0xffff;
+
+/// A completion queue entry (Base 2.0 figure "Common Completion Queue Entry Layout").
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct Cqe {
+    /// Dwords 0 and 1: what the command gives back.
+    pub result: U64,
+    /// SQHD: how far the controller has read the submission queue.
+    pub sq_head: U16,
+    /// SQID; reserved over Fabrics.
+    pub sq_id: U16,
+    /// CID of the command.
+    pub cid: U16,
+    /// Bit 0 the phase tag (0 over Fabrics), bits 15:1 the status field.
+    pub status: U16,
+}
+
+layout!(Cqe, CQE_BYTES, { result @ 0, sq_head @ 8, sq_id @ 10, cid @ 12, status @ 14 });
+
+impl Cqe {
+    /// A completion with phase 0, result 0 and SQHD 0.
+    #[must_use]
+    pub fn new(cid: u16, status: Status) -> Self {
+        Self {
+            cid: U16::new(cid),
+            status: U16::new(status.to_wire(false)),
+            ..Self::default()
+        }
+    }
+
+    /// The same completion with a 32-bit result in dword 0.
+    #[must_use]
+    pub fn with_result(self, result: u32) -> Self {
+        self.with_result_u64(u64::from(result))
+    }
+
+    /// The same completion with a result over dwords 0 and 1 (Property Get).
+    #[must_use]
+    pub fn with_result_u64(mut self, result: u64) -> Self {
+        self.result = U64::new(result);
+        self
+    }
+
+    /// The status field.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        Status::from_wire(self.status.get())
+    }
+
+    /// The phase tag.
+    #[must_use]
+    pub fn phase(&self) -> bool {
+        self.status.get() & 1 == 1
+    }
+
+    /// Sets status and phase tag together.
+    pub fn set_status(&mut self, status: Status, phase: bool) {
+        self.status = U16::new(status.to_wire(phase));
+    }
+
+    /// CID.
+    #[must_use]
+    pub fn cid(&self) -> u16 {
+        self.cid.get()
+    }
+
+    /// SQHD.
+    #[must_use]
+    pub fn sq_head(&self) -> u16 {
+        self.sq_head.get()
+    }
+
+    /// Dword 0.
+    #[must_use]
+    pub fn result_u32(&self) -> u32 {
+        let [a, b, c, d, ..] = self.result.to_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    }
+
+    /// Dwords 0 and 1.
+    #[must_use]
+    pub fn result_u64(&self) -> u64 {
+        self.result.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_has_its_status_above_the_phase_tag() {
+        let mut cqe = Cqe::new(0x1234, Status::INVALID_FIELD.dnr()).with_result(0xa0b0_c0d0);
+        cqe.sq_head = U16::new(0x0506);
+        let bytes = [
+            0xd0, 0xc0, 0xb0, 0xa0, 0, 0, 0, 0, 6, 5, 0, 0, 0x34, 0x12, 0x04, 0x80,
+        ];
+        assert_eq!(cqe.as_bytes(), bytes);
+        let back = Cqe::read_from_bytes(&bytes).unwrap();
+        assert_eq!(
+            (back.status(), back.phase()),
+            (Status::INVALID_FIELD.dnr(), false)
+        );
+        assert_eq!(
+            (back.cid(), back.result_u32(), back.sq_head()),
+            (0x1234, 0xa0b0_c0d0, 0x0506)
+        );
+        cqe.set_status(Status::SUCCESS, true);
+        assert_eq!(
+            (cqe.status.get(), cqe.phase(), cqe.status()),
+            (1, true, Status::SUCCESS)
+        );
+    }
+}

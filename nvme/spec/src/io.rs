@@ -1,0 +1,648 @@
+//! Commands of the NVM command set (NVM Command Set 1.0 and 1.1 section 3.2) and Flush (Base 2.0 section
+//! 7.1).
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::opcode::IoOpcode;
+use crate::sqe::Sqe;
+
+/// Most logical blocks that one command names.
+pub const BLOCKS_MAX: u32 = 1 << 16;
+/// Most ranges of one Dataset Management or Copy.
+pub const RANGES_MAX: u16 = 256;
+
+/// Dword 12 of Read, Write, Compare, Verify, Write Zeroes and Write Uncorrectable.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct ReadWriteCdw12 {
+    /// NLB: logical blocks, one less than the count.
+    pub nlb_z: u16,
+    /// CETYPE: command extension type (NVM Command Set 1.1).
+    #[bits(4)]
+    pub cetype: u8,
+    /// DTYPE: directive type of a Write. In Write Zeroes bit 3 of it is NSZ: the whole namespace (NVM
+    /// Command Set 1.1).
+    #[bits(4)]
+    pub dtype: u8,
+    /// STC: storage tag check.
+    pub stc: bool,
+    /// DEAC of Write Zeroes: deallocate. Reserved in the others.
+    pub deac: bool,
+    /// PRINFO; see [`Prinfo`].
+    #[bits(4)]
+    pub prinfo: u8,
+    /// FUA: to or from the medium itself.
+    pub fua: bool,
+    /// LR: limited retry.
+    pub limited_retry: bool,
+}
+
+/// PRINFO: what is done about protection information.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq)]
+pub struct Prinfo {
+    /// PRCHK bit 0: check the reference tag.
+    pub check_reference_tag: bool,
+    /// PRCHK bit 1: check the application tag.
+    pub check_application_tag: bool,
+    /// PRCHK bit 2: check the guard.
+    pub check_guard: bool,
+    /// PRACT: insert or strip the protection information.
+    pub act: bool,
+    #[bits(4)]
+    __: u8,
+}
+
+/// Dword 13 of Read and Write.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct ReadWriteCdw13 {
+    /// DSM.AF: access frequency.
+    #[bits(4)]
+    pub access_frequency: u8,
+    /// DSM.AL: access latency.
+    #[bits(2)]
+    pub access_latency: u8,
+    /// DSM.SR: part of a sequential access.
+    pub sequential: bool,
+    /// DSM.INCPRS: not compressible.
+    pub incompressible: bool,
+    __: u8,
+    /// DSPEC: directive specific, of a Write.
+    pub dspec: u16,
+}
+
+/// Dword 15 of Read, Write and their kin.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct ReadWriteCdw15 {
+    /// LBAT or ELBAT: application tag.
+    pub application_tag: u16,
+    /// LBATM or ELBATM: mask of the application tag.
+    pub application_tag_mask: u16,
+}
+
+/// Dword 10 of Dataset Management.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct DsmCdw10 {
+    /// NR: ranges, one less than the count.
+    pub nr_z: u8,
+    #[bits(24)]
+    __: u32,
+}
+
+/// Dword 11 of Dataset Management.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct DsmCdw11 {
+    /// IDR: a hint that the ranges are read as one.
+    pub integral_read: bool,
+    /// IDW: a hint that the ranges are written as one.
+    pub integral_write: bool,
+    /// AD: deallocate the ranges.
+    pub deallocate: bool,
+    #[bits(29)]
+    __: u32,
+}
+
+/// Dword 12 of Copy.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct CopyCdw12 {
+    /// NR: source ranges, one less than the count.
+    pub nr_z: u8,
+    /// DESFMT: descriptor format.
+    #[bits(4)]
+    pub format: u8,
+    /// PRINFOR: protection information of the reads.
+    #[bits(4)]
+    pub prinfo_read: u8,
+    /// CETYPE: command extension type (NVM Command Set 1.1).
+    #[bits(4)]
+    pub cetype: u8,
+    /// DTYPE: directive type.
+    #[bits(4)]
+    pub dtype: u8,
+    /// STCW: storage tag check of the writes.
+    pub stc_write: bool,
+    /// STCR: storage tag check of the reads.
+    pub stc_read: bool,
+    /// PRINFOW: protection information of the writes.
+    #[bits(4)]
+    pub prinfo_write: u8,
+    /// FUA of the writes.
+    pub fua: bool,
+    /// LR: limited retry.
+    pub limited_retry: bool,
+}
+
+wire_bits!(
+    ReadWriteCdw12 => U32, ReadWriteCdw13 => U32, ReadWriteCdw15 => U32, DsmCdw10 => U32, DsmCdw11 => U32,
+    CopyCdw12 => U32,
+);
+
+/// The accessors that every command with SLBA and NLB has.
+macro_rules! ranged {
+    ($($name:ident),*) => {
+        $(impl $name<'_> {
+            /// SLBA: first logical block.
+            #[must_use]
+            pub fn slba(self) -> u64 {
+                self.0.slba()
+            }
+
+            /// NLB as it stands, one less than the count.
+            #[must_use]
+            pub fn nlb_z(self) -> u16 {
+                self.0.nlb_z()
+            }
+
+            /// NLB with its zero base taken away: 1 to 65,536 logical blocks.
+            #[must_use]
+            pub fn nlb(self) -> u32 {
+                self.0.blocks()
+            }
+
+            /// PRINFO.
+            #[must_use]
+            pub fn prinfo(self) -> Prinfo {
+                Prinfo::from_bits(self.cdw12().prinfo())
+            }
+
+            /// LR: limited retry.
+            #[must_use]
+            pub fn limited_retry(self) -> bool {
+                self.cdw12().limited_retry()
+            }
+
+            /// Dword 12 in parts.
+            #[must_use]
+            pub fn cdw12(self) -> ReadWriteCdw12 {
+                self.0.cdw12.into()
+            }
+        })*
+    };
+}
+
+view! {
+    /// Read or Write (NVM Command Set 1.0 sections 3.2.4 and 3.2.6).
+    pub struct ReadWrite;
+}
+
+view! {
+    /// Compare (NVM Command Set 1.0 section 3.2.1).
+    pub struct Compare;
+}
+
+view! {
+    /// Verify (NVM Command Set 1.0 section 3.2.5).
+    pub struct Verify;
+}
+
+view! {
+    /// Write Zeroes (NVM Command Set 1.0 section 3.2.8).
+    pub struct WriteZeroes;
+}
+
+view! {
+    /// Write Uncorrectable (NVM Command Set 1.0 section 3.2.7).
+    pub struct WriteUncorrectable;
+}
+
+ranged!(ReadWrite, Compare, Verify, WriteZeroes, WriteUncorrectable);
+
+impl ReadWrite<'_> {
+    /// FUA.
+    #[must_use]
+    pub fn fua(self) -> bool {
+        self.cdw12().fua()
+    }
+
+    /// DTYPE, of a Write.
+    #[must_use]
+    pub fn dtype(self) -> u8 {
+        self.cdw12().dtype()
+    }
+
+    /// Dataset management hints and DSPEC.
+    #[must_use]
+    pub fn cdw13(self) -> ReadWriteCdw13 {
+        self.0.cdw13.into()
+    }
+
+    /// ILBRT or EILBRT: initial reference tag.
+    #[must_use]
+    pub fn reference_tag(self) -> u32 {
+        self.0.cdw14()
+    }
+
+    /// Application tag and its mask.
+    #[must_use]
+    pub fn cdw15(self) -> ReadWriteCdw15 {
+        self.0.cdw15.into()
+    }
+}
+
+impl Compare<'_> {
+    /// FUA.
+    #[must_use]
+    pub fn fua(self) -> bool {
+        self.cdw12().fua()
+    }
+}
+
+impl WriteZeroes<'_> {
+    /// FUA.
+    #[must_use]
+    pub fn fua(self) -> bool {
+        self.cdw12().fua()
+    }
+
+    /// DEAC: deallocate.
+    #[must_use]
+    pub fn deac(self) -> bool {
+        self.cdw12().deac()
+    }
+
+    /// NSZ: the whole namespace, SLBA and NLB aside (NVM Command Set 1.1).
+    #[must_use]
+    pub fn whole_namespace(self) -> bool {
+        self.cdw12().dtype() & 0b1000 != 0
+    }
+}
+
+view! {
+    /// Dataset Management (NVM Command Set 1.0 section 3.2.3); its data is NR of [`DsmRange`].
+    pub struct DatasetManagement;
+}
+
+impl DatasetManagement<'_> {
+    /// NR with its zero base taken away: 1 to 256 ranges.
+    #[must_use]
+    pub fn nr(self) -> u16 {
+        u16::from(DsmCdw10::from(self.0.cdw10).nr_z()) + 1
+    }
+
+    /// AD: deallocate.
+    #[must_use]
+    pub fn ad(self) -> bool {
+        self.cdw11().deallocate()
+    }
+
+    /// IDW: integral dataset for write.
+    #[must_use]
+    pub fn idw(self) -> bool {
+        self.cdw11().integral_write()
+    }
+
+    /// IDR: integral dataset for read.
+    #[must_use]
+    pub fn idr(self) -> bool {
+        self.cdw11().integral_read()
+    }
+
+    /// Dword 11 in parts.
+    #[must_use]
+    pub fn cdw11(self) -> DsmCdw11 {
+        self.0.cdw11.into()
+    }
+}
+
+/// A range of Dataset Management (NVM Command Set 1.0 figure "Dataset Management - Range Definition").
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct DsmRange {
+    /// Context attributes: hints.
+    pub attributes: U32,
+    /// Logical blocks; *not* zero-based.
+    pub blocks: U32,
+    /// First logical block.
+    pub slba: U64,
+}
+
+layout!(DsmRange, 16, { attributes @ 0, blocks @ 4, slba @ 8 });
+
+impl DsmRange {
+    /// A range without hints.
+    #[must_use]
+    pub fn new(slba: u64, blocks: u32) -> Self {
+        Self {
+            attributes: U32::ZERO,
+            blocks: U32::new(blocks),
+            slba: U64::new(slba),
+        }
+    }
+}
+
+view! {
+    /// Copy (NVM Command Set 1.0 section 3.2.2); its data is NR of a format, [`CopyRangeFormat0`] for 0.
+    pub struct Copy;
+}
+
+impl Copy<'_> {
+    /// SDLBA: first logical block of the destination.
+    #[must_use]
+    pub fn sdlba(self) -> u64 {
+        self.0.slba()
+    }
+
+    /// NR with its zero base taken away: 1 to 256 ranges.
+    #[must_use]
+    pub fn ranges(self) -> u16 {
+        u16::from(self.cdw12().nr_z()) + 1
+    }
+
+    /// DESFMT.
+    #[must_use]
+    pub fn format(self) -> u8 {
+        self.cdw12().format()
+    }
+
+    /// FUA.
+    #[must_use]
+    pub fn fua(self) -> bool {
+        self.cdw12().fua()
+    }
+
+    /// LR: limited retry.
+    #[must_use]
+    pub fn limited_retry(self) -> bool {
+        self.cdw12().limited_retry()
+    }
+
+    /// Dword 12 in parts.
+    #[must_use]
+    pub fn cdw12(self) -> CopyCdw12 {
+        self.0.cdw12.into()
+    }
+}
+
+/// A source range of Copy, format 0h; format 2h is the same with SNSID and SOPT in use (NVM Command Set 1.0
+/// and 1.1 figure "Copy - Source Range Entries Copy Descriptor Format 0h").
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct CopyRangeFormat0 {
+    /// SNSID: source namespace, in format 2h (NVM Command Set 1.1); reserved in 0h.
+    pub snsid: U32,
+    /// Reserved.
+    pub reserved4: [u8; 4],
+    /// SLBA: first logical block of the source.
+    pub slba: U64,
+    /// NLB: logical blocks, one less than the count.
+    pub nlb_z: U16,
+    /// CETYPE in bits 3:0 (NVM Command Set 1.1).
+    pub cetype: u8,
+    /// Reserved.
+    pub reserved19: u8,
+    /// CEV: command extension value (NVM Command Set 1.1).
+    pub cev: U16,
+    /// SOPT: source options, in format 2h (NVM Command Set 1.1); reserved in 0h.
+    pub sopt: U16,
+    /// EILBRT: expected initial reference tag.
+    pub eilbrt: U32,
+    /// ELBAT: expected application tag.
+    pub elbat: U16,
+    /// ELBATM: mask of the application tag.
+    pub elbatm: U16,
+}
+
+layout!(CopyRangeFormat0, 32, {
+    snsid @ 0, reserved4 @ 4, slba @ 8, nlb_z @ 16, cetype @ 18, reserved19 @ 19, cev @ 20,
+    sopt @ 22, eilbrt @ 24, elbat @ 28, elbatm @ 30,
+});
+
+impl CopyRangeFormat0 {
+    /// A source range of format 0h; `blocks` is 1 to 65,536.
+    ///
+    /// # Panics
+    /// `blocks` is 0 or more than 65,536.
+    #[must_use]
+    pub fn new(slba: u64, blocks: u32) -> Self {
+        Self {
+            slba: U64::new(slba),
+            nlb_z: U16::new(blocks_z(blocks)),
+            ..Self::default()
+        }
+    }
+
+    /// NLB with its zero base taken away: 1 to 65,536 logical blocks.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        u32::from(self.nlb_z.get()) + 1
+    }
+}
+
+/// A count of blocks as NLB.
+fn blocks_z(blocks: u32) -> u16 {
+    u16::try_from(blocks.wrapping_sub(1)).expect("a command names 1 to 65,536 logical blocks")
+}
+
+/// A count of ranges as NR.
+fn ranges_z(ranges: u16) -> u8 {
+    u8::try_from(ranges.wrapping_sub(1)).expect("a command has 1 to 256 ranges")
+}
+
+/// Builders for hosts. A count of blocks is 1 to 65,536 and a count of ranges 1 to 256; others are bugs of
+/// the caller and panic.
+impl Sqe {
+    /// Flush.
+    #[must_use]
+    pub fn flush(cid: u16, nsid: u32) -> Self {
+        Self::new(IoOpcode::FLUSH.0, cid, nsid)
+    }
+
+    /// Read.
+    #[must_use]
+    pub fn read(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
+        Self::ranged(
+            IoOpcode::READ,
+            cid,
+            nsid,
+            slba,
+            blocks,
+            ReadWriteCdw12::new(),
+        )
+    }
+
+    /// Write.
+    #[must_use]
+    pub fn write(cid: u16, nsid: u32, slba: u64, blocks: u32, fua: bool) -> Self {
+        Self::ranged(
+            IoOpcode::WRITE,
+            cid,
+            nsid,
+            slba,
+            blocks,
+            ReadWriteCdw12::new().with_fua(fua),
+        )
+    }
+
+    /// Write Zeroes; `deallocate` is DEAC.
+    #[must_use]
+    pub fn write_zeroes(cid: u16, nsid: u32, slba: u64, blocks: u32, deallocate: bool) -> Self {
+        Self::ranged(
+            IoOpcode::WRITE_ZEROES,
+            cid,
+            nsid,
+            slba,
+            blocks,
+            ReadWriteCdw12::new().with_deac(deallocate),
+        )
+    }
+
+    /// Compare.
+    #[must_use]
+    pub fn compare(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
+        Self::ranged(
+            IoOpcode::COMPARE,
+            cid,
+            nsid,
+            slba,
+            blocks,
+            ReadWriteCdw12::new(),
+        )
+    }
+
+    /// Verify.
+    #[must_use]
+    pub fn verify(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
+        Self::ranged(
+            IoOpcode::VERIFY,
+            cid,
+            nsid,
+            slba,
+            blocks,
+            ReadWriteCdw12::new(),
+        )
+    }
+
+    /// Dataset Management that deallocates `ranges` of [`DsmRange`].
+    #[must_use]
+    pub fn dsm(cid: u16, nsid: u32, ranges: u16) -> Self {
+        let mut sqe = Self::new(IoOpcode::DATASET_MANAGEMENT.0, cid, nsid);
+        sqe.cdw10 = DsmCdw10::new().with_nr_z(ranges_z(ranges)).into();
+        sqe.cdw11 = DsmCdw11::new().with_deallocate(true).into();
+        sqe
+    }
+
+    /// Copy of `ranges` of [`CopyRangeFormat0`] to `sdlba`.
+    #[must_use]
+    pub fn copy(cid: u16, nsid: u32, sdlba: u64, ranges: u16) -> Self {
+        let mut sqe = Self::new(IoOpcode::COPY.0, cid, nsid);
+        sqe.set_cdw10_64(sdlba);
+        sqe.cdw12 = CopyCdw12::new().with_nr_z(ranges_z(ranges)).into();
+        sqe
+    }
+
+    fn ranged(
+        opcode: IoOpcode,
+        cid: u16,
+        nsid: u32,
+        slba: u64,
+        blocks: u32,
+        cdw12: ReadWriteCdw12,
+    ) -> Self {
+        let mut sqe = Self::new(opcode.0, cid, nsid);
+        sqe.set_cdw10_64(slba);
+        sqe.cdw12 = cdw12.with_nlb_z(blocks_z(blocks)).into();
+        sqe
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sqe::Sgl;
+
+    #[test]
+    fn a_read_is_the_64_bytes_that_linux_sends() {
+        let sqe = Sqe::read(0x1001, 1, 0x01_2345_6789, 8).with_sgl(Sgl::transport(4096));
+        #[rustfmt::skip]
+        let bytes = [
+            0x02, 0x40, 0x01, 0x10, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0x00, 0x10, 0, 0, 0, 0, 0, 0x5a, 0x89, 0x67, 0x45, 0x23, 0x01, 0, 0, 0,
+            7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(sqe.as_bytes(), bytes);
+        let back = Sqe::read_from_bytes(&bytes).unwrap();
+        let view = ReadWrite::new(&back);
+        assert_eq!(
+            (view.slba(), view.nlb(), view.nlb_z(), view.fua()),
+            (0x01_2345_6789, 8, 7, false)
+        );
+    }
+
+    #[test]
+    fn flags_of_dword_12_are_where_the_figures_have_them() {
+        assert_eq!(Sqe::write(0, 1, 0, 65_536, true).cdw12(), 0x4000_ffff);
+        let sqe = Sqe::write_zeroes(0, 1, u64::MAX, 1, true);
+        assert_eq!(
+            (sqe.cdw10(), sqe.cdw11(), sqe.cdw12()),
+            (u32::MAX, u32::MAX, 0x0200_0000)
+        );
+        assert!(WriteZeroes::new(&sqe).deac() && !WriteZeroes::new(&sqe).whole_namespace());
+        assert_eq!(
+            ReadWriteCdw12::new().with_limited_retry(true).into_bits(),
+            1 << 31
+        );
+        let prinfo = Prinfo::new().with_act(true).with_check_guard(true);
+        assert_eq!(
+            ReadWriteCdw12::new()
+                .with_prinfo(prinfo.into_bits())
+                .into_bits(),
+            0x3000_0000
+        );
+        assert_eq!(
+            CopyCdw12::new()
+                .with_format(2)
+                .with_prinfo_write(8)
+                .into_bits(),
+            0x2000_0200
+        );
+    }
+
+    #[test]
+    fn counts_of_ranges_lose_their_zero_base() {
+        let sqe = Sqe::dsm(5, 1, 256);
+        assert_eq!(sqe.as_bytes()[40..48], [255, 0, 0, 0, 4, 0, 0, 0]);
+        let view = DatasetManagement::new(&sqe);
+        assert_eq!(
+            (view.nr(), view.ad(), view.idr(), view.idw()),
+            (256, true, false, false)
+        );
+        let sqe = Sqe::copy(5, 1, 0x10, 3);
+        let view = Copy::new(&sqe);
+        assert_eq!(
+            (view.sdlba(), view.ranges(), view.format(), sqe.opcode),
+            (0x10, 3, 0, 0x19)
+        );
+    }
+
+    #[test]
+    fn ranges_are_little_endian() {
+        assert_eq!(
+            DsmRange::new(0x0102, 3).as_bytes(),
+            [0, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]
+        );
+        let range = CopyRangeFormat0::new(0x0102, 65_536);
+        assert_eq!(
+            range.as_bytes()[8..18],
+            [2, 1, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
+        );
+        assert_eq!(range.blocks(), 65_536);
+    }
+
+    #[test]
+    #[should_panic(expected = "1 to 65,536 logical blocks")]
+    fn a_read_of_no_blocks_is_a_bug_of_the_caller() {
+        let _ = Sqe::read(0, 1, 0, 0);
+    }
+}

@@ -1,0 +1,261 @@
+//! NVMe Qualified Names (Base 2.0 section 4.5) and the space-padded strings of Identify (section 4.6).
+
+use core::fmt;
+use core::hash::{Hash, Hasher};
+use core::str::FromStr;
+
+/// The well-known name of every discovery service (Base 2.0 section 3.1.3.2.2).
+pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+/// Most bytes of a name, without its terminating NUL (Base 2.0 section 4.5).
+pub const NQN_BYTES_MAX: usize = 223;
+
+/// Bytes of the field that carries a name, NUL padded.
+pub const NQN_FIELD_BYTES: usize = 256;
+
+/// Bytes that a [`Nqn`] keeps: the longest name and its NUL.
+const STORED_BYTES: usize = NQN_BYTES_MAX + 1;
+
+/// A name that is known to be well formed: UTF-8, 1 to 223 bytes, beginning with `nqn.`.
+#[derive(Clone, Copy)]
+pub struct Nqn {
+    /// The name, then NULs to the end.
+    stored: [u8; STORED_BYTES],
+    /// How many bytes are the name.
+    length: u8,
+}
+
+/// Why bytes are not a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NqnError {
+    /// There is not one byte before the NUL.
+    Empty,
+    /// There is no NUL where one must be, at the latest after 223 bytes.
+    TooLong,
+    /// It does not begin with `nqn.`.
+    Prefix,
+    /// It is not UTF-8, or has a NUL or a control character in it.
+    Characters,
+}
+
+impl fmt::Display for NqnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "an NQN has at least one byte",
+            Self::TooLong => "an NQN has at most 223 bytes",
+            Self::Prefix => "an NQN begins with \"nqn.\"",
+            Self::Characters => "an NQN is UTF-8 without control characters",
+        })
+    }
+}
+
+impl core::error::Error for NqnError {}
+
+impl Nqn {
+    /// The name of the discovery service.
+    #[must_use]
+    pub fn discovery() -> Self {
+        Self::new(DISCOVERY_NQN).expect("the well-known name is well formed")
+    }
+
+    /// Checks and keeps a name.
+    ///
+    /// # Errors
+    /// The first rule of [`NqnError`] that the name breaks.
+    pub fn new(name: &str) -> Result<Self, NqnError> {
+        if name.is_empty() {
+            return Err(NqnError::Empty);
+        }
+        if name.len() > NQN_BYTES_MAX {
+            return Err(NqnError::TooLong);
+        }
+        if !name.starts_with("nqn.") {
+            return Err(NqnError::Prefix);
+        }
+        if name.chars().any(char::is_control) {
+            return Err(NqnError::Characters);
+        }
+        let mut stored = [0; STORED_BYTES];
+        for (to, from) in stored.iter_mut().zip(name.bytes()) {
+            *to = from;
+        }
+        let length = u8::try_from(name.len()).map_err(|_| NqnError::TooLong)?;
+        Ok(Self { stored, length })
+    }
+
+    /// Checks and keeps the name in a NUL-terminated field, as Connect, Identify and the discovery log have
+    /// it. What follows the first NUL is not looked at.
+    ///
+    /// # Errors
+    /// The first rule of [`NqnError`] that the field breaks.
+    pub fn from_field(field: &[u8; NQN_FIELD_BYTES]) -> Result<Self, NqnError> {
+        let mut parts = field.splitn(2, |&byte| byte == 0);
+        let (Some(name), Some(_)) = (parts.next(), parts.next()) else {
+            return Err(NqnError::TooLong);
+        };
+        if name.len() > NQN_BYTES_MAX {
+            return Err(NqnError::TooLong);
+        }
+        Self::new(core::str::from_utf8(name).map_err(|_| NqnError::Characters)?)
+    }
+
+    /// The name as the 256-byte field that carries it.
+    #[must_use]
+    pub fn to_field(&self) -> [u8; NQN_FIELD_BYTES] {
+        let mut field = [0; NQN_FIELD_BYTES];
+        for (to, from) in field.iter_mut().zip(self.stored) {
+            *to = from;
+        }
+        field
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        // Both are true by construction; the empty string is only there so that nothing here can panic.
+        core::str::from_utf8(self.as_bytes()).unwrap_or_default()
+    }
+
+    /// The bytes of the name, without a NUL.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.stored
+            .get(..usize::from(self.length))
+            .unwrap_or_default()
+    }
+
+    /// Whether this is the well-known name of the discovery service.
+    #[must_use]
+    pub fn is_discovery(&self) -> bool {
+        self.as_str() == DISCOVERY_NQN
+    }
+}
+
+impl PartialEq for Nqn {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Nqn {}
+
+impl PartialOrd for Nqn {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Nqn {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl Hash for Nqn {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+impl fmt::Display for Nqn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Debug for Nqn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+impl FromStr for Nqn {
+    type Err = NqnError;
+
+    fn from_str(name: &str) -> Result<Self, NqnError> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<&str> for Nqn {
+    type Error = NqnError;
+
+    fn try_from(name: &str) -> Result<Self, NqnError> {
+        Self::new(name)
+    }
+}
+
+/// An ASCII string left justified and padded with spaces, as SN, MN and FR of Identify are (Base 2.0
+/// section 4.6). What is beyond `N` bytes is cut; a byte that is not printable ASCII becomes `?`.
+#[must_use]
+pub fn padded_ascii<const N: usize>(text: &str) -> [u8; N] {
+    let mut field = [b' '; N];
+    for (to, from) in field.iter_mut().zip(text.bytes()) {
+        *to = if (b' '..=b'~').contains(&from) {
+            from
+        } else {
+            b'?'
+        };
+    }
+    field
+}
+
+/// The text of a field padded with spaces or NULs; empty where it is not UTF-8.
+#[must_use]
+pub fn trimmed_ascii(field: &[u8]) -> &str {
+    core::str::from_utf8(field)
+        .unwrap_or_default()
+        .trim_end_matches(['\0', ' '])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::String;
+
+    fn long(bytes: usize) -> String {
+        let mut name = String::from("nqn.");
+        name.extend(core::iter::repeat_n('x', bytes - 4));
+        name
+    }
+
+    #[test]
+    fn a_name_has_between_one_and_223_bytes() {
+        assert_eq!(Nqn::new(""), Err(NqnError::Empty));
+        assert_eq!(Nqn::new(&long(223)).unwrap().as_str(), long(223));
+        assert_eq!(Nqn::new(&long(224)), Err(NqnError::TooLong));
+        assert_eq!(Nqn::new(&long(5000)), Err(NqnError::TooLong));
+        assert_eq!(Nqn::new("iqn.2014-08.org"), Err(NqnError::Prefix));
+        assert_eq!(Nqn::new("nqn.a\0b"), Err(NqnError::Characters));
+    }
+
+    #[test]
+    fn a_field_ends_at_its_nul_and_must_have_one() {
+        let field = Nqn::discovery().to_field();
+        assert_eq!(&field[..36], DISCOVERY_NQN.as_bytes());
+        assert!(field[36..].iter().all(|&byte| byte == 0));
+        let mut dirty = field;
+        dirty[40] = 0xff;
+        assert!(Nqn::from_field(&dirty).unwrap().is_discovery());
+        let mut full = [b'a'; NQN_FIELD_BYTES];
+        full[..4].copy_from_slice(b"nqn.");
+        assert_eq!(Nqn::from_field(&full), Err(NqnError::TooLong));
+        full[223] = 0;
+        assert_eq!(Nqn::from_field(&full).unwrap().as_bytes().len(), 223);
+        full[223] = b'a';
+        full[224] = 0;
+        assert_eq!(Nqn::from_field(&full), Err(NqnError::TooLong));
+        full[5] = 0xff;
+        full[6] = 0;
+        assert_eq!(Nqn::from_field(&full), Err(NqnError::Characters));
+        assert_eq!(Nqn::from_field(&[0; NQN_FIELD_BYTES]), Err(NqnError::Empty));
+    }
+
+    #[test]
+    fn strings_of_identify_are_padded_with_spaces() {
+        assert_eq!(&padded_ascii::<8>("abc"), b"abc     ");
+        assert_eq!(&padded_ascii::<4>("abcdef"), b"abcd");
+        assert_eq!(&padded_ascii::<4>("a\u{7f}\n"), b"a?? ");
+        assert_eq!(trimmed_ascii(b"abc     "), "abc");
+    }
+}

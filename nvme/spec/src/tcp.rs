@@ -1,0 +1,707 @@
+//! PDUs of NVMe/TCP (NVMe/TCP Transport 1.0 and 1.1 section 3.6).
+//!
+//! ```text
+//! CommonHeader | rest of the header | HDGST | padding | data | DDGST
+//! 0          8 |               HLEN |       |         PDO    |   PLEN
+//! ```
+//! Digests are there if they were negotiated and the flag says so; HDGST covers the first HLEN bytes.
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::cqe::Cqe;
+use crate::sqe::Sqe;
+
+/// Port of I/O controllers, registered with IANA.
+pub const IO_PORT: u16 = 4420;
+/// Port of discovery controllers, registered with IANA.
+pub const DISCOVERY_PORT: u16 = 8009;
+/// Bytes of [`CommonHeader`].
+pub const COMMON_HEADER_BYTES: usize = 8;
+/// Bytes of HDGST and of DDGST: a CRC32C, little endian.
+pub const DIGEST_BYTES: usize = 4;
+/// PFV of this revision.
+pub const PFV: u16 = 0;
+/// Largest HPDA and CPDA: data aligned to 128 bytes.
+pub const PDA_MAX: u8 = 31;
+/// Smallest MAXH2CDATA that a controller may answer.
+pub const MAXH2CDATA_MIN: u32 = 4096;
+/// Most bytes of a wrong PDU's header that a terminate request gives back (section 3.6.2.3).
+pub const TERM_REQ_DATA_BYTES_MAX: usize = 128;
+/// Most bytes of a command PDU's data on the admin queue and of a Fabrics command, whatever IOCCSZ says
+/// (section 3.3.2.1).
+pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
+
+open_enum! {
+    /// PDU-type (section 3.6.1). Even types go to the controller, odd ones to the host.
+    pub struct PduType: u8 {
+        /// Initialize Connection Request.
+        ICREQ = 0x00,
+        /// Initialize Connection Response.
+        ICRESP = 0x01,
+        /// Host to Controller Terminate Connection Request.
+        H2C_TERM_REQ = 0x02,
+        /// Controller to Host Terminate Connection Request.
+        C2H_TERM_REQ = 0x03,
+        /// Command Capsule.
+        CAPSULE_CMD = 0x04,
+        /// Response Capsule.
+        CAPSULE_RESP = 0x05,
+        /// Host to Controller Data Transfer.
+        H2C_DATA = 0x06,
+        /// Controller to Host Data Transfer.
+        C2H_DATA = 0x07,
+        /// Ready to Transfer.
+        R2T = 0x09,
+    }
+}
+
+impl PduType {
+    /// HLEN that a PDU of this type must have; `None` for an unknown type.
+    #[must_use]
+    pub const fn hlen(self) -> Option<u8> {
+        match self {
+            Self::ICREQ | Self::ICRESP => Some(128),
+            Self::CAPSULE_CMD => Some(72),
+            Self::H2C_TERM_REQ
+            | Self::C2H_TERM_REQ
+            | Self::CAPSULE_RESP
+            | Self::H2C_DATA
+            | Self::C2H_DATA
+            | Self::R2T => Some(24),
+            _ => None,
+        }
+    }
+
+    /// Whether the PDU goes from host to controller.
+    #[must_use]
+    pub const fn is_host_to_controller(self) -> bool {
+        self.0 & 1 == 0
+    }
+}
+
+/// FLAGS bit 0: HDGST follows the header.
+pub const HDGSTF: u8 = 1 << 0;
+/// FLAGS bit 1: DDGST follows the data.
+pub const DDGSTF: u8 = 1 << 1;
+/// FLAGS bit 2 of H2CData and C2HData: the last PDU of this transfer.
+pub const LAST_PDU: u8 = 1 << 2;
+/// FLAGS bit 3 of C2HData, with [`LAST_PDU`]: the command succeeded, no response capsule comes.
+pub const SUCCESS: u8 = 1 << 3;
+
+/// DGST of ICReq and ICResp (section 3.6.2.1): what digests the connection has.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq)]
+pub struct DigestBits {
+    /// HDGST_ENABLE.
+    pub header: bool,
+    /// DDGST_ENABLE.
+    pub data: bool,
+    #[bits(6)]
+    __: u8,
+}
+
+/// DGST bit 0: header digest.
+pub const HDGST_ENABLE: u8 = 1 << 0;
+/// DGST bit 1: data digest.
+pub const DDGST_ENABLE: u8 = 1 << 1;
+
+open_enum! {
+    /// FES: why a connection is terminated (sections 3.6.2.3 and 3.6.2.4).
+    pub struct Fes: u16 {
+        /// Invalid PDU Header Field; FEI is its offset.
+        INVALID_HEADER_FIELD = 0x01,
+        /// PDU Sequence Error.
+        PDU_SEQUENCE_ERROR = 0x02,
+        /// Header Digest Error; FEI is the digest that was received.
+        HEADER_DIGEST_ERROR = 0x03,
+        /// Data Transfer Out of Range.
+        DATA_TRANSFER_OUT_OF_RANGE = 0x04,
+        /// Data Transfer Limit Exceeded, where a controller says it. A host says R2T Limit Exceeded with
+        /// the same number.
+        DATA_TRANSFER_LIMIT_EXCEEDED = 0x05,
+        /// Unsupported Parameter; FEI is the offset of the field.
+        UNSUPPORTED_PARAMETER = 0x06,
+    }
+}
+
+impl Fes {
+    /// R2T Limit Exceeded, where a host says it.
+    pub const R2T_LIMIT_EXCEEDED: Self = Self::DATA_TRANSFER_LIMIT_EXCEEDED;
+}
+
+/// CH: the first 8 bytes of every PDU (section 3.6.1).
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct CommonHeader {
+    /// PDU-type.
+    pub pdu_type: PduType,
+    /// FLAGS: [`HDGSTF`], [`DDGSTF`], [`LAST_PDU`], [`SUCCESS`].
+    pub flags: u8,
+    /// HLEN: bytes of the header, without its digest.
+    pub hlen: u8,
+    /// PDO: where the data begins; 0 where there is none.
+    pub pdo: u8,
+    /// PLEN: bytes of the whole PDU, digests and padding with it.
+    pub plen: U32,
+}
+
+layout!(CommonHeader, COMMON_HEADER_BYTES, {
+    pdu_type @ 0, flags @ 1, hlen @ 2, pdo @ 3, plen @ 4,
+});
+
+impl CommonHeader {
+    /// A header with these fields.
+    #[must_use]
+    pub fn new(pdu_type: PduType, flags: u8, hlen: u8, pdo: u8, plen: u32) -> Self {
+        Self {
+            pdu_type,
+            flags,
+            hlen,
+            pdo,
+            plen: U32::new(plen),
+        }
+    }
+
+    /// PLEN.
+    #[must_use]
+    pub fn plen(&self) -> u32 {
+        self.plen.get()
+    }
+
+    /// Whether all of these flags are set.
+    #[must_use]
+    pub const fn has(&self, flags: u8) -> bool {
+        self.flags & flags == flags
+    }
+}
+
+/// Where the data of a PDU begins and how long the PDU is, given digests and the alignment that the
+/// receiver asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// PDO; 0 where there is no data.
+    pub pdo: u8,
+    /// PLEN; saturates at `u32::MAX`.
+    pub plen: u32,
+}
+
+impl Extent {
+    /// For a header of `hlen` bytes (24 or 72) and `data_bytes` of data; `pda` is HPDA or CPDA of the
+    /// receiver, 0 to 31. A data digest is counted only where there is data.
+    #[must_use]
+    pub fn new(
+        hlen: u8,
+        data_bytes: u32,
+        has_header_digest: bool,
+        has_data_digest: bool,
+        pda: u8,
+    ) -> Self {
+        let header_bytes = u32::from(hlen) + if has_header_digest { 4 } else { 0 };
+        if data_bytes == 0 {
+            return Self {
+                pdo: 0,
+                plen: header_bytes,
+            };
+        }
+        let offset = header_bytes.next_multiple_of(pda_bytes(pda.min(PDA_MAX)));
+        let digest_bytes = if has_data_digest { 4 } else { 0 };
+        // The PDUs with data have HLEN 24 or 72, so PDO is at most 128.
+        let pdo = u8::try_from(offset).unwrap_or(u8::MAX);
+        Self {
+            pdo,
+            plen: offset
+                .saturating_add(data_bytes)
+                .saturating_add(digest_bytes),
+        }
+    }
+}
+
+/// HPDA or CPDA as bytes: it counts dwords from zero.
+#[must_use]
+pub const fn pda_bytes(pda: u8) -> u32 {
+    (pda as u32 + 1) * 4
+}
+
+/// ICReq: the host's first PDU (section 3.6.2.1).
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct IcReq {
+    /// CH.
+    pub header: CommonHeader,
+    /// PFV: 0.
+    pub pfv: U16,
+    /// HPDA: alignment of data that the host wants, in dwords, counted from zero; 0 to 31.
+    pub hpda: u8,
+    /// DGST: digests that the host asks for.
+    pub dgst: u8,
+    /// MAXR2T: how many R2Ts a command may have outstanding, counted from zero.
+    pub maxr2t: U32,
+    /// Reserved.
+    pub reserved16: [u8; 112],
+}
+
+layout!(IcReq, 128, { header @ 0, pfv @ 8, hpda @ 10, dgst @ 11, maxr2t @ 12, reserved16 @ 16 });
+
+impl IcReq {
+    /// An ICReq; `maxr2t_z` counts from zero.
+    #[must_use]
+    pub fn new(hpda: u8, dgst: DigestBits, maxr2t_z: u32) -> Self {
+        Self {
+            header: CommonHeader::new(PduType::ICREQ, 0, 128, 0, 128),
+            pfv: U16::new(PFV),
+            hpda,
+            dgst: dgst.into_bits(),
+            maxr2t: U32::new(maxr2t_z),
+            ..Self::default()
+        }
+    }
+
+    /// DGST.
+    #[must_use]
+    pub const fn digests(&self) -> DigestBits {
+        DigestBits::from_bits(self.dgst)
+    }
+
+    /// MAXR2T with its zero base taken away; saturates.
+    #[must_use]
+    pub fn r2t_max(&self) -> u32 {
+        self.maxr2t.get().saturating_add(1)
+    }
+}
+
+/// ICResp: the controller's first PDU (section 3.6.2.2).
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct IcResp {
+    /// CH.
+    pub header: CommonHeader,
+    /// PFV: 0.
+    pub pfv: U16,
+    /// CPDA: alignment of data that the controller wants, in dwords, counted from zero; 0 to 31.
+    pub cpda: u8,
+    /// DGST: digests that the connection has.
+    pub dgst: u8,
+    /// MAXH2CDATA: most bytes of data in one H2CData PDU; a multiple of 4, at least 4096.
+    pub maxh2cdata: U32,
+    /// Reserved.
+    pub reserved16: [u8; 112],
+}
+
+layout!(IcResp, 128, {
+    header @ 0, pfv @ 8, cpda @ 10, dgst @ 11, maxh2cdata @ 12, reserved16 @ 16,
+});
+
+impl IcResp {
+    /// An ICResp.
+    #[must_use]
+    pub fn new(cpda: u8, dgst: DigestBits, maxh2cdata: u32) -> Self {
+        Self {
+            header: CommonHeader::new(PduType::ICRESP, 0, 128, 0, 128),
+            pfv: U16::new(PFV),
+            cpda,
+            dgst: dgst.into_bits(),
+            maxh2cdata: U32::new(maxh2cdata),
+            ..Self::default()
+        }
+    }
+
+    /// DGST.
+    #[must_use]
+    pub const fn digests(&self) -> DigestBits {
+        DigestBits::from_bits(self.dgst)
+    }
+}
+
+/// H2CTermReq and C2HTermReq; after it come up to 128 bytes of the PDU that was wrong (sections 3.6.2.3 and
+/// 3.6.2.4). It never has digests.
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct TermReq {
+    /// CH.
+    pub header: CommonHeader,
+    /// FES.
+    pub fes: U16,
+    /// FEI: what FES says it is.
+    pub fei: U32,
+    /// Reserved.
+    pub reserved14: [u8; 10],
+}
+
+layout!(TermReq, 24, { header @ 0, fes @ 8, fei @ 10, reserved14 @ 14 });
+
+impl TermReq {
+    /// A terminate request; `data_bytes` of the wrong PDU follow, at most 128.
+    #[must_use]
+    pub fn new(pdu_type: PduType, fes: Fes, fei: u32, data_bytes: u32) -> Self {
+        Self {
+            header: CommonHeader::new(pdu_type, 0, 24, 0, 24_u32.saturating_add(data_bytes)),
+            fes: U16::new(fes.0),
+            fei: U32::new(fei),
+            ..Self::default()
+        }
+    }
+
+    /// FES.
+    #[must_use]
+    pub fn fes(&self) -> Fes {
+        Fes(self.fes.get())
+    }
+
+    /// FEI.
+    #[must_use]
+    pub fn fei(&self) -> u32 {
+        self.fei.get()
+    }
+}
+
+/// CapsuleCmd: a command, perhaps with its data (section 3.6.2.5).
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct CapsuleCmd {
+    /// CH.
+    pub header: CommonHeader,
+    /// CCSQE.
+    pub sqe: Sqe,
+}
+
+layout!(CapsuleCmd, 72, { header @ 0, sqe @ 8 });
+
+impl CapsuleCmd {
+    /// A capsule; `flags` holds the digest flags, `extent` comes from [`Extent::new`] with HLEN 72.
+    #[must_use]
+    pub fn new(sqe: Sqe, flags: u8, extent: Extent) -> Self {
+        Self {
+            header: CommonHeader::new(PduType::CAPSULE_CMD, flags, 72, extent.pdo, extent.plen),
+            sqe,
+        }
+    }
+}
+
+/// CapsuleResp: a completion (section 3.6.2.6).
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct CapsuleResp {
+    /// CH.
+    pub header: CommonHeader,
+    /// RCCQE.
+    pub cqe: Cqe,
+}
+
+layout!(CapsuleResp, 24, { header @ 0, cqe @ 8 });
+
+impl CapsuleResp {
+    /// A capsule, with a header digest after it or not.
+    #[must_use]
+    pub fn new(cqe: Cqe, has_header_digest: bool) -> Self {
+        Self {
+            header: header_only(PduType::CAPSULE_RESP, has_header_digest),
+            cqe,
+        }
+    }
+}
+
+/// H2CData: data of a write, after an R2T (section 3.6.2.7).
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct H2cData {
+    /// CH.
+    pub header: CommonHeader,
+    /// CCCID: CID of the command.
+    pub cccid: U16,
+    /// TTAG of the R2T.
+    pub ttag: U16,
+    /// DATAO: offset in the command's data.
+    pub datao: U32,
+    /// DATAL: bytes in this PDU.
+    pub datal: U32,
+    /// Reserved.
+    pub reserved20: [u8; 4],
+}
+
+layout!(H2cData, 24, {
+    header @ 0, cccid @ 8, ttag @ 10, datao @ 12, datal @ 16, reserved20 @ 20,
+});
+
+impl H2cData {
+    /// A PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN 24.
+    #[must_use]
+    pub fn new(cccid: u16, ttag: u16, datao: u32, datal: u32, flags: u8, extent: Extent) -> Self {
+        Self {
+            header: CommonHeader::new(PduType::H2C_DATA, flags, 24, extent.pdo, extent.plen),
+            cccid: U16::new(cccid),
+            ttag: U16::new(ttag),
+            datao: U32::new(datao),
+            datal: U32::new(datal),
+            ..Self::default()
+        }
+    }
+}
+
+/// C2HData: data of a read (section 3.6.2.8).
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct C2hData {
+    /// CH.
+    pub header: CommonHeader,
+    /// CCCID: CID of the command.
+    pub cccid: U16,
+    /// Reserved.
+    pub reserved10: [u8; 2],
+    /// DATAO: offset in the command's data.
+    pub datao: U32,
+    /// DATAL: bytes in this PDU.
+    pub datal: U32,
+    /// Reserved.
+    pub reserved20: [u8; 4],
+}
+
+layout!(C2hData, 24, {
+    header @ 0, cccid @ 8, reserved10 @ 10, datao @ 12, datal @ 16, reserved20 @ 20,
+});
+
+impl C2hData {
+    /// A PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN 24.
+    #[must_use]
+    pub fn new(cccid: u16, datao: u32, datal: u32, flags: u8, extent: Extent) -> Self {
+        Self {
+            header: CommonHeader::new(PduType::C2H_DATA, flags, 24, extent.pdo, extent.plen),
+            cccid: U16::new(cccid),
+            datao: U32::new(datao),
+            datal: U32::new(datal),
+            ..Self::default()
+        }
+    }
+}
+
+/// R2T: the controller asks for data of a write (section 3.6.2.9).
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct R2t {
+    /// CH.
+    pub header: CommonHeader,
+    /// CCCID: CID of the command.
+    pub cccid: U16,
+    /// TTAG: the controller's name for this transfer.
+    pub ttag: U16,
+    /// R2TO: offset in the command's data.
+    pub r2to: U32,
+    /// R2TL: bytes asked for.
+    pub r2tl: U32,
+    /// Reserved.
+    pub reserved20: [u8; 4],
+}
+
+layout!(R2t, 24, { header @ 0, cccid @ 8, ttag @ 10, r2to @ 12, r2tl @ 16, reserved20 @ 20 });
+
+impl R2t {
+    /// An R2T, with a header digest after it or not.
+    #[must_use]
+    pub fn new(cccid: u16, ttag: u16, r2to: u32, r2tl: u32, has_header_digest: bool) -> Self {
+        Self {
+            header: header_only(PduType::R2T, has_header_digest),
+            cccid: U16::new(cccid),
+            ttag: U16::new(ttag),
+            r2to: U32::new(r2to),
+            r2tl: U32::new(r2tl),
+            ..Self::default()
+        }
+    }
+}
+
+/// The common header of a 24-byte PDU without data.
+fn header_only(pdu_type: PduType, has_header_digest: bool) -> CommonHeader {
+    if has_header_digest {
+        CommonHeader::new(pdu_type, HDGSTF, 24, 0, 28)
+    } else {
+        CommonHeader::new(pdu_type, 0, 24, 0, 24)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sqe::Sgl;
+    use crate::status::Status;
+
+    #[test]
+    fn icreq_is_what_linux_sends() {
+        // hpda 0, both digests, maxr2t 0 as drivers/nvme/host/tcp.c fills it in.
+        let pdu = IcReq::new(0, DigestBits::new().with_header(true).with_data(true), 0);
+        assert_eq!(
+            pdu.as_bytes()[..16],
+            [0, 0, 128, 0, 128, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0]
+        );
+        assert!(pdu.as_bytes()[16..].iter().all(|&byte| byte == 0));
+        assert_eq!(
+            (pdu.r2t_max(), pdu.digests().into_bits()),
+            (1, HDGST_ENABLE | DDGST_ENABLE)
+        );
+        assert_eq!(
+            IcReq::new(0, DigestBits::new(), u32::MAX).r2t_max(),
+            u32::MAX
+        );
+    }
+
+    #[test]
+    fn icresp_carries_maxh2cdata_where_icreq_carries_maxr2t() {
+        let pdu = IcResp::new(3, DigestBits::new().with_data(true), 0x0002_0000);
+        assert_eq!(
+            pdu.as_bytes()[..16],
+            [1, 0, 128, 0, 128, 0, 0, 0, 0, 0, 3, 2, 0, 0, 2, 0]
+        );
+        assert!(!pdu.digests().header() && pdu.digests().data());
+    }
+
+    #[test]
+    fn fei_of_a_terminate_request_is_at_byte_10() {
+        let pdu = TermReq::new(
+            PduType::C2H_TERM_REQ,
+            Fes::HEADER_DIGEST_ERROR,
+            0x0403_0201,
+            24,
+        );
+        let bytes = [
+            3, 0, 24, 0, 48, 0, 0, 0, 3, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(pdu.as_bytes(), bytes);
+        let back = TermReq::read_from_bytes(&bytes).unwrap();
+        assert_eq!(
+            (back.fes(), back.fei()),
+            (Fes::HEADER_DIGEST_ERROR, 0x0403_0201)
+        );
+        assert_eq!(Fes::R2T_LIMIT_EXCEEDED.0, 5);
+    }
+
+    #[test]
+    fn a_write_with_its_data_in_the_capsule() {
+        let sqe = Sqe::write(1, 1, 0, 8, false).with_sgl(Sgl::in_capsule(4096));
+        let pdu = CapsuleCmd::new(sqe, HDGSTF | DDGSTF, Extent::new(72, 4096, true, true, 0));
+        assert_eq!(
+            pdu.as_bytes()[..12],
+            [4, 3, 72, 76, 0x50, 0x10, 0, 0, 1, 0x40, 1, 0]
+        );
+        assert_eq!(pdu.header.plen(), 72 + 4 + 4096 + 4);
+        let pdu = CapsuleCmd::new(
+            Sqe::flush(1, 1),
+            HDGSTF,
+            Extent::new(72, 0, true, false, 31),
+        );
+        assert_eq!(pdu.as_bytes()[..8], [4, 1, 72, 0, 76, 0, 0, 0]);
+    }
+
+    #[test]
+    fn data_is_aligned_to_what_the_receiver_asked_for() {
+        assert_eq!(
+            Extent::new(24, 512, false, false, 0),
+            Extent { pdo: 24, plen: 536 }
+        );
+        assert_eq!(
+            Extent::new(24, 512, true, true, 0),
+            Extent { pdo: 28, plen: 544 }
+        );
+        assert_eq!(
+            Extent::new(24, 512, true, true, 3),
+            Extent { pdo: 32, plen: 548 }
+        );
+        assert_eq!(
+            Extent::new(72, 512, true, false, 31),
+            Extent {
+                pdo: 128,
+                plen: 640
+            }
+        );
+        assert_eq!(
+            Extent::new(24, u32::MAX, true, true, 31),
+            Extent {
+                pdo: 128,
+                plen: u32::MAX
+            }
+        );
+        assert_eq!((pda_bytes(0), pda_bytes(PDA_MAX)), (4, 128));
+    }
+
+    #[test]
+    fn data_pdus_and_r2t_have_their_tags_and_offsets_in_place() {
+        let c2h = C2hData::new(
+            0x0102,
+            0x1000,
+            0x200,
+            LAST_PDU | SUCCESS,
+            Extent::new(24, 0x200, false, false, 0),
+        );
+        #[rustfmt::skip]
+        assert_eq!(
+            c2h.as_bytes(),
+            [7, 12, 24, 24, 0x18, 2, 0, 0, 2, 1, 0, 0, 0, 0x10, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
+        );
+        let h2c = H2cData::new(
+            0x0102,
+            0x0304,
+            0x1000,
+            0x200,
+            LAST_PDU,
+            Extent::new(24, 0x200, false, false, 0),
+        );
+        #[rustfmt::skip]
+        assert_eq!(
+            h2c.as_bytes(),
+            [6, 4, 24, 24, 0x18, 2, 0, 0, 2, 1, 4, 3, 0, 0x10, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
+        );
+        let r2t = R2t::new(0x0102, 0x0304, 0x1000, 0x200, true);
+        #[rustfmt::skip]
+        assert_eq!(
+            r2t.as_bytes(),
+            [9, 1, 24, 0, 28, 0, 0, 0, 2, 1, 4, 3, 0, 0x10, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
+        );
+        assert!(c2h.header.has(LAST_PDU | SUCCESS) && !h2c.header.has(SUCCESS));
+    }
+
+    #[test]
+    fn a_response_capsule_holds_the_completion() {
+        let pdu = CapsuleResp::new(Cqe::new(0x1234, Status::INVALID_OPCODE.dnr()), false);
+        #[rustfmt::skip]
+        assert_eq!(
+            pdu.as_bytes(),
+            [5, 0, 24, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x34, 0x12, 0x02, 0x80]
+        );
+    }
+
+    #[test]
+    fn every_type_has_the_header_length_of_its_structure() {
+        for (pdu_type, bytes) in [
+            (PduType::ICREQ, size_of::<IcReq>()),
+            (PduType::ICRESP, size_of::<IcResp>()),
+            (PduType::H2C_TERM_REQ, size_of::<TermReq>()),
+            (PduType::C2H_TERM_REQ, size_of::<TermReq>()),
+            (PduType::CAPSULE_CMD, size_of::<CapsuleCmd>()),
+            (PduType::CAPSULE_RESP, size_of::<CapsuleResp>()),
+            (PduType::H2C_DATA, size_of::<H2cData>()),
+            (PduType::C2H_DATA, size_of::<C2hData>()),
+            (PduType::R2T, size_of::<R2t>()),
+        ] {
+            assert_eq!(pdu_type.hlen().map(usize::from), Some(bytes), "{pdu_type}");
+        }
+        assert_eq!(PduType(8).hlen(), None);
+        assert!(PduType::H2C_DATA.is_host_to_controller() && !PduType::R2T.is_host_to_controller());
+    }
+}

@@ -1,0 +1,85 @@
+//! [`CountingAllocator`]: counts what a thread allocates, for tests that assert that the data path does not.
+//!
+//! ```
+//! use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: CountingAllocator = CountingAllocator;
+//!
+//! let before = allocations_here();
+//! let boxed = Box::new(1);
+//! assert_eq!(allocations_here() - before, 1);
+//! # drop(boxed);
+//! ```
+//!
+//! UNSAFETY: implements `GlobalAlloc` by passing every call on to the system's allocator.
+#![expect(unsafe_code, reason = "implements GlobalAlloc")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    // Const and without a destructor: using it neither allocates nor fails at a thread's end.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator with a count for each thread. Growing in place counts too.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CountingAllocator;
+
+/// Allocations that the calling thread has made; 0 where [`CountingAllocator`] is not the global allocator.
+#[must_use]
+pub fn allocations_here() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+fn count() {
+    ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
+}
+
+// SAFETY: every call goes to `System` as it came; counting touches a thread-local integer only.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, old: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.realloc(old, layout, bytes) }
+    }
+
+    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.dealloc(old, layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // The global allocator of this crate's tests is set in lib.rs.
+
+    #[test]
+    fn each_thread_counts_its_own_allocations() {
+        let before = allocations_here();
+        let mut vec = Vec::<u8>::with_capacity(1);
+        vec.reserve_exact(100);
+        assert_eq!(allocations_here() - before, 2);
+        let there = std::thread::spawn(|| {
+            let before = allocations_here();
+            drop(vec![0u8; 10]);
+            allocations_here() - before
+        });
+        assert_eq!(there.join().expect("thread"), 1);
+    }
+}

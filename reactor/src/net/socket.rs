@@ -1,0 +1,360 @@
+//! [`Socket`]: a connected stream that never waits.
+//! UNSAFETY: one socket option that the system-call crate does not name.
+#![expect(unsafe_code, reason = "setsockopt(SO_BUSY_POLL)")]
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, readv, retry_on_intr};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType, connect, getpeername,
+    getsockname, ipproto, recv, sendmsg, shutdown, socket_with, sockopt,
+};
+
+use super::PIECES_MAX;
+
+/// What came of asking for bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Received {
+    /// So many, at least 1.
+    Bytes(usize),
+    /// None now; ask again.
+    Empty,
+    /// The peer sent its last byte.
+    Closed,
+    /// The connection is gone.
+    Failed(Errno),
+}
+
+/// What came of giving bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sent {
+    /// So many were taken, perhaps fewer than given.
+    Bytes(usize),
+    /// None now: the peer or the network is behind.
+    Full,
+    /// The connection is gone.
+    Failed(Errno),
+}
+
+/// A connected stream socket. Closed when dropped.
+#[derive(Debug)]
+pub struct Socket {
+    fd: OwnedFd,
+}
+
+/// A non-blocking stream socket of the address's family.
+pub(super) fn stream_socket(address: &SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?)
+}
+
+impl Socket {
+    pub(super) fn from_fd(fd: OwnedFd) -> Socket {
+        Socket { fd }
+    }
+
+    /// Connect to `address`; waits at most `timeout`. For the control path.
+    ///
+    /// # Errors
+    /// The system's; `TimedOut` when there was no answer in time.
+    pub fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Socket> {
+        let fd = stream_socket(&address)?;
+        match connect(&fd, &address) {
+            // A connect that a signal interrupts goes on in the background, as one that would wait.
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        wait_until_writable(&fd, timeout)?;
+        sockopt::socket_error(&fd)??;
+        Ok(Socket { fd })
+    }
+
+    /// Receive into `to`.
+    #[inline]
+    pub fn recv(&self, to: &mut [u8]) -> Received {
+        if to.is_empty() {
+            return Received::Empty;
+        }
+        received(retry_on_intr(|| recv(&self.fd, &mut *to, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes)))
+    }
+
+    /// Receive into `to`, one piece after the other, of which at most the first 1024 are used.
+    #[inline]
+    pub fn recv_vectored(&self, to: &mut [IoSliceMut<'_>]) -> Received {
+        let pieces = to.len().min(PIECES_MAX);
+        if to[..pieces].iter().all(|piece| piece.is_empty()) {
+            return Received::Empty;
+        }
+        received(retry_on_intr(|| readv(&self.fd, &mut to[..pieces])))
+    }
+
+    /// Send the bytes of `from`.
+    #[inline]
+    pub fn send(&self, from: &[u8]) -> Sent {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sent(retry_on_intr(|| rustix::net::send(&self.fd, from, flags)))
+    }
+
+    /// Send the pieces of `from` in order, of which at most the first 1024 are used.
+    #[inline]
+    pub fn send_vectored(&self, from: &[IoSlice<'_>]) -> Sent {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let from = &from[..from.len().min(PIECES_MAX)];
+        sent(retry_on_intr(|| sendmsg(&self.fd, from, &mut SendAncillaryBuffer::default(), flags)))
+    }
+
+    /// Send small pieces at once instead of waiting for an acknowledgement (`TCP_NODELAY`).
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_nodelay(&self, is_on: bool) -> io::Result<()> {
+        Ok(sockopt::set_tcp_nodelay(&self.fd, is_on)?)
+    }
+
+    /// Give up after sent bytes were not acknowledged for `ms` (`TCP_USER_TIMEOUT`); 0 is the system's default.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_user_timeout(&self, ms: u32) -> io::Result<()> {
+        Ok(sockopt::set_tcp_user_timeout(&self.fd, ms)?)
+    }
+
+    /// Ask an idle peer after `idle`, then each `interval`, and give up after `count` unanswered; whole seconds.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_keepalive(&self, idle: Duration, interval: Duration, count: u32) -> io::Result<()> {
+        sockopt::set_socket_keepalive(&self.fd, true)?;
+        sockopt::set_tcp_keepidle(&self.fd, idle)?;
+        sockopt::set_tcp_keepintvl(&self.fd, interval)?;
+        Ok(sockopt::set_tcp_keepcnt(&self.fd, count)?)
+    }
+
+    /// Ask for kernel buffers of so many bytes; the system doubles them and has its own upper bound. 0 leaves one as
+    /// it is.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_buffers(&self, send: usize, recv: usize) -> io::Result<()> {
+        if send > 0 {
+            sockopt::set_socket_send_buffer_size(&self.fd, send)?;
+        }
+        if recv > 0 {
+            sockopt::set_socket_recv_buffer_size(&self.fd, recv)?;
+        }
+        Ok(())
+    }
+
+    /// Ask the kernel to poll the network card for `us` microseconds when a receive finds nothing (`SO_BUSY_POLL`).
+    /// Best effort: true when it was taken (raising it needs a capability, loopback ignores it).
+    pub fn set_busy_poll(&self, us: u32) -> bool {
+        let value = libc::c_int::try_from(us).unwrap_or(libc::c_int::MAX);
+        let bytes = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);
+        let fd = self.fd.as_raw_fd();
+        // SAFETY: the kernel reads `bytes` bytes from `value`, which outlives the call.
+        let refused =
+            unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, (&raw const value).cast(), bytes) };
+        refused == 0
+    }
+
+    /// Say that no more is sent; the peer reads to the end. A connection that is gone already is no error.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn shutdown_write(&self) -> io::Result<()> {
+        match shutdown(&self.fd, Shutdown::Write) {
+            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Who is at the other end.
+    ///
+    /// # Errors
+    /// The system's, as when the peer is gone.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let peer = getpeername(&self.fd)?.ok_or(Errno::NOTCONN)?;
+        Ok(SocketAddr::try_from(peer)?)
+    }
+
+    /// Our address.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(SocketAddr::try_from(getsockname(&self.fd)?)?)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[inline]
+fn received(result: Result<usize, Errno>) -> Received {
+    match result {
+        Ok(0) => Received::Closed,
+        Ok(bytes) => Received::Bytes(bytes),
+        Err(Errno::AGAIN) => Received::Empty,
+        Err(errno) => Received::Failed(errno),
+    }
+}
+
+#[inline]
+fn sent(result: Result<usize, Errno>) -> Sent {
+    match result {
+        Ok(bytes) => Sent::Bytes(bytes),
+        // ENOBUFS: out of kernel memory for the moment, not the end of the connection.
+        Err(Errno::AGAIN | Errno::NOBUFS) => Sent::Full,
+        Err(errno) => Sent::Failed(errno),
+    }
+}
+
+fn wait_until_writable(fd: &OwnedFd, timeout: Duration) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(start.elapsed());
+        let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::from(i32::MAX), tv_nsec: 0 });
+        match poll(&mut [PollFd::new(fd, PollFlags::OUT)], Some(&left)) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::TimedOut)),
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Interest, Listener, Readiness};
+    use super::*;
+
+    fn pair() -> (Socket, Socket) {
+        let listener = Listener::bind("127.0.0.1:0".parse().expect("address"), 16).expect("bind");
+        let socket = Socket::connect(listener.local_addr(), Duration::from_secs(5)).expect("connect");
+        (socket, listener.accept().expect("accept").expect("one waits").socket)
+    }
+
+    /// Waits in the kernel, not on a clock.
+    fn wait(socket: &Socket, interest: Interest) {
+        let mut readiness = Readiness::new().expect("epoll");
+        let mut ready = Vec::with_capacity(1);
+        readiness.add(socket, 0, interest).expect("add");
+        readiness.poll(Some(Duration::from_secs(10)), &mut ready).expect("poll");
+        assert_eq!(ready.len(), 1, "nothing came in 10 s");
+    }
+
+    fn recv_all(socket: &Socket, mut to: &mut [u8]) {
+        while !to.is_empty() {
+            match socket.recv(to) {
+                Received::Bytes(bytes) => to = &mut to[bytes..],
+                Received::Empty => wait(socket, Interest::READ),
+                other @ (Received::Closed | Received::Failed(_)) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_arrive_in_order_and_an_end_is_seen() {
+        let (a, b) = pair();
+        assert_eq!(b.recv(&mut [0; 4]), Received::Empty);
+        assert_eq!(a.send_vectored(&[IoSlice::new(b"spin"), IoSlice::new(b""), IoSlice::new(b"dle")]), Sent::Bytes(7));
+        let mut got = [0; 7];
+        recv_all(&b, &mut got);
+        assert_eq!(&got, b"spindle");
+        a.shutdown_write().expect("shutdown");
+        wait(&b, Interest::READ);
+        assert_eq!(b.recv(&mut got), Received::Closed);
+        assert_eq!(b.send(b"still open"), Sent::Bytes(10));
+        assert_eq!(b.recv(&mut []), Received::Empty, "no room is not an end");
+        assert_eq!(b.recv_vectored(&mut [IoSliceMut::new(&mut [])]), Received::Empty);
+    }
+
+    #[test]
+    fn a_receive_fills_one_piece_after_the_other() {
+        let (a, b) = pair();
+        assert_eq!(a.send(b"abcdef"), Sent::Bytes(6));
+        wait(&b, Interest::READ);
+        let (mut x, mut y) = ([0; 4], [0; 4]);
+        assert_eq!(b.recv_vectored(&mut [IoSliceMut::new(&mut x), IoSliceMut::new(&mut y)]), Received::Bytes(6));
+        assert_eq!((&x, &y[..2]), (b"abcd", &b"ef"[..]));
+    }
+
+    #[test]
+    fn a_peer_that_reads_nothing_makes_it_full_and_then_not() {
+        let (a, b) = pair();
+        a.set_buffers(4096, 0).expect("buffers");
+        b.set_buffers(0, 4096).expect("buffers");
+        let block = [7; 65536];
+        let mut sent = 0;
+        loop {
+            match a.send_vectored(&[IoSlice::new(&block)]) {
+                Sent::Bytes(bytes) => sent += bytes,
+                Sent::Full => break,
+                Sent::Failed(errno) => panic!("{errno}"),
+            }
+        }
+        recv_all(&b, &mut vec![0; sent]);
+        wait(&a, Interest::WRITE);
+        assert!(matches!(a.send(&block), Sent::Bytes(_)));
+    }
+
+    #[test]
+    fn more_pieces_than_the_kernel_takes_are_sent_in_part() {
+        let (a, b) = pair();
+        let pieces: Vec<_> = (0..PIECES_MAX + 10).map(|_| IoSlice::new(b"x")).collect();
+        assert_eq!(a.send_vectored(&pieces), Sent::Bytes(PIECES_MAX));
+        recv_all(&b, &mut [0; PIECES_MAX]);
+        let mut bytes = [0; PIECES_MAX + 10];
+        let mut into: Vec<_> = bytes.chunks_mut(1).map(IoSliceMut::new).collect();
+        assert_eq!(b.recv_vectored(&mut into), Received::Empty);
+    }
+
+    #[test]
+    fn a_reset_is_a_failure_and_raises_no_signal() {
+        let (a, b) = pair();
+        assert_eq!(a.send(b"unread"), Sent::Bytes(6));
+        wait(&b, Interest::READ);
+        drop(b); // unread bytes: the kernel resets the connection
+        wait(&a, Interest::READ);
+        assert_eq!(a.recv(&mut [0; 4]), Received::Failed(Errno::CONNRESET));
+        assert_eq!(a.send(b"x"), Sent::Failed(Errno::PIPE));
+        a.shutdown_write().expect("gone is no error");
+    }
+
+    #[test]
+    fn a_refused_connect_is_an_error() {
+        let listener = Listener::bind("127.0.0.1:0".parse().expect("address"), 1).expect("bind");
+        let address = listener.local_addr();
+        drop(listener);
+        let error = Socket::connect(address, Duration::from_secs(5)).expect_err("refused");
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn options_are_taken() {
+        let (a, _b) = pair();
+        a.set_nodelay(true).expect("nodelay");
+        a.set_user_timeout(3000).expect("user timeout");
+        a.set_keepalive(Duration::from_secs(5), Duration::from_secs(1), 3).expect("keep-alive");
+        a.set_buffers(1 << 20, 1 << 20).expect("buffers");
+        a.set_busy_poll(0);
+        assert!(sockopt::tcp_nodelay(&a).expect("nodelay"));
+        assert_eq!(sockopt::tcp_user_timeout(&a).expect("user timeout"), 3000);
+        assert_eq!(sockopt::tcp_keepidle(&a).expect("idle"), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_socket_goes_to_another_core() {
+        fn is_send<T: Send>() {}
+        is_send::<Socket>();
+        is_send::<Listener>();
+    }
+}

@@ -1,0 +1,285 @@
+//! A slab of fixed capacity whose slots know their generation.
+//!
+//! What it is: a table of `capacity` entries, taken once; a [`Slot`] names an entry *and* the generation of what lay
+//! in it. Removing moves the generation on, so that a slot which comes back late (from a peer, a device, a timer)
+//! finds nothing instead of somebody else's value.
+//!
+//! ```text
+//!   Slot = generation (16) | index (16)        free list: last freed -> ... -> first freed (warm entries first)
+//! ```
+//!
+//! What it does not do: it never grows and never indexes by what came from outside without asking the generation.
+//!
+//! Limits: 65535 entries; the generation comes round after 65535 uses of one entry. Generation 0 is never used, so
+//! `Slot::from_wire(0)` is always stale.
+
+use std::fmt;
+
+/// Largest capacity of a slab.
+pub const SLAB_ENTRIES_MAX: usize = 65_535;
+
+/// End of the free list.
+const END: u16 = u16::MAX;
+
+/// The name of one use of one entry.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot {
+    generation: u16,
+    index: u16,
+}
+
+impl Slot {
+    /// Which entry. Two slots of one index are of different generations; one of them at most is alive.
+    #[inline]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.index as usize
+    }
+
+    /// As 32 bits, for a field that somebody else echoes.
+    #[inline]
+    #[must_use]
+    pub const fn to_wire(self) -> u32 {
+        (self.generation as u32) << 16 | self.index as u32
+    }
+
+    /// From 32 bits of anybody: harmless, because the slab checks it.
+    #[inline]
+    #[must_use]
+    pub const fn from_wire(wire: u32) -> Slot {
+        let [a, b, c, d] = wire.to_le_bytes();
+        Slot { generation: u16::from_le_bytes([c, d]), index: u16::from_le_bytes([a, b]) }
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slot({}#{})", self.index, self.generation)
+    }
+}
+
+struct Entry<T> {
+    value: Option<T>,
+    generation: u16,
+    /// The next free entry, when this one is free.
+    next: u16,
+}
+
+/// A table of fixed capacity. See the module.
+pub struct Slab<T> {
+    entries: Box<[Entry<T>]>,
+    free: u16,
+    len: u16,
+}
+
+impl<T> Slab<T> {
+    /// An empty slab for `n` values; the only time that it allocates.
+    ///
+    /// # Panics
+    /// When `n` is above [`SLAB_ENTRIES_MAX`].
+    #[must_use]
+    pub fn with_capacity(n: usize) -> Slab<T> {
+        assert!(n <= SLAB_ENTRIES_MAX, "a slab of {n} entries; at most {SLAB_ENTRIES_MAX}");
+        let number = |index: usize| u16::try_from(index).unwrap_or(END);
+        let next = |index: usize| if index + 1 < n { number(index + 1) } else { END };
+        let entries = (0..n).map(|index| Entry { value: None, generation: 1, next: next(index) }).collect();
+        Slab { entries, free: if n == 0 { END } else { 0 }, len: 0 }
+    }
+
+    /// Put `value` into a free entry.
+    ///
+    /// # Errors
+    /// Gives `value` back when the slab is full.
+    #[inline]
+    pub fn insert(&mut self, value: T) -> Result<Slot, T> {
+        let index = self.free;
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else { return Err(value) };
+        self.free = entry.next;
+        entry.value = Some(value);
+        self.len += 1;
+        Ok(Slot { generation: entry.generation, index })
+    }
+
+    /// The slot that the next [`Slab::insert`] gives; `None` when full. For values that hold their own name.
+    #[inline]
+    #[must_use]
+    pub fn next_slot(&self) -> Option<Slot> {
+        let entry = self.entries.get(usize::from(self.free))?;
+        Some(Slot { generation: entry.generation, index: self.free })
+    }
+
+    /// The value, unless `slot` is stale.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, slot: Slot) -> Option<&T> {
+        let entry = self.entries.get(slot.index())?;
+        if entry.generation == slot.generation { entry.value.as_ref() } else { None }
+    }
+
+    /// The value to change, unless `slot` is stale.
+    #[inline]
+    #[must_use]
+    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
+        let entry = self.entries.get_mut(slot.index())?;
+        if entry.generation == slot.generation { entry.value.as_mut() } else { None }
+    }
+
+    /// True when `slot` names a value.
+    #[inline]
+    #[must_use]
+    pub fn contains(&self, slot: Slot) -> bool {
+        self.get(slot).is_some()
+    }
+
+    /// Take the value out, unless `slot` is stale; `slot` is stale from now on.
+    #[inline]
+    pub fn remove(&mut self, slot: Slot) -> Option<T> {
+        let entry = self.entries.get_mut(slot.index())?;
+        if entry.generation != slot.generation {
+            return None;
+        }
+        let value = entry.value.take()?;
+        entry.generation = entry.generation.checked_add(1).unwrap_or(1);
+        entry.next = self.free;
+        self.free = slot.index;
+        self.len -= 1;
+        Some(value)
+    }
+
+    /// The slot of the value in entry `index` now, for walks that change the slab as they go.
+    #[inline]
+    #[must_use]
+    pub fn slot_at(&self, index: usize) -> Option<Slot> {
+        let entry = self.entries.get(index)?;
+        entry.value.as_ref()?;
+        Some(Slot { generation: entry.generation, index: u16::try_from(index).ok()? })
+    }
+
+    /// How many values are in it.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// True when there is none.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many there can be.
+    #[inline]
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True when the next insert is refused.
+    #[inline]
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.len() == self.capacity()
+    }
+
+    /// The values with their slots, by index.
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
+        (0..=u16::MAX).zip(self.entries.iter()).filter_map(|(index, entry)| {
+            let slot = Slot { generation: entry.generation, index };
+            entry.value.as_ref().map(|value| (slot, value))
+        })
+    }
+
+    /// The values to change with their slots, by index.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Slot, &mut T)> {
+        (0..=u16::MAX).zip(self.entries.iter_mut()).filter_map(|(index, entry)| {
+            let slot = Slot { generation: entry.generation, index };
+            entry.value.as_mut().map(|value| (slot, value))
+        })
+    }
+
+    /// The slots of all values, by index.
+    pub fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.iter().map(|(slot, _)| slot)
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Slab<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_slot_is_none() {
+        let mut slab = Slab::with_capacity(2);
+        let old = slab.insert("old").expect("room");
+        assert_eq!(slab.remove(old), Some("old"));
+        let new = slab.insert("new").expect("room");
+        assert_eq!(old.index(), new.index(), "last freed is first used");
+        assert_eq!(slab.get(old), None);
+        assert_eq!(slab.get_mut(old), None);
+        assert_eq!(slab.remove(old), None);
+        assert_eq!(slab.get(new), Some(&"new"));
+        assert_eq!(slab.len(), 1);
+    }
+
+    #[test]
+    fn a_full_slab_gives_the_value_back() {
+        let mut slab = Slab::with_capacity(3);
+        let slots: Vec<_> = (0..3).map(|value| slab.insert(value).expect("room")).collect();
+        assert!(slab.is_full());
+        assert_eq!(slab.next_slot(), None);
+        assert_eq!(slab.insert(9), Err(9));
+        assert_eq!(slab.remove(slots[1]), Some(1));
+        let next = slab.next_slot();
+        assert_eq!(slab.insert(9).ok(), next);
+        assert_eq!(slab.iter().map(|(_, value)| *value).collect::<Vec<_>>(), [0, 9, 2]);
+        assert_eq!(Slab::with_capacity(0).insert(1), Err(1));
+    }
+
+    #[test]
+    fn wire_numbers_of_anybody_are_harmless() {
+        let mut slab = Slab::with_capacity(4);
+        let slot = slab.insert(7).expect("room");
+        assert_eq!(Slot::from_wire(slot.to_wire()), slot);
+        for wire in [0, 1, u32::MAX, 0xffff, 0xffff_0000, slot.to_wire() + 1, slot.to_wire() ^ (1 << 31)] {
+            assert_eq!(slab.get(Slot::from_wire(wire)), None, "{wire:#x}");
+        }
+        assert_eq!(slab.get(Slot::from_wire(slot.to_wire())), Some(&7));
+    }
+
+    #[test]
+    fn the_generation_comes_round_without_zero() {
+        let mut slab = Slab::with_capacity(1);
+        let first = slab.insert(0u32).expect("room");
+        slab.remove(first);
+        for round in 1..65_535 {
+            let slot = slab.insert(round).expect("room");
+            assert_ne!(slot, first);
+            assert_ne!(slot.to_wire(), 0);
+            slab.remove(slot);
+        }
+        assert_eq!(slab.insert(0).ok(), Some(first));
+    }
+
+    #[test]
+    fn the_largest_slab_fills_and_empties() {
+        let mut slab = Slab::with_capacity(SLAB_ENTRIES_MAX);
+        while slab.insert(()).is_ok() {}
+        assert_eq!(slab.len(), SLAB_ENTRIES_MAX);
+        assert_eq!(slab.slots().count(), SLAB_ENTRIES_MAX);
+        for index in 0..slab.capacity() {
+            let slot = slab.slot_at(index).expect("occupied");
+            slab.remove(slot);
+        }
+        assert!(slab.is_empty());
+        assert_eq!(slab.slot_at(0), None);
+        assert_eq!(slab.iter_mut().count(), 0);
+    }
+}

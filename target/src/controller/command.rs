@@ -1,0 +1,111 @@
+//! Admin commands: parsed into an enum, then asked for the data they move, then run.
+
+use nvme_spec::admin::Abort;
+use nvme_spec::feature::{GetFeatures, SetFeatures};
+use nvme_spec::identify::{IDENTIFY_BYTES, Identify};
+use nvme_spec::log::GetLogPage;
+use nvme_spec::opcode::AdminOpcode;
+use nvme_spec::sqe::{Fuse, Psdt, Sqe};
+use nvme_spec::status::Status;
+
+use super::limits::ABORTS_MAX;
+use super::{Context, Controller, Failure, Kind, Need, Outcome, field};
+
+/// An admin command that this kind of controller knows.
+pub(super) enum Command<'a> {
+    Identify(Identify<'a>),
+    GetLogPage(GetLogPage<'a>),
+    GetFeatures(GetFeatures<'a>),
+    SetFeatures(SetFeatures<'a>),
+    Abort(Abort<'a>),
+    AsyncEventRequest,
+    KeepAlive,
+}
+
+/// [`IDENTIFY_BYTES`] as a length of data.
+const IDENTIFY_DATA_BYTES: u32 = 4096;
+const _: () = assert!(IDENTIFY_BYTES == IDENTIFY_DATA_BYTES as usize);
+
+impl Controller {
+    pub(super) fn parse<'a>(&self, cx: &Context<'_>, sqe: &'a Sqe) -> Result<Command<'a>, Failure> {
+        if !self.state.is_ready() {
+            return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
+        }
+        let is_sgl = matches!(sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL);
+        if !is_sgl || sqe.fuse() != Fuse::NONE {
+            return Err(Failure::invalid(field::FLAGS));
+        }
+        let command = match sqe.admin_opcode() {
+            AdminOpcode::IDENTIFY => Command::Identify(Identify::new(sqe)),
+            AdminOpcode::GET_LOG_PAGE => Command::GetLogPage(GetLogPage::new(sqe)),
+            AdminOpcode::GET_FEATURES => Command::GetFeatures(GetFeatures::new(sqe)),
+            AdminOpcode::SET_FEATURES => Command::SetFeatures(SetFeatures::new(sqe)),
+            AdminOpcode::ASYNC_EVENT_REQUEST => Command::AsyncEventRequest,
+            AdminOpcode::KEEP_ALIVE => Command::KeepAlive,
+            AdminOpcode::ABORT if self.kind == Kind::Io => Command::Abort(Abort::new(sqe)),
+            _ => return Err(Failure::of(Status::INVALID_OPCODE.dnr(), Some(field::OPCODE))),
+        };
+        self.check(cx, &command)?;
+        Ok(command)
+    }
+
+    fn check(&self, cx: &Context<'_>, command: &Command<'_>) -> Result<(), Failure> {
+        match command {
+            Command::Identify(identify) => self.check_identify(*identify),
+            Command::GetLogPage(log) => self.check_log(cx, *log),
+            Command::GetFeatures(get) => self.check_get(cx, *get),
+            Command::SetFeatures(set) => self.check_set(cx, *set),
+            Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive => Ok(()),
+        }
+    }
+
+    pub(super) fn need_of(&self, cx: &Context<'_>, command: &Command<'_>) -> Result<Need, Failure> {
+        match command {
+            Command::Identify(_) => Ok(Need::ToHost { bytes: IDENTIFY_DATA_BYTES }),
+            Command::GetLogPage(log) => self.need_log(*log),
+            Command::GetFeatures(get) => Ok(self.need_get(cx, *get)),
+            Command::SetFeatures(set) => Ok(self.need_set(cx, *set)),
+            Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive => Ok(Need::None),
+        }
+    }
+
+    pub(super) fn run(
+        &mut self,
+        cx: &Context<'_>,
+        command: &Command<'_>,
+        data: &mut [u8],
+    ) -> Result<Outcome, Failure> {
+        let need = self.need_of(cx, command)?;
+        if u32::try_from(data.len()) != Ok(need.bytes()) {
+            // The caller's mistake, or a configuration that changed in between: nothing was done.
+            return Err(Failure::of(Status::INTERNAL_ERROR, None));
+        }
+        match command {
+            Command::Identify(identify) => self.identify(cx, *identify, data).map(|()| Outcome::success(0)),
+            Command::GetLogPage(log) => self.get_log(cx, *log, data).map(|()| Outcome::success(0)),
+            Command::GetFeatures(get) => self.get_feature(cx, *get, data).map(success),
+            Command::SetFeatures(set) => self.set_feature(cx, *set, data).map(success),
+            Command::Abort(abort) => self.abort(*abort),
+            Command::AsyncEventRequest => {
+                if self.events.hold() {
+                    return Ok(Outcome::HoldAsyncEvent);
+                }
+                Err(Failure::of(Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr(), Some(field::OPCODE)))
+            }
+            // The traffic is noted already.
+            Command::KeepAlive => Ok(Outcome::success(0)),
+        }
+    }
+
+    fn abort(&mut self, abort: Abort<'_>) -> Result<Outcome, Failure> {
+        if self.aborts >= ABORTS_MAX {
+            return Err(Failure::of(Status::ABORT_LIMIT_EXCEEDED, Some(field::OPCODE)));
+        }
+        self.aborts += 1;
+        Ok(Outcome::Abort { sqid: abort.sqid(), cid: abort.cid() })
+    }
+}
+
+fn success(result: u32) -> Outcome {
+    Outcome::success(u64::from(result))
+}

@@ -1,0 +1,238 @@
+//! Asynchronous events (Base 2.0 section 5.2): what happened, until the host has read the log that tells about it.
+//!
+//! ```text
+//!   Quiet ── raised, enabled ──> Pending ── a request is held ──> Reported
+//!     ^                            │                                │
+//!     └──── its log was read with RAE = 0, or the event was disabled ──┘
+//! ```
+//! A kind that is reported is masked until its log was read; each controller has one kind of each event type, so that
+//! masking a kind masks its type, as the specification wants.
+
+use nvme_spec::admin::{AsyncEvent, AsyncEventType, AsyncHealth, AsyncNotice};
+use nvme_spec::feature::AsyncEventConfig;
+use nvme_spec::log::{CriticalWarning, LogId};
+
+use super::limits::ASYNC_EVENTS_MAX;
+
+/// What a controller can tell without being asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Temperature threshold: type 1 (SMART), information 01h, log page 02h.
+    Temperature,
+    /// Attached Namespace Attribute Changed: type 2 (notice), information 00h, log page 04h.
+    NamespaceChanged,
+    /// Discovery Log Page Change: type 2 (notice), information F0h, log page 70h.
+    DiscoveryChanged,
+}
+
+/// All kinds, in the order in which they are told.
+const KINDS: [Kind; 3] = [Kind::Temperature, Kind::NamespaceChanged, Kind::DiscoveryChanged];
+
+impl Kind {
+    /// The bit of the Asynchronous Event Configuration feature (0Bh) that lets it through.
+    #[must_use]
+    pub const fn enable_bit(self) -> u32 {
+        match self {
+            Kind::Temperature => {
+                let warning = CriticalWarning::new().with_temperature(true);
+                AsyncEventConfig::new().with_critical_warnings(warning.into_bits()).into_bits()
+            }
+            Kind::NamespaceChanged => AsyncEventConfig::new().with_namespace_attribute(true).into_bits(),
+            Kind::DiscoveryChanged => AsyncEventConfig::new().with_discovery_log(true).into_bits(),
+        }
+    }
+
+    /// The log page by which it is cleared.
+    #[must_use]
+    pub const fn log_page(self) -> LogId {
+        match self {
+            Kind::Temperature => LogId::SMART,
+            Kind::NamespaceChanged => LogId::CHANGED_NAMESPACES,
+            Kind::DiscoveryChanged => LogId::DISCOVERY,
+        }
+    }
+
+    /// Dword 0 of the completion.
+    #[must_use]
+    pub const fn result(self) -> u32 {
+        let page = self.log_page();
+        match self {
+            Kind::Temperature => AsyncEvent::of(AsyncEventType::HEALTH, AsyncHealth::TEMPERATURE.0, page),
+            Kind::NamespaceChanged => AsyncEvent::notice(AsyncNotice::NAMESPACE_CHANGED, page),
+            Kind::DiscoveryChanged => AsyncEvent::notice(AsyncNotice::DISCOVERY_LOG_CHANGED, page),
+        }
+        .into_bits()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum State {
+    #[default]
+    Quiet,
+    Pending,
+    Reported,
+}
+
+/// The events of one controller, and how many requests it holds to tell them with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Events {
+    states: [State; KINDS.len()],
+    enabled: u32,
+    held: u8,
+}
+
+impl Events {
+    /// Nothing has happened; `enabled` as the feature has it.
+    #[must_use]
+    pub fn new(enabled: u32) -> Events {
+        Events { states: [State::Quiet; KINDS.len()], enabled, held: 0 }
+    }
+
+    /// What the host lets through.
+    #[must_use]
+    pub fn enabled(&self) -> u32 {
+        self.enabled
+    }
+
+    /// The host chooses; what it does not want any more is forgotten.
+    pub fn set_enabled(&mut self, enabled: u32) {
+        self.enabled = enabled;
+        for (kind, state) in KINDS.into_iter().zip(&mut self.states) {
+            if enabled & kind.enable_bit() == 0 {
+                *state = State::Quiet;
+            }
+        }
+    }
+
+    /// A request arrives. False: there are too many.
+    #[must_use]
+    pub fn hold(&mut self) -> bool {
+        if self.held >= ASYNC_EVENTS_MAX {
+            return false;
+        }
+        self.held += 1;
+        true
+    }
+
+    /// A held request was aborted.
+    pub fn unhold(&mut self) {
+        self.held = self.held.saturating_sub(1);
+    }
+
+    /// How many requests are held.
+    #[must_use]
+    pub fn held(&self) -> u8 {
+        self.held
+    }
+
+    /// It happened.
+    pub fn raise(&mut self, kind: Kind) {
+        let is_enabled = self.enabled & kind.enable_bit() != 0;
+        let state = self.state(kind);
+        match *state {
+            State::Quiet if is_enabled => *state = State::Pending,
+            State::Quiet | State::Pending | State::Reported => {}
+        }
+    }
+
+    /// The next event to tell, if there is one and a request to tell it with: dword 0 of its completion.
+    pub fn take(&mut self) -> Option<u32> {
+        if self.held == 0 {
+            return None;
+        }
+        let kind = KINDS.into_iter().find(|kind| *self.state(*kind) == State::Pending)?;
+        *self.state(kind) = State::Reported;
+        self.held -= 1;
+        Some(kind.result())
+    }
+
+    /// The host has read this log page with RAE = 0.
+    pub fn on_log_read(&mut self, page: LogId) {
+        for (kind, state) in KINDS.into_iter().zip(&mut self.states) {
+            if kind.log_page() == page {
+                *state = State::Quiet;
+            }
+        }
+    }
+
+    /// Controller Reset: nothing is pending, no request is held, `enabled` is the default again.
+    pub fn reset(&mut self, enabled: u32) {
+        *self = Events::new(enabled);
+    }
+
+    fn state(&mut self, kind: Kind) -> &mut State {
+        let [temperature, namespace, discovery] = &mut self.states;
+        match kind {
+            Kind::Temperature => temperature,
+            Kind::NamespaceChanged => namespace,
+            Kind::DiscoveryChanged => discovery,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: u32 = u32::MAX;
+
+    #[test]
+    fn a_namespace_notice_is_reported_with_the_words_that_linux_expects() {
+        let mut events = Events::new(ALL);
+        assert!(events.hold());
+        events.raise(Kind::NamespaceChanged);
+        assert_eq!(events.take(), Some(0x0004_0002));
+        assert_eq!(Kind::DiscoveryChanged.result(), 0x0070_f002);
+        assert_eq!(Kind::Temperature.result(), 0x0002_0101);
+    }
+
+    #[test]
+    fn an_event_waits_for_a_request_and_a_request_for_an_event() {
+        let mut events = Events::new(ALL);
+        events.raise(Kind::NamespaceChanged);
+        assert_eq!(events.take(), None);
+        assert!(events.hold());
+        assert!(events.take().is_some());
+        assert!(events.hold());
+        assert_eq!((events.take(), events.held()), (None, 1));
+    }
+
+    #[test]
+    fn a_reported_event_is_masked_until_its_log_is_read() {
+        let mut events = Events::new(ALL);
+        assert!(events.hold() && events.hold());
+        events.raise(Kind::NamespaceChanged);
+        assert!(events.take().is_some());
+        events.raise(Kind::NamespaceChanged);
+        events.on_log_read(LogId::SMART);
+        assert_eq!(events.take(), None);
+        events.on_log_read(LogId::CHANGED_NAMESPACES);
+        assert_eq!(events.take(), None);
+        events.raise(Kind::NamespaceChanged);
+        assert!(events.take().is_some());
+    }
+
+    #[test]
+    fn a_disabled_event_is_not_told_also_not_later() {
+        let mut events = Events::new(ALL);
+        assert!(events.hold());
+        events.raise(Kind::NamespaceChanged);
+        events.set_enabled(0);
+        assert_eq!(events.take(), None);
+        events.raise(Kind::NamespaceChanged);
+        events.set_enabled(ALL);
+        assert_eq!(events.take(), None);
+    }
+
+    #[test]
+    fn the_fifth_request_is_one_too_many() {
+        let mut events = Events::new(ALL);
+        assert!((0..4).all(|_| events.hold()));
+        assert!(!events.hold());
+        events.unhold();
+        assert!(events.hold());
+        events.reset(0);
+        events.unhold();
+        assert_eq!((events.held(), events.enabled()), (0, 0));
+    }
+}

@@ -1,0 +1,493 @@
+//! Get and Set Features (Base 2.0 sections 5.15 and 5.27). None is saveable: after a Controller Reset each has its default.
+
+use nvme_spec::feature::{
+    Arbitration, AsyncEventConfig, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect, GetFeatures,
+    HostBehavior, HostIdentifier, NumberOfQueues, PowerManagement, SetFeatures, TemperatureThreshold,
+    Timestamp, TimestampAttributes, VolatileWriteCache, WriteAtomicity,
+};
+use nvme_spec::sqe::NSID_ALL;
+use nvme_spec::status::Status;
+use nvme_spec::zerocopy::{FromBytes, IntoBytes};
+use spindle_reactor::clock::Nanos;
+
+use super::limits::{TEMPERATURE_KELVIN, TEMPERATURE_WARNING_KELVIN};
+use super::{
+    Context, Controller, Failure, Kind, Need, Window, event, field, identify, identify_controller, keep_alive,
+};
+use crate::shared::ControllerShared;
+use crate::snapshot::NSID_MAX;
+
+use std::sync::atomic::Ordering;
+
+/// Bit of [`ControllerShared::feature_bits`]: the volatile write cache is enabled; clear, every write is as with FUA.
+pub(crate) const FEATURE_WRITE_CACHE: u32 = 1 << 0;
+
+/// Arbitration burst of 64 commands; 111b would be no limit. What a host sets is kept, round robin takes no notice.
+const ARBITRATION_DEFAULT: u32 = 6;
+
+/// TMPSEL: the composite temperature, and all sensors (Set only).
+const SENSOR_COMPOSITE: u8 = 0;
+const SENSOR_ALL: u8 = 0xf;
+/// THSEL.
+const THRESHOLD_OVER: u8 = 0;
+const THRESHOLD_UNDER: u8 = 1;
+
+/// Timestamp origin: cleared by a Controller Reset, or set by the host.
+const ORIGIN_RESET: u8 = 0;
+const ORIGIN_SET: u8 = 1;
+/// The timestamp has 48 bits.
+const TIMESTAMP_BITS: u32 = 48;
+
+/// Bytes of the data structures of features.
+const TIMESTAMP_BYTES: u32 = 8;
+const HOST_BEHAVIOR_BYTES: u32 = 512;
+const HOST_ID_BYTES: u32 = 16;
+
+/// A feature and what may be done with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Feature {
+    /// FID.
+    pub(super) id: FeatureId,
+    capabilities: FeatureCapabilities,
+}
+
+const fn feature(id: FeatureId, is_namespace_specific: bool, is_changeable: bool) -> Feature {
+    let capabilities = FeatureCapabilities::new()
+        .with_namespace_specific(is_namespace_specific)
+        .with_changeable(is_changeable);
+    Feature { id, capabilities }
+}
+
+impl Feature {
+    pub(super) fn is_namespace_specific(self) -> bool {
+        self.capabilities.namespace_specific()
+    }
+}
+
+/// Features of an I/O controller.
+const IO_FEATURES: [Feature; 13] = [
+    feature(FeatureId::ARBITRATION, false, true),
+    feature(FeatureId::POWER_MANAGEMENT, false, true),
+    feature(FeatureId::TEMPERATURE_THRESHOLD, false, true),
+    feature(FeatureId::ERROR_RECOVERY, true, true),
+    feature(FeatureId::VOLATILE_WRITE_CACHE, false, true),
+    feature(FeatureId::NUMBER_OF_QUEUES, false, true),
+    feature(FeatureId::WRITE_ATOMICITY, false, true),
+    feature(FeatureId::ASYNC_EVENT_CONFIG, false, true),
+    feature(FeatureId::TIMESTAMP, false, true),
+    feature(FeatureId::KEEP_ALIVE_TIMER, false, true),
+    feature(FeatureId::HOST_BEHAVIOR, false, true),
+    feature(FeatureId::IO_COMMAND_SET_PROFILE, false, true),
+    // Over Fabrics the host identifier comes with Connect and stays.
+    feature(FeatureId::HOST_IDENTIFIER, false, false),
+];
+
+/// Features of a discovery controller.
+const DISCOVERY_FEATURES: [Feature; 2] =
+    [feature(FeatureId::ASYNC_EVENT_CONFIG, false, true), feature(FeatureId::KEEP_ALIVE_TIMER, false, true)];
+
+/// All features of this kind of controller.
+pub(super) fn all(kind: Kind) -> &'static [Feature] {
+    match kind {
+        Kind::Io => &IO_FEATURES,
+        Kind::Discovery => &DISCOVERY_FEATURES,
+    }
+}
+
+/// What is let through before the host says anything: the notices that this kind of controller has.
+pub(super) fn async_events_default(kind: Kind) -> u32 {
+    match kind {
+        Kind::Io => event::Kind::NamespaceChanged.enable_bit(),
+        Kind::Discovery => event::Kind::DiscoveryChanged.enable_bit(),
+    }
+}
+
+/// What may be let through: the notices, and on an I/O controller any critical warning.
+fn async_events_allowed(kind: Kind) -> u32 {
+    let warnings = AsyncEventConfig::new().with_critical_warnings(u8::MAX).into_bits();
+    match kind {
+        Kind::Io => warnings | async_events_default(kind),
+        Kind::Discovery => async_events_default(kind),
+    }
+}
+
+/// Volatile write cache on or off, for the I/O queues.
+pub(super) fn set_write_cache(shared: &ControllerShared, is_enabled: bool) {
+    if is_enabled {
+        shared.feature_bits.fetch_or(FEATURE_WRITE_CACHE, Ordering::Relaxed);
+    } else {
+        shared.feature_bits.fetch_and(!FEATURE_WRITE_CACHE, Ordering::Relaxed);
+    }
+}
+
+fn write_cache(shared: &ControllerShared) -> bool {
+    shared.feature_bits.load(Ordering::Relaxed) & FEATURE_WRITE_CACHE != 0
+}
+
+/// Error recovery (TLER) by namespace, where a host has set it. At most an entry for each NSID.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct ErrorRecoveries {
+    all: u32,
+    own: Vec<(u32, u32)>,
+}
+
+impl ErrorRecoveries {
+    fn get(&self, nsid: u32) -> u32 {
+        self.own.iter().find(|(other, _)| *other == nsid).map_or(self.all, |(_, value)| *value)
+    }
+
+    fn set(&mut self, nsid: u32, value: u32) {
+        if nsid == NSID_ALL {
+            *self = ErrorRecoveries { all: value, own: Vec::new() };
+            return;
+        }
+        self.own.retain(|(other, _)| *other != nsid);
+        if value != self.all && self.own.len() < NSID_MAX as usize {
+            self.own.push((nsid, value));
+        }
+    }
+}
+
+/// Where the timestamp counts from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Clock {
+    milliseconds: u64,
+    at: Nanos,
+    origin: u8,
+}
+
+/// Current values, except those that are elsewhere (events, keep alive, write cache).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Features {
+    arbitration: u32,
+    power: PowerManagement,
+    temperature_over: u16,
+    temperature_under: u16,
+    error_recovery: ErrorRecoveries,
+    queues_max: u16,
+    queues: NumberOfQueues,
+    write_atomicity: u32,
+    clock: Clock,
+    acre: u8,
+}
+
+impl Features {
+    /// Defaults; `queues_max` I/O queues may be had.
+    pub(super) fn new(queues_max: u16, now: Nanos) -> Features {
+        Features {
+            arbitration: ARBITRATION_DEFAULT,
+            power: PowerManagement::new(),
+            temperature_over: TEMPERATURE_WARNING_KELVIN,
+            temperature_under: 0,
+            error_recovery: ErrorRecoveries::default(),
+            queues_max,
+            queues: NumberOfQueues::both(u32::from(queues_max)),
+            write_atomicity: 0,
+            clock: Clock { milliseconds: 0, at: now, origin: ORIGIN_RESET },
+            acre: 0,
+        }
+    }
+
+    /// Controller Reset.
+    pub(super) fn reset(&mut self, now: Nanos) {
+        *self = Features::new(self.queues_max, now);
+    }
+
+    /// The temperature is at or beyond a threshold that the host has set.
+    pub(super) fn is_temperature_beyond(&self) -> bool {
+        TEMPERATURE_KELVIN >= self.temperature_over || TEMPERATURE_KELVIN <= self.temperature_under
+    }
+
+    fn timestamp(&self, now: Nanos) -> Timestamp {
+        let passed = (now - self.clock.at).as_ms();
+        let milliseconds = self.clock.milliseconds.saturating_add(passed) % (1 << TIMESTAMP_BITS);
+        Timestamp::new(milliseconds, TimestampAttributes::new().with_origin(self.clock.origin))
+    }
+}
+
+impl Controller {
+    /// The feature, if this controller has it now.
+    fn find_feature(&self, cx: &Context<'_>, id: FeatureId) -> Result<Feature, Failure> {
+        let found = all(self.kind).iter().find(|feature| feature.id == id).copied();
+        let feature = found.ok_or(Failure::invalid(field::CDW10))?;
+        //= NVM Express Base 2.0 section 5.27.1.4
+        //# If a volatile write cache is not present in the controller, then a Set Features command or Get Features
+        //# command specifying this feature identifier shall be aborted with a status code of Invalid Field in Command.
+        if id == FeatureId::VOLATILE_WRITE_CACHE
+            && !identify_controller::has_volatile_cache(self.subsystem(cx)?)
+        {
+            return Err(Failure::invalid(field::CDW10));
+        }
+        Ok(feature)
+    }
+
+    pub(super) fn check_get(&self, cx: &Context<'_>, get: GetFeatures<'_>) -> Result<(), Failure> {
+        let feature = self.find_feature(cx, get.fid())?;
+        let select = get.select();
+        if select > FeatureSelect::SUPPORTED {
+            return Err(Failure::invalid(field::CDW10));
+        }
+        if select == FeatureSelect::SUPPORTED {
+            return Ok(());
+        }
+        let nsid = get.sqe().nsid();
+        if feature.is_namespace_specific() && nsid != NSID_ALL {
+            identify::find_active(self.subsystem(cx)?, nsid)?;
+        }
+        match get.fid() {
+            FeatureId::TEMPERATURE_THRESHOLD => {
+                let asked = TemperatureThreshold::from_bits(get.argument());
+                let is_known =
+                    asked.sensor() == SENSOR_COMPOSITE && asked.threshold_type() <= THRESHOLD_UNDER;
+                if is_known { Ok(()) } else { Err(Failure::invalid(field::CDW11)) }
+            }
+            // Every host here has 128 bits.
+            FeatureId::HOST_IDENTIFIER if !HostIdentifier::from_bits(get.argument()).extended() => {
+                Err(Failure::of(Status::HOST_ID_INCONSISTENT_FORMAT.dnr(), Some(field::CDW11)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn need_get(&self, _: &Context<'_>, get: GetFeatures<'_>) -> Need {
+        if get.select() == FeatureSelect::SUPPORTED {
+            return Need::None;
+        }
+        match get.fid() {
+            FeatureId::TIMESTAMP => Need::ToHost { bytes: TIMESTAMP_BYTES },
+            FeatureId::HOST_BEHAVIOR => Need::ToHost { bytes: HOST_BEHAVIOR_BYTES },
+            FeatureId::HOST_IDENTIFIER => Need::ToHost { bytes: HOST_ID_BYTES },
+            _ => Need::None,
+        }
+    }
+
+    pub(super) fn get_feature(
+        &self,
+        cx: &Context<'_>,
+        get: GetFeatures<'_>,
+        data: &mut [u8],
+    ) -> Result<u32, Failure> {
+        let feature = self.find_feature(cx, get.fid())?;
+        match get.select() {
+            FeatureSelect::SUPPORTED => Ok(feature.capabilities.into_bits()),
+            FeatureSelect::CURRENT => {
+                let cache = write_cache(&self.shared);
+                let (events, kato) = (self.events.enabled(), self.keep_alive.timeout_ms());
+                Ok(self.feature_value(&self.features, (cache, events, kato), cx, get, data))
+            }
+            // Nothing is saved, so what is saved is the default.
+            _ => {
+                let default = Features::new(self.features.queues_max, cx.now);
+                let elsewhere = (true, async_events_default(self.kind), self.keep_alive_ms_default);
+                Ok(self.feature_value(&default, elsewhere, cx, get, data))
+            }
+        }
+    }
+
+    /// A value out of `from`, or of what is elsewhere: write cache, events, keep alive.
+    fn feature_value(
+        &self,
+        from: &Features,
+        (cache, events, keep_alive_ms): (bool, u32, u32),
+        cx: &Context<'_>,
+        get: GetFeatures<'_>,
+        data: &mut [u8],
+    ) -> u32 {
+        let mut window = Window::new(0, data);
+        match get.fid() {
+            FeatureId::ARBITRATION => from.arbitration,
+            FeatureId::POWER_MANAGEMENT => from.power.into_bits(),
+            FeatureId::TEMPERATURE_THRESHOLD => {
+                let asked = TemperatureThreshold::from_bits(get.argument());
+                let is_over = asked.threshold_type() == THRESHOLD_OVER;
+                let kelvins = if is_over { from.temperature_over } else { from.temperature_under };
+                TemperatureThreshold::new().with_kelvins(kelvins).into_bits()
+            }
+            FeatureId::ERROR_RECOVERY => from.error_recovery.get(get.sqe().nsid()),
+            FeatureId::VOLATILE_WRITE_CACHE => VolatileWriteCache::new().with_enabled(cache).into_bits(),
+            FeatureId::NUMBER_OF_QUEUES => from.queues.into_bits(),
+            FeatureId::WRITE_ATOMICITY => from.write_atomicity,
+            FeatureId::ASYNC_EVENT_CONFIG => events,
+            FeatureId::TIMESTAMP => {
+                window.put(0, from.timestamp(cx.now).as_bytes());
+                0
+            }
+            FeatureId::KEEP_ALIVE_TIMER => keep_alive_ms,
+            FeatureId::HOST_BEHAVIOR => {
+                window.put(0, &[from.acre]);
+                0
+            }
+            FeatureId::HOST_IDENTIFIER => {
+                window.put(0, &self.shared.host_id);
+                0
+            }
+            // I/O command set profile: combination 0, the only one.
+            _ => 0,
+        }
+    }
+
+    pub(super) fn check_set(&self, cx: &Context<'_>, set: SetFeatures<'_>) -> Result<(), Failure> {
+        let feature = self.find_feature(cx, set.fid())?;
+        if set.save() {
+            return Err(Failure::of(Status::FEATURE_NOT_SAVEABLE.dnr(), Some(field::CDW10)));
+        }
+        if feature.id == FeatureId::HOST_IDENTIFIER {
+            //= NVM Express Base 2.0 section 5.27.1.25
+            //# the Host Identifier is specified in the Connect command, and a Set Features command shall be aborted
+            //# with a status code of Command Sequence Error
+            return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), Some(field::CDW10)));
+        }
+        let nsid = set.sqe().nsid();
+        if feature.is_namespace_specific() {
+            if nsid != NSID_ALL {
+                identify::find_active(self.subsystem(cx)?, nsid)?;
+            }
+        } else if nsid != 0 && nsid != NSID_ALL {
+            return Err(Failure::of(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.dnr(), Some(field::NSID)));
+        }
+        self.check_value(set)
+    }
+
+    /// Is the value (dword 11) one that the feature can have?
+    fn check_value(&self, set: SetFeatures<'_>) -> Result<(), Failure> {
+        let value = set.value();
+        let is_allowed = match set.fid() {
+            FeatureId::ARBITRATION => value & !arbitration_mask() == 0,
+            // There is power state 0 only (NPSS 0).
+            FeatureId::POWER_MANAGEMENT => PowerManagement::from_bits(value).power_state() == 0,
+            FeatureId::TEMPERATURE_THRESHOLD => {
+                let asked = TemperatureThreshold::from_bits(value);
+                let is_sensor_known = asked.sensor() == SENSOR_COMPOSITE || asked.sensor() == SENSOR_ALL;
+                is_sensor_known && asked.threshold_type() <= THRESHOLD_UNDER && asked.hysteresis() == 0
+            }
+            // NSFEAT bit 2 is clear: deallocated blocks read as zeroes, never as errors.
+            FeatureId::ERROR_RECOVERY => {
+                let known =
+                    ErrorRecovery::new().with_time_limit(ErrorRecovery::from_bits(value).time_limit());
+                known.into_bits() == value
+            }
+            FeatureId::VOLATILE_WRITE_CACHE => value <= 1,
+            FeatureId::WRITE_ATOMICITY => {
+                value <= WriteAtomicity::new().with_disable_normal(true).into_bits()
+            }
+            FeatureId::NUMBER_OF_QUEUES => {
+                //= NVM Express Base 2.0 section 5.27.1.5
+                //# If the value specified is FFFFh, the controller should abort the command with Invalid Field in Command
+                let asked = NumberOfQueues::from_bits(value);
+                asked.submission_z() != u16::MAX && asked.completion_z() != u16::MAX
+            }
+            FeatureId::ASYNC_EVENT_CONFIG => value & !async_events_allowed(self.kind) == 0,
+            FeatureId::KEEP_ALIVE_TIMER if value > self.keep_alive_ms_max => {
+                return Err(Failure::of(Status::KEEP_ALIVE_TIMEOUT_INVALID.dnr(), Some(field::CDW11)));
+            }
+            FeatureId::IO_COMMAND_SET_PROFILE if value != 0 => {
+                return Err(Failure::of(
+                    Status::IO_COMMAND_SET_COMBINATION_REJECTED.dnr(),
+                    Some(field::CDW11),
+                ));
+            }
+            _ => true,
+        };
+        if is_allowed { Ok(()) } else { Err(Failure::invalid(field::CDW11)) }
+    }
+
+    pub(super) fn need_set(&self, _: &Context<'_>, set: SetFeatures<'_>) -> Need {
+        match set.fid() {
+            FeatureId::TIMESTAMP => Need::FromHost { bytes: TIMESTAMP_BYTES },
+            FeatureId::HOST_BEHAVIOR => Need::FromHost { bytes: HOST_BEHAVIOR_BYTES },
+            _ => Need::None,
+        }
+    }
+
+    pub(super) fn set_feature(
+        &mut self,
+        cx: &Context<'_>,
+        set: SetFeatures<'_>,
+        data: &[u8],
+    ) -> Result<u32, Failure> {
+        let value = set.value();
+        match set.fid() {
+            FeatureId::ARBITRATION => self.features.arbitration = value,
+            FeatureId::POWER_MANAGEMENT => self.features.power = PowerManagement::from_bits(value),
+            FeatureId::TEMPERATURE_THRESHOLD => self.set_temperature(TemperatureThreshold::from_bits(value)),
+            FeatureId::ERROR_RECOVERY => self.features.error_recovery.set(set.sqe().nsid(), value),
+            FeatureId::VOLATILE_WRITE_CACHE => set_write_cache(&self.shared, value != 0),
+            FeatureId::NUMBER_OF_QUEUES => {
+                self.features.queues = grant(NumberOfQueues::from_bits(value), self.features.queues_max);
+                return Ok(self.features.queues.into_bits());
+            }
+            FeatureId::WRITE_ATOMICITY => self.features.write_atomicity = value,
+            FeatureId::ASYNC_EVENT_CONFIG => {
+                self.events.set_enabled(value);
+                self.raise_temperature();
+            }
+            FeatureId::TIMESTAMP => self.set_timestamp(cx, data)?,
+            FeatureId::KEEP_ALIVE_TIMER => self.set_keep_alive(cx, value),
+            FeatureId::HOST_BEHAVIOR => self.set_host_behavior(data)?,
+            _ => {}
+        }
+        Ok(0)
+    }
+
+    fn set_temperature(&mut self, asked: TemperatureThreshold) {
+        if asked.threshold_type() == THRESHOLD_OVER {
+            self.features.temperature_over = asked.kelvins();
+        } else {
+            self.features.temperature_under = asked.kelvins();
+        }
+        self.raise_temperature();
+    }
+
+    fn raise_temperature(&mut self) {
+        if self.kind == Kind::Io && self.features.is_temperature_beyond() {
+            self.events.raise(event::Kind::Temperature);
+        }
+    }
+
+    fn set_timestamp(&mut self, cx: &Context<'_>, data: &[u8]) -> Result<(), Failure> {
+        let time = Timestamp::read_from_bytes(data).map_err(|_| Failure::of(Status::INTERNAL_ERROR, None))?;
+        self.features.clock = Clock { milliseconds: time.milliseconds(), at: cx.now, origin: ORIGIN_SET };
+        Ok(())
+    }
+
+    fn set_keep_alive(&mut self, cx: &Context<'_>, asked_ms: u32) {
+        // A discovery host that turns keep alive off is as one that never asked for it.
+        let is_default = asked_ms == 0 && self.kind == Kind::Discovery;
+        let asked_ms = if is_default { cx.snapshot.limits.discovery_keep_alive_ms } else { asked_ms };
+        self.keep_alive.set_timeout_ms(keep_alive::granted_ms(asked_ms), cx.now);
+    }
+
+    /// Advanced command retry is accepted (it asks for nothing while CRDT is 0); the others are not supported.
+    fn set_host_behavior(&mut self, data: &[u8]) -> Result<(), Failure> {
+        let behavior =
+            HostBehavior::ref_from_bytes(data).map_err(|_| Failure::of(Status::INTERNAL_ERROR, None))?;
+        let is_known = behavior.acre <= 1
+            && behavior.etdas == 0
+            && behavior.lbafee == 0
+            && behavior.hdisns == 0
+            && behavior.cdfe.get() == 0;
+        if !is_known {
+            return Err(Failure::of(Status::INVALID_FIELD.dnr(), None));
+        }
+        self.features.acre = behavior.acre;
+        Ok(())
+    }
+}
+
+/// As many queues as were asked for, up to `queues_max`.
+fn grant(asked: NumberOfQueues, queues_max: u16) -> NumberOfQueues {
+    let max_z = queues_max.saturating_sub(1);
+    NumberOfQueues::new()
+        .with_submission_z(asked.submission_z().min(max_z))
+        .with_completion_z(asked.completion_z().min(max_z))
+}
+
+/// Bits of Arbitration that are not reserved.
+fn arbitration_mask() -> u32 {
+    Arbitration::new()
+        .with_burst(0b111)
+        .with_low_weight_z(u8::MAX)
+        .with_medium_weight_z(u8::MAX)
+        .with_high_weight_z(u8::MAX)
+        .into_bits()
+}

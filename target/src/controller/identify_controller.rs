@@ -1,0 +1,139 @@
+//! Identify Controller (CNS 01h) and the NVM command set's part of it (CNS 06h): the truth about this controller.
+
+use nvme_spec::cqe::CQE_BYTES;
+use nvme_spec::identify::{
+    Cmic, ControllerType, Ctratt, DiscoveryControllerType, EntrySize, Frmw, Fuses, IdentifyController,
+    IdentifyControllerNvm, Lpa, Oaes, Ofcs, Oncs, Sgls, Vwc,
+};
+use nvme_spec::nqn::{Nqn, padded_ascii};
+use nvme_spec::sqe::SQE_BYTES;
+use nvme_spec::zerocopy::little_endian::{U16, U32};
+use spindle_disk::Geometry;
+
+use super::limits::{
+    ABORTS_MAX, ASYNC_EVENTS_MAX, ERROR_ENTRIES, FIRMWARE, KEEP_ALIVE_UNITS, TEMPERATURE_CRITICAL_KELVIN,
+    TEMPERATURE_WARNING_KELVIN, WRITE_ZEROES_BYTES_MAX, page_exponent,
+};
+use super::{Controller, property};
+use crate::snapshot::{NSID_MAX, Subsystem, TransportKind};
+
+/// IOCCSZ and IORCSZ count in these bytes.
+const CAPSULE_UNIT_BYTES: u32 = 16;
+
+/// CDFS: the formats of Copy descriptors that are taken, a bit each.
+const COPY_FORMAT_0: u16 = 1 << 0;
+
+/// What is true of a controller because it is true of all its namespaces, or of any.
+struct Together {
+    atomic_blocks: u32,
+    all_compare_and_write: bool,
+    any_volatile_cache: bool,
+}
+
+impl Together {
+    fn of(subsystem: &Subsystem) -> Together {
+        let geometries = || subsystem.active().map(|namespace| namespace.source.geometry());
+        Together {
+            atomic_blocks: geometries().map(|geometry: Geometry| geometry.atomic_blocks).min().unwrap_or(1),
+            all_compare_and_write: geometries().all(|geometry| geometry.can_compare_and_write),
+            any_volatile_cache: has_volatile_cache(subsystem),
+        }
+    }
+}
+
+/// True when any namespace has a volatile write cache.
+pub(super) fn has_volatile_cache(subsystem: &Subsystem) -> bool {
+    subsystem.active().any(|namespace| namespace.source.geometry().has_volatile_cache)
+}
+
+impl Controller {
+    /// CNS 01h of an I/O controller.
+    pub(super) fn identify_io(&self, subsystem: &Subsystem, id: &mut IdentifyController) {
+        let together = Together::of(subsystem);
+        self.identify_common(&subsystem.nqn, id);
+        id.sn = padded_ascii(&subsystem.serial);
+        id.mn = padded_ascii(&subsystem.model);
+        id.cmic = Cmic::new().with_multiple_ports(true).with_multiple_controllers(true).into_bits();
+        id.cntrltype = ControllerType::IO;
+        id.oaes = Oaes::new().with_namespace_attribute(true).into();
+        id.acl_z = ABORTS_MAX - 1;
+        id.frmw = Frmw::new().with_first_slot_read_only(true).with_slots(1).into_bits();
+        id.lpa = Lpa::new()
+            .with_smart_per_namespace(true)
+            .with_command_effects(true)
+            .with_extended_data(true)
+            .with_supported_log_pages(true)
+            .into_bits();
+        id.elpe_z = u8::try_from(ERROR_ENTRIES - 1).unwrap_or(u8::MAX);
+        id.wctemp = U16::new(TEMPERATURE_WARNING_KELVIN);
+        id.cctemp = U16::new(TEMPERATURE_CRITICAL_KELVIN);
+        id.sqes = EntrySize::new().with_required(6).with_largest(6).into_bits();
+        id.cqes = EntrySize::new().with_required(4).with_largest(4).into_bits();
+        id.nn = U32::new(NSID_MAX);
+        id.mnan = U32::new(NSID_MAX);
+        id.oncs = oncs().into();
+        id.cdfs = U16::new(COPY_FORMAT_0);
+        id.fuses = Fuses::new().with_compare_and_write(together.all_compare_and_write).into();
+        id.vwc = Vwc::new()
+            .with_present(together.any_volatile_cache)
+            .with_flush_all(Vwc::FLUSH_ALL_SUPPORTED)
+            .into_bits();
+        // One block is atomic by the power of the medium alone; more is known only while the power is on.
+        id.awun_z = U16::new(u16::try_from(together.atomic_blocks.saturating_sub(1)).unwrap_or(u16::MAX));
+    }
+
+    /// CNS 01h of a discovery controller.
+    pub(super) fn identify_discovery(&self, id: &mut IdentifyController) {
+        self.identify_common(&Nqn::discovery(), id);
+        id.cntrltype = ControllerType::DISCOVERY;
+        id.oaes = Oaes::new().with_discovery_log(true).into();
+        id.lpa = Lpa::new().with_extended_data(true).into_bits();
+        id.dctype = DiscoveryControllerType::DIRECT;
+    }
+
+    fn identify_common(&self, subsystem_nqn: &Nqn, id: &mut IdentifyController) {
+        id.fr = padded_ascii(FIRMWARE);
+        // Strings are padded also where they are empty.
+        id.sn = padded_ascii("");
+        id.mn = padded_ascii("Spindle");
+        id.mdts = page_exponent(self.transfer_bytes);
+        id.cntlid = U16::new(self.shared.cntlid);
+        id.ver = U32::new(property::VERSION.into_bits());
+        id.ctratt = Ctratt::new().with_host_id_128(true).with_traffic_based_keep_alive(true).into();
+        id.aerl_z = ASYNC_EVENTS_MAX - 1;
+        id.kas = U16::new(KEEP_ALIVE_UNITS);
+        id.maxcmd = U16::new(self.queue_entries_max);
+        id.sgls = self.sgls().into();
+        id.subnqn = subsystem_nqn.to_field();
+        let capsule_bytes = u32::try_from(SQE_BYTES).unwrap_or(64).saturating_add(self.in_capsule_bytes);
+        id.ioccsz = U32::new(capsule_bytes / CAPSULE_UNIT_BYTES);
+        id.iorcsz = U32::new(u32::try_from(CQE_BYTES).unwrap_or(16) / CAPSULE_UNIT_BYTES);
+        id.msdbd = 1;
+        id.ofcs = Ofcs::new().with_disconnect(true).into();
+    }
+
+    fn sgls(&self) -> Sgls {
+        let sgls = Sgls::new().with_support(1).with_offset(self.in_capsule_bytes > 0);
+        match self.transport {
+            TransportKind::Tcp => sgls.with_transport(true),
+            TransportKind::Rdma => sgls.with_keyed(true),
+        }
+    }
+
+    /// CNS 06h.
+    pub(super) fn identify_nvm(id: &mut IdentifyControllerNvm) {
+        // VSL 0: a Verify goes in steps, so it has no limit. DMRL, DMRSL, DMSL 0: none but the 256 ranges of the command.
+        id.wzsl = page_exponent(WRITE_ZEROES_BYTES_MAX);
+    }
+}
+
+fn oncs() -> Oncs {
+    Oncs::new()
+        .with_compare(true)
+        .with_dataset_management(true)
+        .with_write_zeroes(true)
+        .with_save_select(true)
+        .with_timestamp(true)
+        .with_verify(true)
+        .with_copy(true)
+}

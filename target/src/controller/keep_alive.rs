@@ -1,0 +1,141 @@
+//! The keep-alive timer (Base 2.0 section 3.9), traffic based: any command on any queue is a sign of life.
+//!
+//! The queues only set a flag in [`ControllerShared`](crate::shared::ControllerShared); the timer looks at it once per
+//! time-out, so a host is given up between one and two time-outs after its last command.
+
+use spindle_reactor::clock::Nanos;
+
+use super::limits::{ASSOCIATION_TIMEOUT, KEEP_ALIVE_STEP_MS};
+
+/// A controller's timer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// What was granted, in ms; 0: the timer is off.
+    timeout_ms: u32,
+    /// When the timer rings; `None`: never.
+    deadline: Option<Nanos>,
+    /// The controller is not enabled: ring when the association is to be given up, whatever the traffic.
+    is_idle: bool,
+}
+
+/// A time-out in whole steps of KAS, rounded up; 0 stays 0.
+#[must_use]
+pub fn granted_ms(asked_ms: u32) -> u32 {
+    asked_ms.div_ceil(KEEP_ALIVE_STEP_MS).saturating_mul(KEEP_ALIVE_STEP_MS)
+}
+
+/// What the timer says when it rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ring {
+    /// There was a sign of life, or it is not yet time.
+    Alive,
+    /// No command came within this time, in ms.
+    Silent(u32),
+    /// The controller was not enabled for too long.
+    NeverEnabled,
+}
+
+impl KeepAlive {
+    /// A timer for a fresh controller, which is not enabled yet.
+    #[must_use]
+    pub fn new(timeout_ms: u32, now: Nanos) -> KeepAlive {
+        KeepAlive { timeout_ms, deadline: Some(now + ASSOCIATION_TIMEOUT), is_idle: true }
+    }
+
+    /// What was granted, in ms.
+    #[must_use]
+    pub fn timeout_ms(&self) -> u32 {
+        self.timeout_ms
+    }
+
+    /// When to look again.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Nanos> {
+        self.deadline
+    }
+
+    /// The controller was enabled: the time runs from now.
+    pub fn start(&mut self, now: Nanos) {
+        self.is_idle = false;
+        self.deadline = (self.timeout_ms != 0).then(|| now + Nanos::from_ms(u64::from(self.timeout_ms)));
+    }
+
+    /// The controller was reset or shut down: keep alive stops, the association's own time runs.
+    pub fn stop(&mut self, now: Nanos) {
+        self.is_idle = true;
+        self.deadline = Some(now + ASSOCIATION_TIMEOUT);
+    }
+
+    /// The host sets another time-out; it runs from now.
+    pub fn set_timeout_ms(&mut self, timeout_ms: u32, now: Nanos) {
+        self.timeout_ms = timeout_ms;
+        if !self.is_idle {
+            self.start(now);
+        }
+    }
+
+    /// Look at the time. `had_traffic` is asked only when the timer rings.
+    pub fn tick(&mut self, now: Nanos, had_traffic: impl FnOnce() -> bool) -> Ring {
+        let Some(deadline) = self.deadline.filter(|deadline| *deadline <= now) else { return Ring::Alive };
+        if self.is_idle {
+            self.deadline = None;
+            return Ring::NeverEnabled;
+        }
+        if had_traffic() {
+            // From when it rang, not from when somebody looked, so that a slow turn does not stretch the period.
+            let next = deadline + Nanos::from_ms(u64::from(self.timeout_ms));
+            self.deadline = Some(next.max(now));
+            return Ring::Alive;
+        }
+        self.deadline = None;
+        Ring::Silent(self.timeout_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: fn(u64) -> Nanos = Nanos::from_secs;
+
+    #[test]
+    fn a_timeout_is_rounded_up_to_whole_steps() {
+        assert_eq!([0, 1, 999, 1000, 1001, 5000].map(granted_ms), [0, 1000, 1000, 1000, 2000, 5000]);
+        assert!(granted_ms(u32::MAX) > u32::MAX - 1000);
+    }
+
+    #[test]
+    fn silence_for_a_whole_timeout_expires_once() {
+        let mut timer = KeepAlive::new(5000, S(0));
+        timer.start(S(1));
+        assert_eq!(timer.deadline(), Some(S(6)));
+        assert_eq!(timer.tick(S(5), || panic!("asked too early")), Ring::Alive);
+        assert_eq!(timer.tick(S(6), || false), Ring::Silent(5000));
+        assert_eq!((timer.tick(S(60), || false), timer.deadline()), (Ring::Alive, None));
+    }
+
+    #[test]
+    fn any_traffic_within_the_period_keeps_it_alive() {
+        let mut timer = KeepAlive::new(5000, S(0));
+        timer.start(S(0));
+        assert_eq!((timer.tick(S(5), || true), timer.deadline()), (Ring::Alive, Some(S(10))));
+        assert_eq!(timer.tick(S(10), || false), Ring::Silent(5000));
+    }
+
+    #[test]
+    fn a_timeout_of_zero_never_expires_an_enabled_controller() {
+        let mut timer = KeepAlive::new(0, S(0));
+        timer.start(S(0));
+        assert_eq!((timer.tick(S(1_000_000), || false), timer.deadline()), (Ring::Alive, None));
+    }
+
+    #[test]
+    fn a_controller_that_is_not_enabled_is_given_up_in_the_end() {
+        let mut timer = KeepAlive::new(0, S(0));
+        assert_eq!(timer.tick(S(119), || true), Ring::Alive);
+        assert_eq!(timer.tick(S(120), || true), Ring::NeverEnabled);
+        timer.start(S(200));
+        timer.stop(S(300));
+        assert_eq!(timer.deadline(), Some(S(420)));
+    }
+}

@@ -1,0 +1,464 @@
+//! Controllers: Connect, properties, admin commands. Pure: no I/O, no clock, nothing that a host sends can make it panic.
+//!
+//! ```text
+//!   Connect ──> connect() ──> Connected::Admin { controller } | Connected::Io { shared, qid }
+//!   Property Get/Set ──> Controller::property ──> reply, Effect (close I/O queues)
+//!   admin command ──> Controller::need (bytes, which way) ──> [buffer, data from the host] ──> Controller::execute ──> Outcome
+//!   snapshot swapped, error on a queue, time ──> on_snapshot, on_error, tick ──> take_async_event, Effect, Expired
+//! ```
+//! A [`Controller`] belongs to its admin queue and lives on that queue's core; what other cores need of it is in
+//! [`ControllerShared`]. `lifetime` has its states as a table; `property` the registers; `identify`, `log`, `feature` the
+//! three big commands; `event` the asynchronous events; `keep_alive` the timer; `limits` every number that is promised to hosts.
+//!
+//! What it does not do: it takes no buffer, waits for nothing, aborts nothing itself ([`Outcome::Abort`]), and has neither
+//! reservations, asymmetric access, authentication, namespace management, firmware update nor directives: those commands, log pages
+//! and features are refused and not advertised.
+//!
+//! Limits: [`limits`], [`NSID_MAX`](crate::snapshot::NSID_MAX) namespaces, [`IO_QUEUES_MAX`](crate::shared::IO_QUEUES_MAX) queues.
+
+mod changed;
+mod command;
+pub mod connect;
+mod effects;
+mod error_log;
+pub mod event;
+mod feature;
+mod identify;
+mod identify_controller;
+pub mod keep_alive;
+pub mod lifetime;
+pub mod limits;
+mod log;
+mod property;
+mod smart;
+#[cfg(test)]
+mod tests;
+mod window;
+
+use std::fmt;
+use std::sync::Arc;
+
+use nvme_spec::opcode::FabricsType;
+use nvme_spec::register::Cc;
+use nvme_spec::sqe::Sqe;
+use nvme_spec::status::Status;
+use spindle_reactor::clock::Nanos;
+
+pub use self::connect::{ConnectRefusal, Connected, connect, is_admin_connect};
+pub use self::error_log::ErrorRecord;
+pub use self::lifetime::{Effect, State};
+pub(crate) use self::window::Window;
+
+use self::changed::ChangedNamespaces;
+use self::error_log::ErrorLog;
+use self::event::Events;
+use self::feature::Features;
+use self::keep_alive::{KeepAlive, Ring};
+use crate::discovery;
+use crate::shared::{ControllerShared, IO_QUEUES_MAX, Registry};
+use crate::snapshot::{Peer, Snapshot, Subsystem, TransportKind};
+use crate::transport::Limits;
+
+/// What a controller looks at while it answers a command.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The configuration.
+    pub snapshot: &'a Snapshot,
+    /// All live controllers.
+    pub registry: &'a Registry,
+    /// The two ends of the connection.
+    pub peer: &'a Peer,
+    /// Time of this turn.
+    pub now: Nanos,
+    /// When the process started, on the same clock.
+    pub started: Nanos,
+    /// Wall clock, in ms since 1970.
+    pub wall_ms: u64,
+    /// The core.
+    pub core: usize,
+    /// How many cores there are.
+    pub cores: usize,
+}
+
+/// A command that fails, with the field that is to blame for the error log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// The answer.
+    pub status: Status,
+    /// Byte offset in the submission queue entry.
+    pub field: Option<u16>,
+}
+
+/// Byte offsets in the submission queue entry, for [`Failure::field`].
+pub(crate) mod field {
+    pub(crate) const OPCODE: u16 = 0;
+    pub(crate) const FLAGS: u16 = 1;
+    pub(crate) const NSID: u16 = 4;
+    pub(crate) const CDW10: u16 = 40;
+    /// CNTID of Identify, NUMDL of Get Log Page.
+    pub(crate) const CDW10_HIGH: u16 = 42;
+    pub(crate) const CDW11: u16 = 44;
+    /// CSI of Identify.
+    pub(crate) const CDW11_TOP: u16 = 47;
+    pub(crate) const CDW12: u16 = 48;
+    pub(crate) const CDW14: u16 = 56;
+    pub(crate) const PROPERTY_OFFSET: u16 = CDW11;
+    pub(crate) const PROPERTY_VALUE: u16 = CDW12;
+}
+
+impl Failure {
+    /// This status, blaming this field.
+    #[must_use]
+    pub const fn of(status: Status, field: Option<u16>) -> Failure {
+        Failure { status, field }
+    }
+
+    /// Invalid Field in Command, for good.
+    #[must_use]
+    pub const fn invalid(field: u16) -> Failure {
+        Failure { status: Status::INVALID_FIELD.dnr(), field: Some(field) }
+    }
+
+    /// Invalid Namespace or Format, for good.
+    #[must_use]
+    pub const fn namespace() -> Failure {
+        Failure { status: Status::INVALID_NAMESPACE_OR_FORMAT.dnr(), field: Some(field::NSID) }
+    }
+}
+
+/// Data that an admin command moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// None.
+    None,
+    /// From the controller to the host.
+    ToHost {
+        /// Length in bytes.
+        bytes: u32,
+    },
+    /// From the host to the controller.
+    FromHost {
+        /// Length in bytes.
+        bytes: u32,
+    },
+}
+
+impl Need {
+    /// Length in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Need::None => 0,
+            Need::ToHost { bytes } | Need::FromHost { bytes } => bytes,
+        }
+    }
+}
+
+/// How an admin command ends, or goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Reply now.
+    Reply {
+        /// Status.
+        status: Status,
+        /// Dwords 0 and 1.
+        result: u64,
+        /// Byte offset of the field to blame.
+        field: Option<u16>,
+    },
+    /// Hold the command until [`Controller::take_async_event`] gives its result.
+    HoldAsyncEvent,
+    /// Look for this command and abort it if it has not begun; reply with bit 0 of dword 0 clear if it was aborted; then
+    /// call [`Controller::abort_done`].
+    Abort {
+        /// Its queue.
+        sqid: u16,
+        /// Its identifier.
+        cid: u16,
+    },
+}
+
+impl Outcome {
+    /// Success with this result.
+    #[must_use]
+    pub const fn success(result: u64) -> Outcome {
+        Outcome::Reply { status: Status::SUCCESS, result, field: None }
+    }
+}
+
+impl From<Failure> for Outcome {
+    fn from(failure: Failure) -> Outcome {
+        Outcome::Reply { status: failure.status, result: 0, field: failure.field }
+    }
+}
+
+/// Why a controller is given up by [`Controller::tick`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expired {
+    /// No command came within the keep-alive time-out.
+    KeepAlive {
+        /// The time-out, in ms.
+        timeout_ms: u32,
+    },
+    /// The controller was not enabled for [`limits::ASSOCIATION_TIMEOUT`].
+    NeverEnabled,
+}
+
+/// What a controller is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Namespaces of a subsystem.
+    Io,
+    /// The discovery log.
+    Discovery,
+}
+
+/// One controller, with all that is not shared between cores.
+pub struct Controller {
+    /// What is.
+    pub shared: Arc<ControllerShared>,
+    kind: Kind,
+    state: State,
+    cc: Cc,
+    transport: TransportKind,
+    in_capsule_bytes: u32,
+    queue_entries_max: u16,
+    transfer_bytes: u32,
+    keep_alive_ms_max: u32,
+    keep_alive_ms_default: u32,
+    keep_alive: KeepAlive,
+    events: Events,
+    features: Features,
+    changed: ChangedNamespaces,
+    errors: ErrorLog,
+    aborts: u8,
+}
+
+impl fmt::Debug for Controller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Controller")
+            .field("cntlid", &self.shared.cntlid)
+            .field("kind", &self.kind)
+            .field("state", &self.state)
+            .field("cc", &self.cc)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Controller {
+    fn new_io(
+        cx: &Context<'_>,
+        shared: Arc<ControllerShared>,
+        kato_ms: u32,
+        limits: &Limits,
+        io_queues_max: u16,
+    ) -> Controller {
+        Controller::new(cx, shared, Kind::Io, kato_ms, limits, io_queues_max.clamp(1, IO_QUEUES_MAX))
+    }
+
+    fn new_discovery(
+        cx: &Context<'_>,
+        shared: Arc<ControllerShared>,
+        kato_ms: u32,
+        limits: &Limits,
+    ) -> Controller {
+        Controller::new(cx, shared, Kind::Discovery, kato_ms, limits, 0)
+    }
+
+    fn new(
+        cx: &Context<'_>,
+        shared: Arc<ControllerShared>,
+        kind: Kind,
+        kato_ms: u32,
+        limits: &Limits,
+        queues: u16,
+    ) -> Controller {
+        let configured = &cx.snapshot.limits;
+        let listener = cx.snapshot.listeners.get(cx.peer.listener);
+        let timeout_ms = keep_alive::granted_ms(kato_ms);
+        Controller {
+            shared,
+            kind,
+            state: State::Disabled,
+            cc: Cc::new(),
+            transport: cx.peer.transport,
+            in_capsule_bytes: listener.map_or(limits.in_capsule_bytes, |listener| listener.in_capsule_bytes),
+            queue_entries_max: connect::queue_entries_max(cx, limits),
+            transfer_bytes: limits.transfer_bytes.min(configured.transfer_bytes).max(limits::PAGE_BYTES),
+            keep_alive_ms_max: configured.keep_alive_ms_max,
+            keep_alive_ms_default: timeout_ms,
+            keep_alive: KeepAlive::new(timeout_ms, cx.now),
+            events: Events::new(feature::async_events_default(kind)),
+            features: Features::new(queues, cx.now),
+            changed: ChangedNamespaces::default(),
+            errors: ErrorLog::new(kind),
+            aborts: 0,
+        }
+    }
+
+    /// True for a controller of the discovery service.
+    #[must_use]
+    pub fn is_discovery(&self) -> bool {
+        self.kind == Kind::Discovery
+    }
+
+    /// What it is for.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Where it is in its life.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The keep-alive time-out that was granted, in ms; 0 for none.
+    #[must_use]
+    pub fn keep_alive_ms(&self) -> u32 {
+        self.keep_alive.timeout_ms()
+    }
+
+    /// How many data bytes an admin command (not a Fabrics command) moves, and which way.
+    ///
+    /// # Errors
+    /// The command is refused, before any data moves.
+    pub fn need(&self, cx: &Context<'_>, sqe: &Sqe) -> Result<Need, Failure> {
+        let command = self.parse(cx, sqe)?;
+        self.need_of(cx, &command)
+    }
+
+    /// Execute an admin command. `data` is as long as [`Controller::need`] said: zeroed where it goes to the host, filled
+    /// where it came from the host.
+    pub fn execute(&mut self, cx: &Context<'_>, sqe: &Sqe, data: &mut [u8]) -> Outcome {
+        self.shared.note_traffic();
+        self.parse(cx, sqe).and_then(|command| self.run(cx, &command, data)).unwrap_or_else(Outcome::from)
+    }
+
+    /// Property Get or Set.
+    pub fn property(&mut self, cx: &Context<'_>, sqe: &Sqe) -> (Outcome, Effect) {
+        self.shared.note_traffic();
+        let done = match sqe.fctype() {
+            FabricsType::PROPERTY_GET => self.property_get(sqe).map(|value| (value, Effect::None)),
+            FabricsType::PROPERTY_SET => self.property_set(cx, sqe).map(|effect| (0, effect)),
+            _ => Err(Failure::of(Status::INVALID_OPCODE.dnr(), Some(field::NSID))),
+        };
+        match done {
+            Ok((value, effect)) => (Outcome::success(value), effect),
+            Err(failure) => (Outcome::from(failure), Effect::None),
+        }
+    }
+
+    /// An event to tell the host, if an Asynchronous Event Request is held for it: dword 0 of that command's completion.
+    pub fn take_async_event(&mut self) -> Option<u32> {
+        self.events.take()
+    }
+
+    /// A held Asynchronous Event Request was aborted.
+    pub fn async_event_aborted(&mut self) {
+        self.events.unhold();
+    }
+
+    /// How many Asynchronous Event Requests are held.
+    #[must_use]
+    pub fn async_events_held(&self) -> u8 {
+        self.events.held()
+    }
+
+    /// An Abort command was answered.
+    pub fn abort_done(&mut self) {
+        self.aborts = self.aborts.saturating_sub(1);
+    }
+
+    /// The configuration has changed. [`Effect::CloseAll`] where the host has lost its subsystem or its right to it.
+    pub fn on_snapshot(&mut self, old: &Snapshot, new: &Snapshot) -> Effect {
+        match self.kind {
+            Kind::Discovery => {
+                if discovery::differs(old, new, &self.shared.host_nqn) {
+                    self.events.raise(event::Kind::DiscoveryChanged);
+                }
+                Effect::None
+            }
+            Kind::Io => {
+                let nqn = &self.shared.subsystem_nqn;
+                let allowed = |subsystem: &&Arc<Subsystem>| subsystem.hosts.allows(&self.shared.host_nqn);
+                let Some(after) = new.subsystem(nqn).filter(allowed) else {
+                    return self.step(Nanos::ZERO, lifetime::Event::Lose);
+                };
+                if self.changed.compare(old.subsystem(nqn).map(Arc::as_ref), after) {
+                    self.events.raise(event::Kind::NamespaceChanged);
+                }
+                Effect::None
+            }
+        }
+    }
+
+    /// A command on one of the controller's queues failed: an entry for the error log.
+    pub fn on_error(&mut self, entry: ErrorRecord) {
+        self.errors.push(entry);
+    }
+
+    /// Look at the time. `Some`: the host has fallen silent, the controller has failed (CSTS.CFS), close all its queues.
+    pub fn tick(&mut self, now: Nanos) -> Option<Expired> {
+        let shared = &self.shared;
+        let expired = match self.keep_alive.tick(now, || shared.take_traffic()) {
+            Ring::Alive => return None,
+            Ring::Silent(timeout_ms) => Expired::KeepAlive { timeout_ms },
+            Ring::NeverEnabled => Expired::NeverEnabled,
+        };
+        self.step(now, lifetime::Event::Expire);
+        Some(expired)
+    }
+
+    /// When [`Controller::tick`] is to be called next; `None`: it need not be.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Nanos> {
+        self.keep_alive.deadline()
+    }
+
+    /// The admin connection has ended: the identifier is free again, and no queue is added any more.
+    pub fn remove(&mut self, registry: &Registry) {
+        self.step(Nanos::ZERO, lifetime::Event::Remove);
+        registry.remove(&self.shared);
+    }
+
+    /// The only place where the state changes.
+    fn step(&mut self, now: Nanos, event: lifetime::Event) -> Effect {
+        let lifetime::Step { state, effect } = lifetime::step(self.state, event);
+        if state == self.state {
+            return effect;
+        }
+        self.state = state;
+        match state {
+            State::Enabled => {
+                // What came before counts as no sign of life: the time runs from here.
+                let _ = self.shared.take_traffic();
+                self.keep_alive.start(now);
+                self.shared.set_ready(true);
+            }
+            State::Disabled => {
+                self.shared.set_ready(false);
+                self.keep_alive.stop(now);
+                self.reset(now);
+            }
+            State::ShutDown => {
+                self.shared.set_ready(false);
+                self.keep_alive.stop(now);
+                self.events.reset(self.events.enabled());
+                self.aborts = 0;
+            }
+            State::Failed | State::Gone => self.shared.set_gone(),
+        }
+        effect
+    }
+
+    /// Controller Reset: features have their defaults, no event is pending. KATO stays what Connect made it.
+    fn reset(&mut self, now: Nanos) {
+        self.events.reset(feature::async_events_default(self.kind));
+        self.features.reset(now);
+        self.changed = ChangedNamespaces::default();
+        self.aborts = 0;
+        feature::set_write_cache(&self.shared, true);
+    }
+}

@@ -1,0 +1,132 @@
+//! Property Get and Set: the registers of a controller over Fabrics (Base 2.0 sections 3.1.3, 6.4 and 6.5).
+
+use nvme_spec::fabrics::{PropertyGet, PropertySet};
+use nvme_spec::register::{
+    self, Cap, Cc, CommandSetSelected, Crto, Csts, ShutdownNotification, ShutdownStatus, Vs,
+};
+use nvme_spec::sqe::Sqe;
+use nvme_spec::status::Status;
+
+use super::lifetime::{Effect, Event, State};
+use super::limits::READY_TIMEOUT_UNITS;
+use super::{Context, Controller, Failure, Kind, field};
+
+/// The version that controllers conform to.
+pub(super) const VERSION: Vs = Vs::V2_0;
+
+/// IOSQES and IOCQES that an I/O controller must be given: 64 and 16 bytes.
+const ENTRY_SIZES: (u8, u8) = (6, 4);
+
+impl Controller {
+    /// The value of a property and how many bytes it has.
+    fn property_value(&self, offset: u32) -> Option<(u64, u8)> {
+        let dword = |value: u32| Some((u64::from(value), 4));
+        match offset {
+            register::CAP => Some((self.cap().into_bits(), 8)),
+            register::VS => dword(VERSION.into_bits()),
+            register::CC => dword(self.cc.into_bits()),
+            register::CSTS => dword(self.csts().into_bits()),
+            // CAP.NSSRS is 0 (one host is not to take the subsystem away from the others), so it reads as 0 and is not written.
+            register::NSSR => dword(0),
+            register::CRTO => dword(Crto::new().with_crwmt(u16::from(READY_TIMEOUT_UNITS)).into_bits()),
+            _ => None,
+        }
+    }
+
+    /// CAP.
+    #[must_use]
+    pub fn cap(&self) -> Cap {
+        Cap::new()
+            .with_mqes_z(self.queue_entries_max.saturating_sub(1))
+            .with_cqr(true)
+            .with_to(READY_TIMEOUT_UNITS)
+            .with_css_nvm(true)
+            .with_css_io_command_sets(true)
+            .with_crwms(true)
+    }
+
+    /// CSTS.
+    #[must_use]
+    pub fn csts(&self) -> Csts {
+        let shst = match self.state {
+            State::ShutDown => ShutdownStatus::COMPLETE,
+            State::Disabled | State::Enabled | State::Failed | State::Gone => ShutdownStatus::NORMAL,
+        };
+        // RDY follows EN; a shutdown leaves it (section 3.6.1), a failure takes it.
+        let rdy = self.cc.en() && !self.state.is_over();
+        Csts::new().with_rdy(rdy).with_cfs(self.state == State::Failed).with_shst(shst.0)
+    }
+
+    pub(super) fn property_get(&self, sqe: &Sqe) -> Result<u64, Failure> {
+        let command = PropertyGet::new(sqe);
+        let (value, bytes) =
+            self.property_value(command.offset()).ok_or(Failure::invalid(field::PROPERTY_OFFSET))?;
+        if command.bytes() != Some(bytes) {
+            return Err(Failure::invalid(field::CDW10));
+        }
+        Ok(value)
+    }
+
+    pub(super) fn property_set(&mut self, cx: &Context<'_>, sqe: &Sqe) -> Result<Effect, Failure> {
+        let command = PropertySet::new(sqe);
+        if command.offset() != register::CC {
+            return Err(Failure::invalid(field::PROPERTY_OFFSET));
+        }
+        if command.bytes() != Some(4) {
+            return Err(Failure::invalid(field::CDW10));
+        }
+        self.set_cc(cx, Cc::from_bits(command.value_u32()))
+    }
+
+    /// A write to CC: checked as a whole, then acted on bit by bit.
+    fn set_cc(&mut self, cx: &Context<'_>, new: Cc) -> Result<Effect, Failure> {
+        if self.state.is_over() {
+            return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
+        }
+        self.check_cc(new)?;
+        let old = std::mem::replace(&mut self.cc, new);
+        let mut effect = Effect::None;
+        if old.en() && !new.en() {
+            effect = self.step(cx.now, Event::Disable);
+        } else if new.en() && (!old.en() || self.state == State::Disabled) {
+            effect = self.step(cx.now, Event::Enable);
+        }
+        let (had, has) = (is_shutdown(old), is_shutdown(new));
+        if has && !had {
+            let shutdown = self.step(cx.now, Event::Shutdown);
+            effect = if shutdown == Effect::None { effect } else { shutdown };
+        }
+        Ok(effect)
+    }
+
+    fn check_cc(&self, new: Cc) -> Result<(), Failure> {
+        let refused = Err(Failure::invalid(field::PROPERTY_VALUE));
+        let css = CommandSetSelected(new.css());
+        let is_css_known = css == CommandSetSelected::NVM || css == CommandSetSelected::ALL;
+        // CAP: MPSMIN and MPSMAX 0, AMS 0, CRIMS 0. What is reserved must be 0 too.
+        let known = Cc::new()
+            .with_en(new.en())
+            .with_css(new.css())
+            .with_shn(new.shn())
+            .with_iosqes(new.iosqes())
+            .with_iocqes(new.iocqes());
+        if new != known || !is_css_known || new.shutdown() > ShutdownNotification::ABRUPT {
+            return refused;
+        }
+        let sizes = (new.iosqes(), new.iocqes());
+        let is_size_known = sizes == ENTRY_SIZES || (sizes == (0, 0) && self.kind == Kind::Discovery);
+        if new.en() && !is_size_known {
+            return refused;
+        }
+        // What the queues were made with does not change under them.
+        let is_running = self.cc.en() && new.en();
+        if is_running && (new.css() != self.cc.css() || sizes != (self.cc.iosqes(), self.cc.iocqes())) {
+            return refused;
+        }
+        Ok(())
+    }
+}
+
+fn is_shutdown(cc: Cc) -> bool {
+    cc.shutdown() != ShutdownNotification::NONE
+}

@@ -1,0 +1,445 @@
+//! [`TargetCore`]: one core's share of the target: its queue pairs, its disks, its messages.
+//!
+//! The shell (sockets, verbs, the simulator) drives it, turn by turn:
+//!
+//! ```text
+//!   set_time -> for each connection with input: feed transport(id), step(id)
+//!            -> on_message for what other cores sent -> poll (disks, waiting requests, time-outs)
+//!            -> next_touched: what may have output; send, then step(id) again for Sent
+//!            -> next_message: to other cores' mailboxes      -> next_closed: close the socket
+//! ```
+//!
+//! It does no I/O itself and reads no clock.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use spindle_disk::{CoreContext, Done, OpenError};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Pool;
+use spindle_reactor::slab::{Slab, Slot};
+
+use crate::env::{AbortFrom, DONE_BATCH, Env, Message};
+use crate::notice::{Notice, Notices};
+use crate::qpair::{Life, Qpair, from_token};
+use crate::shared::{ControllerShared, Registry};
+use crate::snapshot::{Peer, Snapshot};
+use crate::transport::{CloseReason, Transport};
+
+/// How often time-outs are looked at.
+const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
+
+/// What a core is made of.
+pub struct CoreSettings {
+    /// Index of this core.
+    pub core: usize,
+    /// Number of cores.
+    pub cores: usize,
+    /// Most connections on this core.
+    pub connections: usize,
+    /// Most commands that a disk has at once on this core.
+    pub disk_depth: u32,
+    /// Buffers of the data path.
+    pub pool: Pool,
+    /// Buffers of admin and Connect commands only.
+    pub admin_pool: Pool,
+    /// The configuration.
+    pub snapshot: Arc<Snapshot>,
+    /// Live controllers of the process.
+    pub registry: Arc<Registry>,
+    /// Now.
+    pub now: Nanos,
+    /// Wall clock, ms since 1970.
+    pub wall_ms: u64,
+}
+
+/// Counters of a core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CoreUse {
+    /// Connections now.
+    pub connections: usize,
+    /// Commands that arrived, ever.
+    pub commands: u64,
+    /// Requests that waited for memory, ever.
+    pub waits: u64,
+}
+
+/// One core's share of the target. See the module.
+pub struct TargetCore<T: Transport> {
+    env: Env,
+    qpairs: Slab<Qpair<T>>,
+    /// Queue pairs with waiting requests, served in turn.
+    waiting: VecDeque<Slot>,
+    /// Queue pairs that may have something to send.
+    touched: Vec<Slot>,
+    /// Connections that are gone, for the shell.
+    closed: Vec<(Slot, T)>,
+    /// Scratch list of ids.
+    ids: Vec<Slot>,
+    next_timer: Nanos,
+    disk_depth: u32,
+}
+
+impl<T: Transport> TargetCore<T> {
+    /// A core with all disks of the snapshot opened.
+    ///
+    /// # Errors
+    /// [`OpenError`] of the first disk that cannot be opened.
+    pub fn new(settings: CoreSettings) -> Result<Self, OpenError> {
+        let connections = settings.connections;
+        let env = Env {
+            core: settings.core,
+            cores: settings.cores,
+            now: settings.now,
+            started: settings.now,
+            wall_ms: settings.wall_ms,
+            snapshot: settings.snapshot,
+            registry: settings.registry,
+            pool: settings.pool,
+            admin_pool: settings.admin_pool,
+            disks: Vec::new(),
+            outbox: VecDeque::with_capacity(64),
+            notices: Notices::default(),
+            current: Slot::from_wire(0),
+            is_draining: false,
+            waits: 0,
+            commands: 0,
+            done: Vec::with_capacity(DONE_BATCH),
+        };
+        let mut core = TargetCore {
+            env,
+            qpairs: Slab::with_capacity(connections),
+            waiting: VecDeque::with_capacity(connections),
+            touched: Vec::with_capacity(connections),
+            closed: Vec::with_capacity(connections),
+            ids: Vec::with_capacity(connections),
+            next_timer: Nanos::ZERO,
+            disk_depth: settings.disk_depth,
+        };
+        core.open_disks()?;
+        Ok(core)
+    }
+
+    /// Open the disks that the snapshot has and this core has not; close those that are gone and idle.
+    fn open_disks(&mut self) -> Result<(), OpenError> {
+        let env = &mut self.env;
+        let snapshot = Arc::clone(&env.snapshot);
+        env.disks.resize_with(snapshot.disks.len().max(env.disks.len()), || None);
+        let context = CoreContext { core: env.core, pool: env.pool.clone(), depth: self.disk_depth };
+        for (handle, source) in env.disks.iter_mut().zip(&snapshot.disks) {
+            match (handle.is_some(), source) {
+                (false, Some(source)) => *handle = Some(source.open(&context)?),
+                (true, None) => {
+                    if handle.as_ref().is_some_and(|disk| disk.in_flight() == 0) {
+                        *handle = None;
+                    }
+                }
+                (true, Some(_)) | (false, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Time of this turn.
+    #[inline]
+    pub fn set_time(&mut self, now: Nanos, wall_ms: u64) {
+        self.env.now = now;
+        self.env.wall_ms = wall_ms;
+    }
+
+    /// Take over a connection. `Err` gives it back: there is no room, or the appliance is shutting down.
+    ///
+    /// # Errors
+    /// The transport, unused.
+    pub fn accept(&mut self, transport: T, peer: Peer) -> Result<Slot, T> {
+        if self.env.is_draining || self.qpairs.is_full() {
+            return Err(transport);
+        }
+        self.qpairs.insert(Qpair::new(transport, peer, self.env.now)).map_err(|qpair| qpair.transport)
+    }
+
+    /// The connection's wire state, to be fed and emptied.
+    #[inline]
+    pub fn transport(&mut self, id: Slot) -> Option<&mut T> {
+        self.qpairs.get_mut(id).map(|qpair| &mut qpair.transport)
+    }
+
+    /// The connection's ends.
+    #[must_use]
+    pub fn peer(&self, id: Slot) -> Option<&Peer> {
+        self.qpairs.get(id).map(|qpair| &qpair.peer)
+    }
+
+    /// A queue pair, for counters.
+    #[must_use]
+    pub fn qpair(&self, id: Slot) -> Option<&Qpair<T>> {
+        self.qpairs.get(id)
+    }
+
+    /// Act on what the transport has.
+    #[inline]
+    pub fn step(&mut self, id: Slot) {
+        self.with(id, |qpair, env| qpair.step(id, env));
+        self.deliver_own();
+    }
+
+    /// Runs `act` on a queue pair and books what came of it.
+    #[inline]
+    fn with(&mut self, id: Slot, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Life) {
+        self.book(id, true, act);
+    }
+
+    /// The shell has sent: act on what the transport has (`Sent`, and what it was holding back). The shell looks for
+    /// itself whether there is more to send.
+    #[inline]
+    pub fn step_sent(&mut self, id: Slot) {
+        self.book(id, false, |qpair, env| qpair.step(id, env));
+        self.deliver_own();
+    }
+
+    #[inline]
+    fn book(&mut self, id: Slot, touches: bool, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Life) {
+        let Some(qpair) = self.qpairs.get_mut(id) else { return };
+        self.env.current = id;
+        let had_waiting = qpair.has_waiting();
+        let life = act(qpair, &mut self.env);
+        if life == Life::Closed {
+            if let Some(qpair) = self.qpairs.remove(id) {
+                self.closed.push((id, qpair.transport));
+            }
+            return;
+        }
+        if touches && qpair.touch() {
+            self.touched.push(id);
+        }
+        if qpair.has_waiting() && !had_waiting {
+            self.waiting.push_back(id);
+        }
+    }
+
+    /// The same for actions that do not ask whether it is closed: the transport tells that later.
+    fn with_open(&mut self, id: Slot, act: impl FnOnce(&mut Qpair<T>, &mut Env)) {
+        self.with(id, |qpair, env| {
+            act(qpair, env);
+            Life::Open
+        });
+    }
+
+    /// Disks, requests that wait for memory, time-outs. True when there was anything to do.
+    pub fn poll(&mut self) -> bool {
+        let mut has_worked = self.poll_disks();
+        has_worked |= self.poll_waiting();
+        if self.env.now >= self.next_timer {
+            self.next_timer = Nanos(self.env.now.0.saturating_add(TIMER_PERIOD.0));
+            self.each(|qpair, env| qpair.on_time(env));
+        }
+        if self.env.is_draining {
+            self.each(|qpair, env| {
+                if qpair.is_idle() {
+                    qpair.close(env, CloseReason::Shutdown);
+                }
+            });
+        }
+        self.deliver_own();
+        has_worked
+    }
+
+    fn poll_disks(&mut self) -> bool {
+        let mut has_worked = false;
+        for index in 0..self.env.disks.len() {
+            let mut done = std::mem::take(&mut self.env.done);
+            if let Some(disk) = self.env.disk(index) {
+                has_worked |= disk.poll(&mut done);
+            }
+            for ended in done.drain(..) {
+                self.on_done(ended);
+            }
+            self.env.done = done;
+        }
+        has_worked
+    }
+
+    fn on_done(&mut self, done: Done) {
+        let (id, slot) = from_token(done.token);
+        // A queue pair that is gone does not want it: the buffer is dropped here, and so comes home.
+        self.with_open(id, |qpair, env| qpair.on_done(id, env, slot, done));
+    }
+
+    fn poll_waiting(&mut self) -> bool {
+        let mut has_worked = false;
+        for _ in 0..self.waiting.len() {
+            let Some(id) = self.waiting.pop_front() else { break };
+            has_worked = true;
+            let mut is_waiting = false;
+            self.with_open(id, |qpair, env| is_waiting = qpair.retry_buffers(id, env));
+            if is_waiting {
+                self.waiting.push_back(id);
+            }
+        }
+        has_worked
+    }
+
+    fn each(&mut self, mut act: impl FnMut(&mut Qpair<T>, &mut Env)) {
+        let mut ids = std::mem::take(&mut self.ids);
+        ids.extend(self.qpairs.slots());
+        for id in ids.drain(..) {
+            self.with_open(id, &mut act);
+        }
+        self.ids = ids;
+    }
+
+    /// A message from another core (or from this one).
+    pub fn on_message(&mut self, message: Message) {
+        self.act_on(message);
+        self.deliver_own();
+    }
+
+    fn act_on(&mut self, message: Message) {
+        match message {
+            Message::CloseQueues { controller, reason } => {
+                self.each(|qpair, env| {
+                    if qpair.is_io_queue_of(&controller, None) {
+                        qpair.close(env, reason);
+                    }
+                });
+            }
+            Message::CloseController { controller, reason } => {
+                self.each(|qpair, env| {
+                    if qpair.is_admin_queue_of(&controller) {
+                        qpair.close(env, reason);
+                    }
+                });
+            }
+            Message::Abort { controller, qid, cid, from } => self.abort(&controller, qid, cid, from),
+            Message::Aborted { from, is_aborted } => {
+                self.with_open(from.qpair, |qpair, env| qpair.on_abort_answer(env, from.slot, is_aborted));
+            }
+            Message::Failed { controller, record } => {
+                let id = self.find(|qpair| qpair.is_admin_queue_of(&controller));
+                if let Some(qpair) = id.and_then(|id| self.qpairs.get_mut(id)) {
+                    qpair.on_failed(record);
+                }
+            }
+            Message::Snapshot(snapshot) => self.on_snapshot(snapshot),
+            Message::Shutdown => self.env.is_draining = true,
+        }
+    }
+
+    fn find(&self, is_it: impl Fn(&Qpair<T>) -> bool) -> Option<Slot> {
+        self.qpairs.iter().find(|(_, qpair)| is_it(qpair)).map(|(id, _)| id)
+    }
+
+    fn abort(&mut self, controller: &Arc<ControllerShared>, qid: u16, cid: u16, from: AbortFrom) {
+        let mut is_aborted = false;
+        if let Some(id) = self.find(|qpair| qpair.is_io_queue_of(controller, Some(qid))) {
+            self.with_open(id, |qpair, env| is_aborted = qpair.abort(env, cid, None));
+        }
+        self.env.send(from.core, Message::Aborted { from, is_aborted });
+    }
+
+    fn on_snapshot(&mut self, snapshot: Arc<Snapshot>) {
+        let old = std::mem::replace(&mut self.env.snapshot, snapshot);
+        if let Err(error) = self.open_disks() {
+            // The namespace answers Namespace Not Ready on this core; the operator is told.
+            self.env.notice(Notice::DiskOpen { reason: error.to_string() });
+        }
+        self.each(|qpair, env| qpair.on_snapshot(env, &old));
+    }
+
+    /// Messages to this core itself need no mailbox.
+    #[inline]
+    fn deliver_own(&mut self) {
+        if self.env.outbox.is_empty() {
+            return;
+        }
+        // Bounded: what an own message sends to this core again is taken in the same loop, and no message loops.
+        let mut left = self.env.outbox.len();
+        while left > 0 {
+            left -= 1;
+            let Some((to, message)) = self.env.outbox.pop_front() else { break };
+            if to == self.env.core {
+                let before = self.env.outbox.len();
+                self.act_on(message);
+                left += self.env.outbox.len().saturating_sub(before);
+            } else {
+                self.env.outbox.push_back((to, message));
+            }
+        }
+    }
+
+    /// The next message for another core.
+    pub fn next_message(&mut self) -> Option<(usize, Message)> {
+        self.env.outbox.pop_front()
+    }
+
+    /// A message that its mailbox had no room for: it stays first in line.
+    pub fn put_back(&mut self, to: usize, message: Message) {
+        self.env.outbox.push_front((to, message));
+    }
+
+    /// The next queue pair that may have something to send; each is named once.
+    #[inline]
+    pub fn next_touched(&mut self) -> Option<Slot> {
+        while let Some(id) = self.touched.pop() {
+            if let Some(qpair) = self.qpairs.get_mut(id) {
+                qpair.untouch();
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// The next connection that is gone.
+    pub fn next_closed(&mut self) -> Option<(Slot, T)> {
+        self.closed.pop()
+    }
+
+    /// What the log should say.
+    pub fn notices(&mut self) -> &mut Notices {
+        &mut self.env.notices
+    }
+
+    /// True when nothing waits for a next turn by itself (memory, messages, disks): the core may sleep.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.waiting.is_empty()
+            && self.env.outbox.is_empty()
+            && self.touched.is_empty()
+            && self.env.disks.iter().flatten().all(|disk| disk.in_flight() == 0)
+    }
+
+    /// When the timer is due next.
+    #[must_use]
+    pub fn next_deadline(&self) -> Nanos {
+        self.next_timer
+    }
+
+    /// True once shutdown has begun.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.env.is_draining
+    }
+
+    /// Ids of all connections.
+    pub fn connections(&self) -> impl Iterator<Item = Slot> {
+        self.qpairs.slots()
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn usage(&self) -> CoreUse {
+        CoreUse { connections: self.qpairs.len(), commands: self.env.commands, waits: self.env.waits }
+    }
+
+    /// The pools, for counters and tests.
+    #[must_use]
+    pub fn pools(&self) -> (&Pool, &Pool) {
+        (&self.env.pool, &self.env.admin_pool)
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.env.snapshot
+    }
+}

@@ -1,0 +1,80 @@
+//! Counters that hosts and operators read: one line of memory per core, so that counting is an uncontended add.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What one core did to one namespace.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct IoCounters {
+    /// Blocks of 512 bytes read.
+    pub units_read: AtomicU64,
+    /// Blocks of 512 bytes written.
+    pub units_written: AtomicU64,
+    /// Read commands completed (Read, Compare, Verify and Copy's reads are counted as the SMART log asks).
+    pub reads: AtomicU64,
+    /// Write commands completed.
+    pub writes: AtomicU64,
+    /// Commands that ended with a media status.
+    pub media_errors: AtomicU64,
+    /// Nanoseconds that the disk had commands in flight.
+    pub busy_ns: AtomicU64,
+}
+
+/// Adds without an atomic read-modify-write: each line has one writer, its core.
+#[inline]
+pub fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
+/// The sum over all cores.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct IoTotals {
+    /// See [`IoCounters`].
+    pub units_read: u64,
+    /// See [`IoCounters`].
+    pub units_written: u64,
+    /// See [`IoCounters`].
+    pub reads: u64,
+    /// See [`IoCounters`].
+    pub writes: u64,
+    /// See [`IoCounters`].
+    pub media_errors: u64,
+    /// See [`IoCounters`].
+    pub busy_ns: u64,
+}
+
+/// A namespace's counters, one set per core.
+#[derive(Debug)]
+pub struct NamespaceCounters {
+    cores: Box<[IoCounters]>,
+}
+
+impl NamespaceCounters {
+    /// All zero, for `cores` cores.
+    #[must_use]
+    pub fn new(cores: usize) -> NamespaceCounters {
+        NamespaceCounters { cores: (0..cores.max(1)).map(|_| IoCounters::default()).collect() }
+    }
+
+    /// One core's own. A core beyond those there are shares the last.
+    #[inline]
+    #[must_use]
+    pub fn core(&self, core: usize) -> &IoCounters {
+        &self.cores[core.min(self.cores.len() - 1)]
+    }
+
+    /// The sum over all cores.
+    #[must_use]
+    pub fn totals(&self) -> IoTotals {
+        let mut totals = IoTotals::default();
+        for core in &self.cores {
+            totals.units_read += core.units_read.load(Ordering::Relaxed);
+            totals.units_written += core.units_written.load(Ordering::Relaxed);
+            totals.reads += core.reads.load(Ordering::Relaxed);
+            totals.writes += core.writes.load(Ordering::Relaxed);
+            totals.media_errors += core.media_errors.load(Ordering::Relaxed);
+            totals.busy_ns += core.busy_ns.load(Ordering::Relaxed);
+        }
+        totals
+    }
+}

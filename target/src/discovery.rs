@@ -1,0 +1,195 @@
+//! The discovery log (log page 70h): what a host may connect to, as seen from its connection.
+//!
+//! ```text
+//!   [header 1 KiB: GENCTR, NUMREC][this discovery service, by listener][subsystem x listener ...][referral ...]
+//! ```
+//! The log is made for each read, entry by entry, and only where the read shows it: nothing is kept for a connection. A host
+//! sees subsystems that it may connect to. An unspecified address (0.0.0.0, ::) is shown as the address that the host used.
+//!
+//! What it does not do: no registration of hosts or of other discovery services, no zoning, no extended entries.
+
+use std::fmt::{self, Write};
+use std::net::SocketAddr;
+
+use arrayvec::ArrayString;
+use nvme_spec::fabrics::CNTLID_DYNAMIC;
+use nvme_spec::log::{
+    AddressFamily, DISCOVERY_ENTRY_BYTES, DiscoveryLogEntry, DiscoveryLogHeader, Eflags, SubsystemType,
+    TREQ_SECURE_CHANNEL_NOT_REQUIRED, TransportType, Treq, TsasRdma,
+};
+use nvme_spec::nqn::{Nqn, padded_ascii};
+use nvme_spec::zerocopy::IntoBytes;
+use nvme_spec::zerocopy::little_endian::U16;
+
+use crate::controller::Window;
+use crate::snapshot::{Listener, Peer, Referral, Snapshot, TransportKind};
+
+/// ASQSZ: entries of an admin queue that are always granted; what Linux asks for, and the least that is allowed.
+const ADMIN_QUEUE_ENTRIES: u16 = 32;
+
+/// Bytes of the header and of each entry.
+const ENTRY_BYTES: u64 = DISCOVERY_ENTRY_BYTES as u64;
+
+/// One entry, before it is bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry<'a> {
+    subtype: SubsystemType,
+    /// `None`: the discovery service.
+    subsystem: Option<&'a Nqn>,
+    transport: TransportKind,
+    address: SocketAddr,
+    port_id: u16,
+    eflags: Eflags,
+}
+
+/// The log for one connection.
+pub struct DiscoveryLog<'a> {
+    snapshot: &'a Snapshot,
+    peer: &'a Peer,
+    host: &'a Nqn,
+}
+
+impl<'a> DiscoveryLog<'a> {
+    /// What `host` sees from the connection with ends `peer`.
+    #[must_use]
+    pub fn new(snapshot: &'a Snapshot, peer: &'a Peer, host: &'a Nqn) -> DiscoveryLog<'a> {
+        DiscoveryLog { snapshot, peer, host }
+    }
+
+    /// NUMREC.
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        u64::try_from(entries(self.snapshot, self.host).count()).unwrap_or(u64::MAX)
+    }
+
+    /// Length of the log.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.entries().saturating_add(1).saturating_mul(ENTRY_BYTES)
+    }
+
+    /// Write the bytes of the log from `offset` into `data`, which is zeroed; what is beyond the end stays zero.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        self.write(&mut Window::new(offset, data));
+    }
+
+    pub(crate) fn write(&self, window: &mut Window<'_>) {
+        if window.shows(0, ENTRY_BYTES) {
+            let header = DiscoveryLogHeader::new(self.snapshot.generation, self.entries());
+            window.put(0, header.as_bytes());
+        }
+        let mut at = 0;
+        for entry in entries(self.snapshot, self.host) {
+            at += ENTRY_BYTES;
+            if window.shows(at, ENTRY_BYTES) {
+                window.put(at, wire(&entry, self.peer).as_bytes());
+            }
+        }
+    }
+}
+
+/// True when `host` sees another log in `new` than in `old` (generation aside).
+#[must_use]
+pub fn differs(old: &Snapshot, new: &Snapshot, host: &Nqn) -> bool {
+    !entries(old, host).eq(entries(new, host))
+}
+
+/// All entries that `host` sees, in order.
+fn entries<'a>(snapshot: &'a Snapshot, host: &'a Nqn) -> impl Iterator<Item = Entry<'a>> {
+    // Every listener is the same service: they return the same information, and any of them may be kept connected.
+    let own = Eflags::new().with_duplicate_information(true).with_persistent_connection(true);
+    let services = snapshot
+        .listeners
+        .iter()
+        .map(move |listener| from_listener(listener, SubsystemType::CURRENT_DISCOVERY, None, own));
+    let allowed = snapshot.subsystems.iter().filter(move |subsystem| subsystem.hosts.allows(host));
+    let subsystems = allowed.flat_map(move |subsystem| {
+        let listeners = subsystem.listeners.iter().filter_map(|index| snapshot.listeners.get(*index));
+        listeners
+            .map(|listener| from_listener(listener, SubsystemType::NVM, Some(&subsystem.nqn), Eflags::new()))
+    });
+    let referrals = snapshot.referrals.iter().map(from_referral);
+    services.chain(subsystems).chain(referrals)
+}
+
+fn from_listener<'a>(
+    listener: &Listener,
+    subtype: SubsystemType,
+    subsystem: Option<&'a Nqn>,
+    eflags: Eflags,
+) -> Entry<'a> {
+    Entry {
+        subtype,
+        subsystem,
+        transport: listener.transport,
+        address: listener.address,
+        port_id: listener.port_id,
+        eflags,
+    }
+}
+
+fn from_referral(referral: &Referral) -> Entry<'_> {
+    Entry {
+        subtype: SubsystemType::REFERRAL,
+        subsystem: None,
+        transport: referral.transport,
+        address: referral.address,
+        port_id: referral.port_id,
+        // Whether the service there keeps connections is for it to say.
+        eflags: Eflags::new(),
+    }
+}
+
+fn wire(entry: &Entry<'_>, peer: &Peer) -> DiscoveryLogEntry {
+    let address = match entry.subtype {
+        // A referral is another machine's: its address is as configured.
+        SubsystemType::REFERRAL => entry.address,
+        _ => peer.reachable(entry.address),
+    };
+    let treq =
+        Treq::new().with_secure_channel(TREQ_SECURE_CHANNEL_NOT_REQUIRED).with_sq_flow_control_disable(true);
+    DiscoveryLogEntry {
+        trtype: match entry.transport {
+            TransportKind::Tcp => TransportType::TCP,
+            TransportKind::Rdma => TransportType::RDMA,
+        },
+        adrfam: if address.is_ipv4() { AddressFamily::IPV4 } else { AddressFamily::IPV6 },
+        subtype: entry.subtype,
+        treq: treq.into_bits(),
+        portid: U16::new(entry.port_id),
+        cntlid: U16::new(CNTLID_DYNAMIC),
+        asqsz: U16::new(ADMIN_QUEUE_ENTRIES),
+        eflags: entry.eflags.into(),
+        trsvcid: padded(format_args!("{}", address.port())),
+        subnqn: entry.subsystem.map_or_else(|| Nqn::discovery().to_field(), Nqn::to_field),
+        traddr: padded(format_args!("{}", address.ip())),
+        tsas: tsas(entry.transport),
+        ..DiscoveryLogEntry::default()
+    }
+}
+
+/// Longest address or port: an IPv6 address with an IPv4 one in it has 45 characters.
+const TEXT_BYTES: usize = 64;
+
+/// Text as a field padded with spaces.
+fn padded<const N: usize>(text: fmt::Arguments<'_>) -> [u8; N] {
+    let mut buffer = ArrayString::<TEXT_BYTES>::new();
+    // What does not fit is cut; nothing does not.
+    let _ = buffer.write_fmt(text);
+    padded_ascii(&buffer)
+}
+
+/// Transport specific address subtype: TCP without security is all zero; RDMA names its kind of connection.
+fn tsas(transport: TransportKind) -> [u8; 256] {
+    /// RDMA_QPTYPE 1: connected and reliable. RDMA_PRTYPE 1: no provider given. RDMA_CMS 1: connections by RDMA_IP_CM.
+    const ONE: u8 = 1;
+    let mut field = [0; 256];
+    match transport {
+        TransportKind::Tcp => {}
+        TransportKind::Rdma => {
+            let rdma = TsasRdma { qptype: ONE, prtype: ONE, cms: ONE, ..TsasRdma::default() };
+            field.copy_from_slice(rdma.as_bytes());
+        }
+    }
+    field
+}

@@ -1,0 +1,158 @@
+//! [`Env`]: what all queue pairs of one core work with. Lent to a queue pair for the length of a call.
+//!
+//! Here are the core's pools, its handles on the disks, the configuration snapshot, and two bounded outboxes: messages for cores
+//! ([`Message`]) and notices for the log ([`Notice`]). No queue pair sees another one; what concerns others goes by message,
+//! even on the same core.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use spindle_disk::{Disk, Done};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::{Buf, Pool};
+use spindle_reactor::slab::Slot;
+
+use crate::controller::ErrorRecord;
+use crate::notice::{Notice, Notices};
+use crate::shared::{ControllerShared, Registry};
+use crate::snapshot::{DiskId, Snapshot};
+use crate::transport::CloseReason;
+
+/// From core to core, in order between any two.
+#[derive(Clone)]
+pub enum Message {
+    /// Close the I/O queues of this controller.
+    CloseQueues {
+        /// The controller.
+        controller: Arc<ControllerShared>,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// Close the controller's admin connection, and with it the controller.
+    CloseController {
+        /// The controller.
+        controller: Arc<ControllerShared>,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// Abort a command, if it is on one of your queues.
+    Abort {
+        /// The controller.
+        controller: Arc<ControllerShared>,
+        /// Its queue.
+        qid: u16,
+        /// The command.
+        cid: u16,
+        /// Whose answer is awaited.
+        from: AbortFrom,
+    },
+    /// Answer to `Abort`.
+    Aborted {
+        /// Who asked.
+        from: AbortFrom,
+        /// The command was ended without effect.
+        is_aborted: bool,
+    },
+    /// A command of this controller failed: an entry for its error log.
+    Failed {
+        /// The controller.
+        controller: Arc<ControllerShared>,
+        /// The entry.
+        record: ErrorRecord,
+    },
+    /// The configuration has changed.
+    Snapshot(Arc<Snapshot>),
+    /// No new commands: finish what is in flight, tell the hosts, close.
+    Shutdown,
+}
+
+/// The Abort command that waits for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AbortFrom {
+    /// Its core.
+    pub core: usize,
+    /// Its queue pair there.
+    pub qpair: Slot,
+    /// Its request there.
+    pub slot: Slot,
+}
+
+/// A core's shared state, lent to its queue pairs.
+pub struct Env {
+    /// Index of this core.
+    pub core: usize,
+    /// Number of cores.
+    pub cores: usize,
+    /// Time of this turn.
+    pub now: Nanos,
+    /// When the core was started, on the same clock.
+    pub started: Nanos,
+    /// Wall clock at this turn, ms since 1970.
+    pub wall_ms: u64,
+    /// The configuration.
+    pub snapshot: Arc<Snapshot>,
+    /// Live controllers of the process.
+    pub registry: Arc<Registry>,
+    /// Buffers of the data path.
+    pub pool: Pool,
+    /// Buffers that only admin and Connect commands take, so that I/O cannot starve them.
+    pub admin_pool: Pool,
+    /// This core's disks, by [`DiskId`].
+    pub disks: Vec<Option<Box<dyn Disk>>>,
+    /// Messages to cores, own core included; drained by the core and its shell.
+    pub outbox: VecDeque<(usize, Message)>,
+    /// For the log.
+    pub notices: Notices,
+    /// The queue pair that is being stepped: its own name, for answers that come back by message.
+    pub(crate) current: Slot,
+    /// True once shutdown has begun.
+    pub is_draining: bool,
+    /// Requests that had to wait for a buffer, ever.
+    pub waits: u64,
+    /// Commands completed, ever.
+    pub commands: u64,
+    pub(crate) done: Vec<Done>,
+}
+
+/// Completions that are collected from a disk at a time.
+pub(crate) const DONE_BATCH: usize = 128;
+
+impl Env {
+    /// The core's handle on a disk.
+    #[inline]
+    pub fn disk(&mut self, disk: usize) -> Option<&mut (dyn Disk + 'static)> {
+        self.disks.get_mut(disk)?.as_deref_mut()
+    }
+
+    /// A buffer for an admin or Connect command: of the reserve; a large one of the pool.
+    #[must_use]
+    pub fn take_admin(&self, bytes: u32) -> Option<Buf> {
+        if bytes <= self.admin_pool.buffer_bytes_max() {
+            return self.admin_pool.take(bytes);
+        }
+        self.pool.take(bytes)
+    }
+
+    /// Send to one core.
+    pub fn send(&mut self, core: usize, message: Message) {
+        self.outbox.push_back((core, message));
+    }
+
+    /// Send to all cores, this one included.
+    pub fn broadcast(&mut self, message: &Message) {
+        for core in 0..self.cores {
+            self.outbox.push_back((core, message.clone()));
+        }
+    }
+
+    /// Note something for the log.
+    pub fn notice(&mut self, notice: Notice) {
+        self.notices.push(notice);
+    }
+
+    /// Index of a disk in [`Env::disks`].
+    #[must_use]
+    pub fn disk_index(id: DiskId) -> usize {
+        id.0
+    }
+}

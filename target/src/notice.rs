@@ -1,0 +1,143 @@
+//! [`Notice`]: what the log should say about hosts, as values. The app drains them, limits their rate and prints them.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use nvme_spec::nqn::Nqn;
+use nvme_spec::status::Status;
+
+use crate::transport::CloseReason;
+
+/// Something worth a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// A controller was made.
+    Connected {
+        /// Who.
+        host: Nqn,
+        /// To what.
+        subsystem: Nqn,
+        /// The controller's identifier.
+        cntlid: u16,
+        /// From where.
+        remote: SocketAddr,
+    },
+    /// A controller has ended.
+    Disconnected {
+        /// Who.
+        host: Nqn,
+        /// From what.
+        subsystem: Nqn,
+        /// The controller's identifier.
+        cntlid: u16,
+        /// Why; `None`: the host closed the connection.
+        reason: Option<CloseReason>,
+    },
+    /// Connect was refused.
+    Refused {
+        /// From where.
+        remote: SocketAddr,
+        /// The status it got.
+        status: Status,
+        /// Field, value and what is allowed.
+        reason: String,
+    },
+    /// The host did not follow the rules of the queue.
+    HostError {
+        /// From where.
+        remote: SocketAddr,
+        /// Which rule.
+        rule: &'static str,
+    },
+    /// The host did not follow the rules of the transport.
+    Violation {
+        /// From where.
+        remote: SocketAddr,
+        /// Field, value and what is allowed.
+        text: String,
+    },
+    /// The keep-alive time-out of a controller has passed.
+    KeepAliveExpired {
+        /// Who.
+        host: Nqn,
+        /// The controller's identifier.
+        cntlid: u16,
+        /// The time-out, in ms.
+        timeout_ms: u32,
+    },
+    /// A disk of a new configuration could not be opened on a core.
+    DiskOpen {
+        /// Disk, verb and the system's reason.
+        reason: String,
+    },
+    /// A disk failed a command.
+    DiskError {
+        /// The namespace.
+        nsid: u32,
+        /// First block.
+        lba: u64,
+        /// What the host was told.
+        status: Status,
+    },
+}
+
+impl std::fmt::Display for Notice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Notice::Connected { host, subsystem, cntlid, remote } => {
+                write!(f, "host {host} at {remote} connected to {subsystem} as controller {cntlid}")
+            }
+            Notice::Disconnected { host, subsystem, cntlid, reason: Some(reason) } => {
+                write!(f, "controller {cntlid} of {host} on {subsystem} ended: {reason}")
+            }
+            Notice::Disconnected { host, subsystem, cntlid, reason: None } => {
+                write!(f, "controller {cntlid} of {host} on {subsystem} ended: the host closed the connection")
+            }
+            Notice::Refused { remote, status, reason } => write!(f, "connect from {remote} refused: {reason} ({status})"),
+            Notice::Violation { remote, text } => write!(f, "connection from {remote} closed: {text}"),
+            Notice::HostError { remote, rule } => write!(f, "connection from {remote} closed: {rule}"),
+            Notice::KeepAliveExpired { host, cntlid, timeout_ms } => {
+                write!(f, "keep alive of controller {cntlid} ({host}) expired after {timeout_ms} ms")
+            }
+            Notice::DiskOpen { reason } => f.write_str(reason),
+            Notice::DiskError { nsid, lba, status } => write!(f, "namespace {nsid}, LBA {lba}: {status}"),
+        }
+    }
+}
+
+/// A bounded list of notices; what does not fit is counted.
+#[derive(Debug)]
+pub struct Notices {
+    list: VecDeque<Notice>,
+    dropped: u64,
+}
+
+/// Notices kept between two drains: more than a turn's worth of honest hosts, a bound for the others.
+const NOTICES_MAX: usize = 64;
+
+impl Default for Notices {
+    fn default() -> Self {
+        Notices { list: VecDeque::with_capacity(NOTICES_MAX), dropped: 0 }
+    }
+}
+
+impl Notices {
+    /// Keep it if there is room.
+    pub fn push(&mut self, notice: Notice) {
+        if self.list.len() < NOTICES_MAX {
+            self.list.push_back(notice);
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    /// The oldest.
+    pub fn pop(&mut self) -> Option<Notice> {
+        self.list.pop_front()
+    }
+
+    /// How many did not fit since the last call.
+    pub fn take_dropped(&mut self) -> u64 {
+        std::mem::take(&mut self.dropped)
+    }
+}

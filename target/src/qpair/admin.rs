@@ -1,0 +1,392 @@
+//! What is not I/O: Connect, Property Get and Set, Disconnect, the admin commands, asynchronous events, Abort.
+//!
+//! The controller (`crate::controller`) decides what they mean; here they get their memory and data by the same states as I/O.
+
+use nvme_spec::fabrics::{Connect, ConnectData};
+use nvme_spec::opcode::FabricsType;
+use nvme_spec::status::Status;
+use spindle_reactor::slab::{Slab, Slot};
+use std::sync::Arc;
+use zerocopy::FromBytes;
+
+use super::io::field;
+use super::request::{Refusal, State};
+use super::{IoRole, Qpair, Role, Work};
+use crate::controller::{self, Connected, Context, Effect, Need, Outcome};
+use crate::env::{AbortFrom, Env, Message};
+use crate::notice::Notice;
+use crate::shared::ControllerShared;
+use crate::transport::{CloseReason, DataPointer, Transport};
+
+/// Bytes of Connect's data.
+const CONNECT_BYTES: u32 = 1024;
+/// FCTYPE's byte in the submission queue entry.
+const FCTYPE: u16 = 4;
+
+/// The controller's view of the world.
+fn context<'a>(env: &'a Env, peer: &'a crate::snapshot::Peer) -> Context<'a> {
+    Context {
+        snapshot: &env.snapshot,
+        registry: &env.registry,
+        peer,
+        now: env.now,
+        started: env.started,
+        wall_ms: env.wall_ms,
+        core: env.core,
+        cores: env.cores,
+    }
+}
+
+impl<T: Transport> Qpair<T> {
+    /// The first command of a connection must be Connect.
+    pub(super) fn step_fresh(&mut self, env: &mut Env, slot: Slot) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        let sqe = &request.sqe;
+        if !sqe.is_fabrics() || sqe.fctype() != FabricsType::CONNECT {
+            self.refuse(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::OPCODE));
+            return;
+        }
+        if request.pointer.bytes() != CONNECT_BYTES {
+            self.refuse(env, slot, Refusal::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH));
+            return;
+        }
+        request.work = Work::Connect;
+        self.take_admin_buffer(env, slot, CONNECT_BYTES);
+    }
+
+    /// Take a buffer of the reserve and go on, or wait for one.
+    fn take_admin_buffer(&mut self, env: &mut Env, slot: Slot, bytes: u32) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
+        let Some(buf) = env.take_admin(bytes) else {
+            if request.state == State::New {
+                env.waits += 1;
+                request.state = State::NeedBuffer;
+                self.waiting.push_back(slot);
+            }
+            return;
+        };
+        request.buf = Some(buf);
+        match request.work {
+            Work::Admin { is_to_host: true, .. } => self.step_admin_execute(env, slot),
+            Work::Admin { is_to_host: false, .. } | Work::Connect | Work::Io(_) | Work::None => self.fetch(slot),
+        }
+    }
+
+    pub(super) fn retry_admin_buffer(&mut self, env: &mut Env, slot: Slot) {
+        let bytes = match self.requests.get(slot).map(|request| request.work) {
+            Some(Work::Connect) => CONNECT_BYTES,
+            Some(Work::Admin { bytes, .. }) => bytes,
+            Some(Work::Io(_) | Work::None) | None => return,
+        };
+        self.take_admin_buffer(env, slot, bytes);
+    }
+
+    /// Connect's data is here.
+    pub(super) fn step_connect(&mut self, env: &mut Env, slot: Slot) {
+        let limits = self.transport.limits();
+        let Some(request) = self.requests.get(slot) else { return };
+        let mut bytes = [0; CONNECT_BYTES as usize];
+        if let Some(buf) = &request.buf {
+            buf.copy_out(0, &mut bytes);
+        }
+        let Ok(data) = ConnectData::ref_from_bytes(&bytes) else { return };
+        let is_admin = Connect::new(&request.sqe).qid() == 0;
+        match controller::connect(&context(env, &self.peer), &request.sqe, data, &limits) {
+            Ok((connected, result)) => {
+                let cid = request.cid();
+                self.take_role(env, connected);
+                // The slab was made anew for the queue's size; Connect is its first entry.
+                let Some(slot) = self.reinsert_connect(cid) else { return };
+                self.finish(env, slot, Status::SUCCESS, u64::from(result), None);
+                if is_admin {
+                    self.notice_connected(env);
+                }
+            }
+            Err(refusal) => {
+                let notice = Notice::Refused {
+                    remote: self.peer.remote,
+                    status: refusal.status,
+                    reason: refusal.about(data).to_string(),
+                };
+                env.notice(notice);
+                self.finish(env, slot, refusal.status, u64::from(refusal.result), None);
+            }
+        }
+    }
+
+    fn notice_connected(&mut self, env: &mut Env) {
+        if let Role::Admin(controller) = &self.role {
+            let shared = &controller.shared;
+            env.notice(Notice::Connected {
+                host: shared.host_nqn,
+                subsystem: shared.subsystem_nqn,
+                cntlid: shared.cntlid,
+                remote: self.peer.remote,
+            });
+        }
+    }
+
+    fn take_role(&mut self, env: &Env, connected: Connected) {
+        let (entries, is_sq_flow_off) = match connected {
+            Connected::Admin { controller, entries, sq_flow_off } => {
+                self.role = Role::Admin(controller);
+                (entries, sq_flow_off)
+            }
+            Connected::Io { shared, qid, entries, sq_flow_off } => {
+                let Some(subsystem) = env.snapshot.subsystem(&shared.subsystem_nqn).cloned() else { return };
+                self.role = Role::Io(IoRole { shared, qid, subsystem });
+                (entries, sq_flow_off)
+            }
+        };
+        self.entries = entries;
+        self.is_sq_flow_off = is_sq_flow_off;
+        // Connect took the queue's first entry.
+        self.sq_head = if entries > 1 { 1 } else { 0 };
+        self.transport.set_queue_entries(entries);
+    }
+
+    /// A slab for the queue's size, with the Connect that is about to be answered in it.
+    fn reinsert_connect(&mut self, cid: u16) -> Option<Slot> {
+        let mut old = std::mem::replace(&mut self.requests, Slab::with_capacity(usize::from(self.entries)));
+        let connect = old.slots().find(|slot| old.get(*slot).is_some_and(|request| request.cid() == cid))?;
+        let request = old.remove(connect)?;
+        self.requests.insert(request).ok()
+    }
+
+    /// Fabrics commands on an I/O queue: Disconnect. Authentication is not offered.
+    pub(super) fn step_fabrics_on_io(&mut self, env: &mut Env, slot: Slot) {
+        let Some(request) = self.requests.get(slot) else { return };
+        match request.sqe.fctype() {
+            FabricsType::DISCONNECT => self.disconnect(env, slot),
+            FabricsType::CONNECT => {
+                self.refuse(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, FCTYPE));
+            }
+            _ => self.refuse(env, slot, Refusal::at(Status::INVALID_OPCODE, FCTYPE)),
+        }
+    }
+
+    fn disconnect(&mut self, env: &mut Env, slot: Slot) {
+        self.finish(env, slot, Status::SUCCESS, 0, None);
+        self.close(env, CloseReason::Disconnect);
+    }
+
+    /// A command on the admin queue.
+    pub(super) fn step_admin(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+        let (Role::Admin(controller), Some(request)) = (&mut self.role, self.requests.get_mut(slot)) else { return };
+        controller.shared.note_traffic();
+        let sqe = request.sqe;
+        if sqe.is_fabrics() {
+            match sqe.fctype() {
+                FabricsType::PROPERTY_GET | FabricsType::PROPERTY_SET => {
+                    let (outcome, effect) = controller.property(&context(env, &self.peer), &sqe);
+                    self.end_admin(id, env, slot, outcome);
+                    self.apply(env, effect);
+                }
+                FabricsType::DISCONNECT => {
+                    self.refuse(env, slot, Refusal::at(Status::INVALID_QUEUE_TYPE, FCTYPE));
+                }
+                FabricsType::CONNECT => {
+                    self.refuse(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, FCTYPE));
+                }
+                _ => self.refuse(env, slot, Refusal::at(Status::INVALID_OPCODE, FCTYPE)),
+            }
+            return;
+        }
+        let need = controller.need(&context(env, &self.peer), &sqe);
+        let (bytes, is_to_host) = match need {
+            Err(failure) => {
+                self.refuse(env, slot, Refusal { status: failure.status, field: failure.field });
+                return;
+            }
+            Ok(Need::None) => {
+                request.work = Work::Admin { bytes: 0, is_to_host: true };
+                self.step_admin_execute(env, slot);
+                return;
+            }
+            Ok(Need::ToHost { bytes }) => (bytes, true),
+            Ok(Need::FromHost { bytes }) => (bytes, false),
+        };
+        let is_right = match request.pointer {
+            DataPointer::Host { bytes: given } => given == bytes,
+            DataPointer::InCapsule { bytes: given } => given == bytes && !is_to_host,
+            DataPointer::None => false,
+        };
+        if !is_right {
+            self.refuse(env, slot, Refusal::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH));
+            return;
+        }
+        request.work = Work::Admin { bytes, is_to_host };
+        self.take_admin_buffer(env, slot, bytes);
+    }
+
+    /// Memory and data are there.
+    pub(super) fn step_admin_execute(&mut self, env: &mut Env, slot: Slot) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        let Work::Admin { is_to_host, .. } = request.work else { return };
+        request.state = State::Executing;
+        let Role::Admin(controller) = &mut self.role else { return };
+        let mut buf = request.buf.take();
+        if let (Some(buf), true) = (&mut buf, is_to_host) {
+            buf.clear();
+        }
+        let sqe = request.sqe;
+        let data = buf.as_mut().and_then(|buf| buf.as_mut_slice()).unwrap_or_default();
+        let outcome = controller.execute(&context(env, &self.peer), &sqe, data);
+        if let (Outcome::Reply { status, result, .. }, Some(buf), true) = (&outcome, buf, is_to_host)
+            && status.is_success()
+        {
+            self.finish(env, slot, *status, *result, Some(buf));
+        } else {
+            self.end_admin(slot, env, slot, outcome);
+        }
+        self.deliver_async_events(env);
+    }
+
+    fn end_admin(&mut self, id: Slot, env: &mut Env, slot: Slot, outcome: Outcome) {
+        match outcome {
+            Outcome::Reply { status, result, field } if !status.is_success() && result == 0 => {
+                self.refuse(env, slot, Refusal { status, field });
+            }
+            Outcome::Reply { status, result, .. } => self.finish(env, slot, status, result, None),
+            Outcome::HoldAsyncEvent => {
+                if let Some(request) = self.requests.get_mut(slot) {
+                    request.state = State::Held;
+                }
+                let is_held = self.held.try_push(slot).is_ok();
+                debug_assert!(is_held, "the controller holds no more than AERL + 1");
+            }
+            Outcome::Abort { sqid, cid } => self.begin_abort(id, env, slot, sqid, cid),
+        }
+    }
+
+    pub(super) fn apply(&mut self, env: &mut Env, effect: Effect) {
+        let Role::Admin(controller) = &self.role else { return };
+        match effect {
+            Effect::None => {}
+            Effect::CloseIoQueues => {
+                let controller = Arc::clone(&controller.shared);
+                env.broadcast(&Message::CloseQueues { controller, reason: CloseReason::ControllerGone });
+                self.end_held(env);
+            }
+            Effect::CloseAll => self.close(env, CloseReason::ControllerGone),
+        }
+    }
+
+    /// A reset forgets the outstanding event requests.
+    fn end_held(&mut self, env: &mut Env) {
+        while let Some(slot) = self.held.pop() {
+            self.finish(env, slot, Status::ABORTED_SQ_DELETION.dnr(), 0, None);
+        }
+    }
+
+    /// Complete held event requests for events that are pending and wanted.
+    pub(super) fn deliver_async_events(&mut self, env: &mut Env) {
+        loop {
+            let Role::Admin(controller) = &mut self.role else { return };
+            if self.held.is_empty() {
+                return;
+            }
+            let Some(result) = controller.take_async_event() else { return };
+            let slot = self.held.remove(0);
+            self.finish(env, slot, Status::SUCCESS, u64::from(result), None);
+        }
+    }
+
+    /// Abort: on this queue at once, on an I/O queue by asking all cores.
+    fn begin_abort(&mut self, _id: Slot, env: &mut Env, slot: Slot, sqid: u16, cid: u16) {
+        if sqid == 0 {
+            let is_aborted = self.abort(env, cid, Some(slot));
+            self.end_abort(env, slot, is_aborted);
+            return;
+        }
+        let Role::Admin(controller) = &self.role else { return };
+        let controller = Arc::clone(&controller.shared);
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        request.state = State::Aborting;
+        request.progress.index = 0;
+        let from = AbortFrom { core: env.core, qpair: env.current, slot };
+        env.broadcast(&Message::Abort { controller, qid: sqid, cid, from });
+    }
+
+    /// One core has answered.
+    pub(crate) fn on_abort_answer(&mut self, env: &mut Env, slot: Slot, is_aborted: bool) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        assert_eq!(request.state, State::Aborting, "an answer that nobody asked for");
+        request.progress.index += 1;
+        request.progress.is_writing |= is_aborted;
+        if usize::try_from(request.progress.index).is_ok_and(|answers| answers >= env.cores) {
+            let is_aborted = request.progress.is_writing;
+            self.end_abort(env, slot, is_aborted);
+        }
+    }
+
+    /// Dword 0 bit 0: the command was *not* aborted (Base 2.0, 5.1).
+    fn end_abort(&mut self, env: &mut Env, slot: Slot, is_aborted: bool) {
+        if let Role::Admin(controller) = &mut self.role {
+            controller.abort_done();
+        }
+        self.finish(env, slot, Status::SUCCESS, u64::from(!is_aborted), None);
+    }
+
+    /// True when this is the I/O queue `qid` of `controller`.
+    pub(crate) fn is_io_queue_of(&self, controller: &Arc<ControllerShared>, qid: Option<u16>) -> bool {
+        match &self.role {
+            Role::Io(role) => Arc::ptr_eq(&role.shared, controller) && qid.is_none_or(|qid| qid == role.qid),
+            Role::Admin(_) | Role::Fresh | Role::Closing => false,
+        }
+    }
+
+    /// True when this is the admin queue of `controller`.
+    pub(crate) fn is_admin_queue_of(&self, controller: &Arc<ControllerShared>) -> bool {
+        matches!(&self.role, Role::Admin(own) if Arc::ptr_eq(&own.shared, controller))
+    }
+
+    /// End command `cid` if it has not started: true when it will have no effect.
+    pub(crate) fn abort(&mut self, env: &mut Env, cid: u16, except: Option<Slot>) -> bool {
+        let found = self.requests.iter().find(|(slot, request)| {
+            request.cid() == cid && Some(*slot) != except && request.state != State::Replying
+        });
+        let Some((slot, state)) = found.map(|(slot, request)| (slot, request.state)) else { return false };
+        match state {
+            State::Held => {
+                self.held.retain(|held| *held != slot);
+                if let Role::Admin(controller) = &mut self.role {
+                    controller.async_event_aborted();
+                }
+                self.refuse(env, slot, Refusal { status: Status::ABORTED_BY_REQUEST, field: None });
+                true
+            }
+            State::NeedBuffer if self.fused_first != Some(slot) && !self.is_paired(slot) => {
+                self.waiting.retain(|waiting| *waiting != slot);
+                self.refuse(env, slot, Refusal { status: Status::ABORTED_BY_REQUEST, field: None });
+                true
+            }
+            State::Fetching => {
+                // The host's data is on its way and has to be taken in; then the command ends without effect.
+                if let Some(request) = self.requests.get_mut(slot) {
+                    request.is_aborted = true;
+                }
+                true
+            }
+            State::New
+            | State::NeedBuffer
+            | State::Executing
+            | State::NeedStepBuffer
+            | State::Fused
+            | State::Aborting
+            | State::Replying => false,
+        }
+    }
+
+    fn is_paired(&self, slot: Slot) -> bool {
+        self.requests.get(slot).is_some_and(|request| request.partner.is_some())
+    }
+
+    /// An I/O queue's command failed: into the error log.
+    pub(crate) fn on_failed(&mut self, record: controller::ErrorRecord) {
+        if let Role::Admin(controller) = &mut self.role {
+            controller.on_error(record);
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! Commands of several disk steps: Compare, Verify, Copy, Deallocate with its ranges, Flush of all namespaces.
+//!
+//! One loop drives them all: ask for the next [`Step`], submit it, feed its result back. A disk that answers at once (RAM) stays
+//! in the loop, but for at most [`STEPS_PER_TURN`] pieces: then the command waits for its next turn, so that
+//! a long one does not hold up the core.
+
+use nvme_spec::status::Status;
+use spindle_disk::{BlockRange, BufferFrom, Disk, DiskError, Op};
+use spindle_reactor::mem::{Buf, Pool};
+use spindle_reactor::slab::Slot;
+
+use super::io::{COPY_RANGE_BYTES, DSM_RANGE_BYTES, check_range, field};
+use super::request::{IoCommand, IoOp, Progress, Refusal, Request, State};
+use super::{IoRole, Qpair, Role, Work, status_of, token};
+use crate::controller::limits;
+use crate::env::Env;
+use crate::transport::Transport;
+
+/// Pieces that one command may do in a turn before others have theirs.
+const STEPS_PER_TURN: u32 = 16;
+/// Bytes that Copy and Verify move in one step: large enough to be efficient, small enough for the others' latency.
+const PIECE_BYTES: u32 = 128 << 10;
+
+/// What a step brought.
+type Outcome = (Result<(), DiskError>, Option<Buf>);
+
+/// What to do next.
+enum Step {
+    Submit { disk: usize, op: Op, range: BlockRange, buf: Option<Buf> },
+    /// Again in a later turn: no memory for the next piece.
+    Wait,
+    Finish,
+    Refuse(Refusal),
+    Fail(DiskError),
+}
+
+/// Flush of all namespaces, as an [`IoCommand`].
+pub(super) fn flush_all() -> IoCommand {
+    let range = BlockRange { lba: 0, blocks: 0 };
+    IoCommand {
+        op: IoOp::FlushAll,
+        is_fused: false,
+        disk: 0,
+        nsid: super::NSID_ALL,
+        range,
+        block_shift: 9,
+        data_bytes: 0,
+    }
+}
+
+/// Copy: the list of ranges and, for disks that read into the pool, a piece. Verify: a piece.
+pub(super) fn take_buffers(disk: &dyn Disk, pool: &Pool, request: &mut Request, io: &IoCommand) -> bool {
+    let needs_piece = disk.read_buffers() == BufferFrom::Pool;
+    let piece = if needs_piece { pool.take(piece_bytes(io)) } else { None };
+    if needs_piece && piece.is_none() {
+        return false;
+    }
+    if matches!(io.op, IoOp::Copy { .. }) {
+        request.buf = pool.take(io.data_bytes);
+        if request.buf.is_none() {
+            return false; // the piece goes back
+        }
+    }
+    request.aux = piece;
+    true
+}
+
+fn piece_bytes(io: &IoCommand) -> u32 {
+    match io.op {
+        IoOp::Verify => {
+            let bytes = u64::from(io.range.blocks) << io.block_shift;
+            u32::try_from(bytes.min(u64::from(PIECE_BYTES))).unwrap_or(PIECE_BYTES)
+        }
+        _ => PIECE_BYTES,
+    }
+}
+
+impl<T: Transport> Qpair<T> {
+    /// Drive a compound command as far as it goes. `done`: what the step in flight brought; `None` at the start.
+    pub(super) fn step_compound(&mut self, id: Slot, env: &mut Env, slot: Slot, done: Option<Outcome>) {
+        let mut done = done;
+        for _ in 0..STEPS_PER_TURN {
+            let Some(request) = self.requests.get_mut(slot) else { return };
+            assert_eq!(request.state, State::Executing, "a step of a request that is elsewhere");
+            let Work::Io(io) = request.work else { return };
+            let Role::Io(role) = &self.role else { return };
+            match next_step(request, &io, role, env, done.take()) {
+                Step::Submit { disk, op, range, buf } => {
+                    let Some(handle) = env.disk(disk) else {
+                        self.fail(env, slot, &io, DiskError::Gone);
+                        return;
+                    };
+                    match handle.submit(token(id, slot), op, range, buf) {
+                        Some(ended) => done = Some((ended.result, ended.buf)),
+                        None => return,
+                    }
+                }
+                Step::Wait => {
+                    self.wait_for_step(slot);
+                    return;
+                }
+                Step::Finish => {
+                    self.count_io(env.core, &io);
+                    self.finish(env, slot, Status::SUCCESS, 0, None);
+                    return;
+                }
+                Step::Refuse(refusal) => {
+                    self.refuse(env, slot, refusal);
+                    return;
+                }
+                Step::Fail(error) => {
+                    self.fail(env, slot, &io, error);
+                    return;
+                }
+            }
+        }
+        // Its share of this turn is used up; the last step's outcome must not be lost.
+        self.absorb(env, slot, done);
+    }
+
+    /// Keep the outcome of a step that ended as the turn did, and wait for the next turn.
+    fn absorb(&mut self, env: &mut Env, slot: Slot, done: Option<Outcome>) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        let Work::Io(io) = request.work else { return };
+        if let Some((result, buf)) = done {
+            if let Err(error) = result {
+                self.fail(env, slot, &io, error);
+                return;
+            }
+            request.progress.has_outcome = true;
+            // Read pieces of a pinning disk come back in a buffer; everyone else's is the piece itself.
+            request.aux = buf.or(request.aux.take());
+        }
+        self.wait_for_step(slot);
+    }
+
+    fn wait_for_step(&mut self, slot: Slot) {
+        if let Some(request) = self.requests.get_mut(slot) {
+            let was_waiting = self.waiting.contains(&slot);
+            request.state = State::NeedStepBuffer;
+            if !was_waiting {
+                self.waiting.push_back(slot);
+            }
+        }
+    }
+
+    /// The next turn of a command that waited between two steps.
+    pub(super) fn resume_compound(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        assert_eq!(request.state, State::NeedStepBuffer, "a step of a request that is elsewhere");
+        request.state = State::Executing;
+        let done = if std::mem::take(&mut request.progress.has_outcome) {
+            Some((Ok(()), request.aux.take()))
+        } else {
+            None
+        };
+        self.step_compound(id, env, slot, done);
+    }
+
+    fn fail(&mut self, env: &mut Env, slot: Slot, io: &IoCommand, error: DiskError) {
+        // Copy: the lowest source range that was not copied whole, in dword 0 (NVM Command Set, Copy).
+        if let (IoOp::Copy { .. }, Some(request)) = (io.op, self.requests.get(slot)) {
+            let index = request.progress.index;
+            self.finish(env, slot, status_of(error), u64::from(index), None);
+            return;
+        }
+        self.disk_failed(env, slot, io, error);
+    }
+}
+
+fn next_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut Env, done: Option<Outcome>) -> Step {
+    match done {
+        // Deallocate is a hint: a disk that cannot has done all that was asked.
+        Some((Err(DiskError::NotSupported), _)) if matches!(io.op, IoOp::Deallocate { .. }) => {}
+        Some((Err(error), _)) => return Step::Fail(error),
+        Some((Ok(()), buf)) => return after_step(request, io, role, env, buf),
+        None => {}
+    }
+    match io.op {
+        IoOp::Compare => {
+            Step::Submit { disk: io.disk, op: Op::Read, range: io.range, buf: request.aux.take() }
+        }
+        IoOp::Verify => verify_next(request, io, false),
+        IoOp::Copy { ranges, fua } => copy_begin(request, io, env, ranges, fua),
+        IoOp::Deallocate { ranges } => deallocate_begin(request, io, env, ranges),
+        IoOp::FlushAll => flush_next(request, role),
+        IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::WriteZeroes { .. } | IoOp::Hint => Step::Finish,
+    }
+}
+
+/// A step went well.
+fn after_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut Env, buf: Option<Buf>) -> Step {
+    match io.op {
+        IoOp::Compare => compare_end(request, buf),
+        IoOp::Verify => {
+            request.aux = keep_piece(env, io, buf);
+            verify_next(request, io, true)
+        }
+        IoOp::Copy { ranges, fua } => copy_done(request, io, env, buf, ranges, fua),
+        IoOp::Deallocate { ranges } => deallocate_next(request, io, ranges),
+        IoOp::FlushAll => flush_next(request, role),
+        IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::WriteZeroes { .. } | IoOp::Hint => Step::Finish,
+    }
+}
+
+/// A pool piece is used again; a pin is dropped.
+fn keep_piece(env: &Env, io: &IoCommand, buf: Option<Buf>) -> Option<Buf> {
+    let is_pool = reads_into_pool(env, io.disk);
+    buf.filter(|_| is_pool)
+}
+
+fn reads_into_pool(env: &Env, disk: usize) -> bool {
+    let handle = env.disks.get(disk).and_then(|disk| disk.as_deref());
+    handle.is_some_and(|disk| disk.read_buffers() == BufferFrom::Pool)
+}
+
+fn compare_end(request: &mut Request, read: Option<Buf>) -> Step {
+    let (Some(expected), Some(read)) = (request.buf.take(), read) else { return Step::Fail(DiskError::Internal) };
+    let mut at = 0;
+    let mut is_same = expected.len() == read.len();
+    for piece in expected.segments() {
+        is_same = is_same && read.equals_at(at, piece);
+        at += piece.len();
+    }
+    if is_same { Step::Finish } else { Step::Fail(DiskError::CompareDiffers) }
+}
+
+fn blocks_per_piece(io: &IoCommand) -> u32 {
+    (PIECE_BYTES >> io.block_shift).max(1)
+}
+
+fn verify_next(request: &mut Request, io: &IoCommand, is_piece_done: bool) -> Step {
+    let Progress { mut blocks, piece, .. } = request.progress;
+    if is_piece_done {
+        blocks += u64::from(piece);
+    }
+    let left = u64::from(io.range.blocks).saturating_sub(blocks);
+    let piece = u32::try_from(left.min(u64::from(blocks_per_piece(io)))).unwrap_or(0);
+    request.progress = Progress { blocks, piece, ..request.progress };
+    if piece == 0 {
+        return Step::Finish;
+    }
+    let range = BlockRange { lba: io.range.lba + blocks, blocks: piece };
+    Step::Submit { disk: io.disk, op: Op::Read, range, buf: fit(request.aux.take(), piece << io.block_shift) }
+}
+
+/// The buffer as long as the piece: the last may be shorter.
+fn fit(buf: Option<Buf>, bytes: u32) -> Option<Buf> {
+    buf.map(|mut buf| {
+        buf.set_len(bytes);
+        buf
+    })
+}
+
+fn flush_next(request: &mut Request, role: &IoRole) -> Step {
+    let index = usize::try_from(request.progress.index).unwrap_or(usize::MAX);
+    let next = role.subsystem.namespaces.iter().enumerate().skip(index).find_map(|(at, ns)| Some((at, ns.as_ref()?)));
+    let Some((at, namespace)) = next else { return Step::Finish };
+    request.progress.index = u32::try_from(at + 1).unwrap_or(u32::MAX);
+    let range = BlockRange { lba: 0, blocks: 0 };
+    Step::Submit { disk: Env::disk_index(namespace.disk), op: Op::Flush, range, buf: None }
+}
+
+/// Range `index` of the Dataset Management list in the request's buffer.
+fn dsm_range(request: &Request, index: u32) -> BlockRange {
+    let mut bytes = [0; DSM_RANGE_BYTES as usize];
+    if let Some(buf) = &request.buf {
+        buf.copy_out((index * DSM_RANGE_BYTES) as usize, &mut bytes);
+    }
+    BlockRange { blocks: le32(&bytes, 4), lba: le64(&bytes, 8) }
+}
+
+fn deallocate_begin(request: &mut Request, io: &IoCommand, env: &Env, ranges: u16) -> Step {
+    if request.progress.index > 0 {
+        return deallocate_next(request, io, ranges);
+    }
+    let Some(disk) = env.disks.get(io.disk).and_then(|disk| disk.as_deref()) else {
+        return Step::Fail(DiskError::Gone);
+    };
+    let geometry = disk.geometry();
+    for index in 0..u32::from(ranges) {
+        if let Err(refusal) = check_range(dsm_range(request, index), &geometry) {
+            return Step::Refuse(refusal);
+        }
+    }
+    if !geometry.can_deallocate {
+        return Step::Finish;
+    }
+    deallocate_next(request, io, ranges)
+}
+
+fn deallocate_next(request: &mut Request, io: &IoCommand, ranges: u16) -> Step {
+    while request.progress.index < u32::from(ranges) {
+        let range = dsm_range(request, request.progress.index);
+        request.progress.index += 1;
+        if range.blocks > 0 {
+            return Step::Submit { disk: io.disk, op: Op::Deallocate, range, buf: None };
+        }
+    }
+    Step::Finish
+}
+
+/// Source range `index` of the Copy list: format 0h, SLBA at byte 8, NLB (zero-based) at byte 16.
+fn copy_source(request: &Request, index: u32) -> BlockRange {
+    let mut bytes = [0; COPY_RANGE_BYTES as usize];
+    if let Some(buf) = &request.buf {
+        buf.copy_out((index * COPY_RANGE_BYTES) as usize, &mut bytes);
+    }
+    BlockRange { lba: le64(&bytes, 8), blocks: (le32(&bytes, 16) & 0xffff) + 1 }
+}
+
+/// Blocks of the source ranges before `index`.
+fn copied_before(request: &Request, index: u32) -> u64 {
+    (0..index).map(|index| u64::from(copy_source(request, index).blocks)).sum()
+}
+
+fn copy_begin(request: &mut Request, io: &IoCommand, env: &mut Env, ranges: u16, fua: bool) -> Step {
+    if request.progress != Progress::default() {
+        // Waited between a piece's read and its write.
+        return match request.aux.take() {
+            Some(read) => copy_write(request, io, env, read, fua),
+            None => Step::Fail(DiskError::Internal),
+        };
+    }
+    let Some(disk) = env.disks.get(io.disk).and_then(|disk| disk.as_deref()) else {
+        return Step::Fail(DiskError::Gone);
+    };
+    let geometry = disk.geometry();
+    let total = copied_before(request, u32::from(ranges));
+    let too_much = Refusal::at(Status::COMMAND_SIZE_LIMIT_EXCEEDED, field::CDW12);
+    let (transfer_bytes, block_bytes) = (env.snapshot.limits.transfer_bytes, geometry.block_bytes);
+    if total > u64::from(limits::copy_blocks_max(transfer_bytes, block_bytes)) {
+        return Step::Refuse(too_much);
+    }
+    let target = BlockRange { lba: io.range.lba, blocks: u32::try_from(total).unwrap_or(u32::MAX) };
+    if let Err(refusal) = check_range(target, &geometry) {
+        return Step::Refuse(refusal);
+    }
+    for index in 0..u32::from(ranges) {
+        let source = copy_source(request, index);
+        if source.blocks > u32::from(limits::copy_range_blocks_max(transfer_bytes, block_bytes)) {
+            return Step::Refuse(too_much);
+        }
+        if let Err(refusal) = check_range(source, &geometry) {
+            return Step::Refuse(refusal);
+        }
+        let is_apart = source.lba + u64::from(source.blocks) <= target.lba || target.lba + total <= source.lba;
+        if !is_apart {
+            return Step::Refuse(Refusal::at(Status::OVERLAPPING_IO_RANGE, field::CDW10));
+        }
+    }
+    let piece = request.aux.take();
+    copy_read(request, io, piece, ranges)
+}
+
+/// Read the next piece, or end.
+fn copy_read(request: &mut Request, io: &IoCommand, piece: Option<Buf>, ranges: u16) -> Step {
+    if request.progress.index >= u32::from(ranges) {
+        return Step::Finish;
+    }
+    let source = copy_source(request, request.progress.index);
+    let left = u64::from(source.blocks).saturating_sub(request.progress.blocks);
+    let blocks = u32::try_from(left.min(u64::from(blocks_per_piece(io)))).unwrap_or(0);
+    request.progress.piece = blocks;
+    request.progress.is_writing = false;
+    let range = BlockRange { lba: source.lba + request.progress.blocks, blocks };
+    Step::Submit { disk: io.disk, op: Op::Read, range, buf: fit(piece, blocks << io.block_shift) }
+}
+
+/// A piece was read: write it. A piece was written: go on.
+fn copy_done(
+    request: &mut Request,
+    io: &IoCommand,
+    env: &mut Env,
+    buf: Option<Buf>,
+    ranges: u16,
+    fua: bool,
+) -> Step {
+    if !request.progress.is_writing {
+        request.progress.is_writing = true;
+        return match buf {
+            Some(read) => copy_write(request, io, env, read, fua),
+            None => Step::Fail(DiskError::Internal),
+        };
+    }
+    request.progress.blocks += u64::from(request.progress.piece);
+    if request.progress.blocks >= u64::from(copy_source(request, request.progress.index).blocks) {
+        request.progress.index += 1;
+        request.progress.blocks = 0;
+    }
+    request.progress.is_writing = false;
+    let piece = keep_piece(env, io, buf);
+    copy_read(request, io, piece, ranges)
+}
+
+fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, fua: bool) -> Step {
+    let before = copied_before(request, request.progress.index) + request.progress.blocks;
+    let range = BlockRange { lba: io.range.lba + before, blocks: request.progress.piece };
+    let Some(disk) = env.disk(io.disk) else { return Step::Fail(DiskError::Gone) };
+    let buf = match disk.write_buffers() {
+        BufferFrom::Pool if read.is_writable() => read,
+        BufferFrom::Pool => match env.pool.take(range.blocks << io.block_shift) {
+            Some(mut buf) => {
+                copy(&read, &mut buf);
+                buf
+            }
+            None => return wait_to_write(request, read),
+        },
+        BufferFrom::Disk => match disk.take(range) {
+            Some(mut buf) => {
+                copy(&read, &mut buf);
+                buf
+            }
+            None => return wait_to_write(request, read),
+        },
+    };
+    Step::Submit { disk: io.disk, op: Op::Write { fua }, range, buf: Some(buf) }
+}
+
+fn wait_to_write(request: &mut Request, read: Buf) -> Step {
+    request.aux = Some(read);
+    Step::Wait
+}
+
+fn copy(from: &Buf, to: &mut Buf) {
+    let mut at = 0;
+    for piece in from.segments() {
+        to.copy_in(at, piece);
+        at += piece.len();
+    }
+}
+
+fn le32(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes)
+}
+
+fn le64(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
+}

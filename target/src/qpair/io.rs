@@ -1,0 +1,232 @@
+//! Parse and check of the commands of an I/O queue: pure functions from a submission queue entry to an [`IoCommand`].
+//!
+//! Everything that can be refused without looking at data is refused here, with the status and the field at fault. What
+//! passes is inside of the namespace and of the limits, and its data length is what the SGL says.
+
+use nvme_spec::opcode::IoOpcode;
+use nvme_spec::sqe::{Fuse, Sqe};
+use nvme_spec::status::Status;
+use spindle_disk::{BlockRange, Geometry};
+
+use super::request::{Direction, IoCommand, IoOp, Refusal};
+use crate::controller::limits;
+use crate::transport::DataPointer;
+
+/// Byte offsets of fields in a submission queue entry, for [`Refusal::field`].
+pub mod field {
+    /// OPC.
+    pub const OPCODE: u16 = 0;
+    /// FUSE, PSDT.
+    pub const FLAGS: u16 = 1;
+    /// NSID.
+    pub const NSID: u16 = 4;
+    /// The SGL descriptor's length.
+    pub const SGL_LENGTH: u16 = 32;
+    /// The SGL descriptor's identifier.
+    pub const SGL_IDENTIFIER: u16 = 39;
+    /// CDW10: SLBA, NR.
+    pub const CDW10: u16 = 40;
+    /// CDW11.
+    pub const CDW11: u16 = 44;
+    /// CDW12: NLB.
+    pub const CDW12: u16 = 48;
+}
+
+/// Bytes of a source range descriptor, formats 0h and 1h (NVM Command Set, Copy).
+pub const COPY_RANGE_BYTES: u32 = 32;
+/// Bytes of a Dataset Management range.
+pub const DSM_RANGE_BYTES: u32 = 16;
+
+/// CDW12 bit 30 of Read, Write, Write Zeroes, Copy...: force unit access.
+const FUA: u32 = 1 << 30;
+/// CDW12 bit 25 of Write Zeroes: deallocate.
+const DEAC: u32 = 1 << 25;
+/// CDW11 bit 2 of Dataset Management: deallocate.
+const AD: u32 = 1 << 2;
+
+/// What the checks need to know of the namespace.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Index of its disk.
+    pub disk: usize,
+    /// Shape of the disk.
+    pub geometry: Geometry,
+    /// Most bytes that a command moves.
+    pub transfer_bytes: u32,
+}
+
+/// Parse and check a command for the namespace `target`.
+///
+/// # Errors
+/// A [`Refusal`] with the status of the specification.
+#[inline]
+pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoCommand, Refusal> {
+    let block_shift = target.geometry.block_bytes.trailing_zeros();
+    let command = |op, range: BlockRange, data_bytes| IoCommand {
+        op,
+        is_fused: false,
+        disk: target.disk,
+        nsid: sqe.nsid(),
+        range,
+        block_shift: u8::try_from(block_shift).unwrap_or(12),
+        data_bytes,
+    };
+    let fused = parse_fuse(sqe)?;
+    let mut io = match sqe.io_opcode() {
+        IoOpcode::READ => {
+            let (range, bytes) = data_range(sqe, target, block_shift)?;
+            command(IoOp::Read, range, bytes)
+        }
+        IoOpcode::WRITE => {
+            let (range, bytes) = data_range(sqe, target, block_shift)?;
+            command(IoOp::Write { fua: sqe.cdw12() & FUA != 0 }, range, bytes)
+        }
+        IoOpcode::COMPARE => {
+            let (range, bytes) = data_range(sqe, target, block_shift)?;
+            command(IoOp::Compare, range, bytes)
+        }
+        IoOpcode::FLUSH => command(IoOp::Flush, BlockRange { lba: 0, blocks: 0 }, 0),
+        IoOpcode::WRITE_ZEROES => {
+            let cdw12 = sqe.cdw12();
+            let op = IoOp::WriteZeroes { deallocate: cdw12 & DEAC != 0, fua: cdw12 & FUA != 0 };
+            let range = range(sqe, target)?;
+            if u64::from(range.blocks) << block_shift > u64::from(limits::WRITE_ZEROES_BYTES_MAX) {
+                return Err(Refusal::at(Status::INVALID_FIELD, field::CDW12)); // WZSL
+            }
+            command(op, range, 0)
+        }
+        IoOpcode::VERIFY => {
+            let range = range(sqe, target)?;
+            if u64::from(range.blocks) << block_shift > u64::from(target.transfer_bytes) {
+                return Err(Refusal::at(Status::INVALID_FIELD, field::CDW12)); // VSL
+            }
+            command(IoOp::Verify, range, 0)
+        }
+        IoOpcode::DATASET_MANAGEMENT => {
+            let ranges = (sqe.cdw10() & 0xff) + 1;
+            let op = match sqe.cdw11() & AD {
+                0 => IoOp::Hint,
+                _ => IoOp::Deallocate { ranges: u16::try_from(ranges).unwrap_or(256) },
+            };
+            command(op, BlockRange { lba: 0, blocks: 0 }, ranges * DSM_RANGE_BYTES)
+        }
+        IoOpcode::COPY => parse_copy(sqe, target, command)?,
+        _ => return Err(Refusal::at(Status::INVALID_OPCODE, field::OPCODE)),
+    };
+    io.is_fused = check_fused(fused, &io, target)?;
+    if target.geometry.is_read_only && changes_data(io.op) {
+        return Err(Refusal::at(Status::NAMESPACE_IS_WRITE_PROTECTED, field::OPCODE));
+    }
+    check_pointer(&io, pointer)?;
+    if matches!(io.op, IoOp::Deallocate { .. } | IoOp::Hint | IoOp::Copy { .. }) {
+        io.data_bytes = pointer.bytes();
+    }
+    Ok(io)
+}
+
+fn parse_fuse(sqe: &Sqe) -> Result<bool, Refusal> {
+    match sqe.fuse() {
+        Fuse::NONE => Ok(false),
+        Fuse::FIRST | Fuse::SECOND => Ok(true),
+        _ => Err(Refusal::at(Status::INVALID_FIELD, field::FLAGS)),
+    }
+}
+
+/// The only fused pair is Compare and Write, of at most as many blocks as ACWU says: one.
+fn check_fused(is_fused: bool, io: &IoCommand, target: &Target) -> Result<bool, Refusal> {
+    if !is_fused {
+        return Ok(false);
+    }
+    match io.op {
+        IoOp::Compare | IoOp::Write { .. } if target.geometry.can_compare_and_write => {}
+        _ => return Err(Refusal::at(Status::INVALID_FIELD, field::FLAGS)),
+    }
+    if io.range.blocks > 1 {
+        return Err(Refusal::at(Status::INVALID_FIELD, field::CDW12));
+    }
+    Ok(true)
+}
+
+fn changes_data(op: IoOp) -> bool {
+    match op {
+        IoOp::Write { .. } | IoOp::WriteZeroes { .. } | IoOp::Deallocate { .. } | IoOp::Copy { .. } => true,
+        IoOp::Read | IoOp::Flush | IoOp::FlushAll | IoOp::Hint | IoOp::Compare | IoOp::Verify => false,
+    }
+}
+
+/// SLBA and NLB, inside of the namespace (NVM Command Set 2.1: else LBA Out of Range).
+#[inline]
+fn range(sqe: &Sqe, target: &Target) -> Result<BlockRange, Refusal> {
+    let range = BlockRange { lba: sqe.slba(), blocks: sqe.blocks() };
+    check_range(range, &target.geometry)?;
+    Ok(range)
+}
+
+/// A range is on the disk.
+///
+/// # Errors
+/// LBA Out of Range.
+#[inline]
+pub fn check_range(range: BlockRange, geometry: &Geometry) -> Result<(), Refusal> {
+    let is_inside = range.lba.checked_add(u64::from(range.blocks)).is_some_and(|end| end <= geometry.block_count);
+    if is_inside { Ok(()) } else { Err(Refusal::at(Status::LBA_OUT_OF_RANGE, field::CDW10)) }
+}
+
+/// The range and its bytes, which must not exceed MDTS (Base 5.17.2.1: Invalid Field in Command).
+#[inline]
+fn data_range(sqe: &Sqe, target: &Target, block_shift: u32) -> Result<(BlockRange, u32), Refusal> {
+    let range = range(sqe, target)?;
+    match range.blocks.checked_mul(1 << block_shift) {
+        Some(bytes) if bytes <= target.transfer_bytes => Ok((range, bytes)),
+        _ => Err(Refusal::at(Status::INVALID_FIELD, field::CDW12)),
+    }
+}
+
+fn parse_copy(
+    sqe: &Sqe,
+    target: &Target,
+    command: impl Fn(IoOp, BlockRange, u32) -> IoCommand,
+) -> Result<IoCommand, Refusal> {
+    let cdw12 = sqe.cdw12();
+    let format = (cdw12 >> 8) & 0xf;
+    if format != 0 {
+        return Err(Refusal::at(Status::INVALID_FIELD, field::CDW12));
+    }
+    let ranges = (cdw12 & 0xff) + 1;
+    if ranges > u32::from(limits::COPY_RANGES_MAX) {
+        return Err(Refusal::at(Status::COMMAND_SIZE_LIMIT_EXCEEDED, field::CDW12));
+    }
+    let lba = sqe.slba();
+    if lba >= target.geometry.block_count {
+        return Err(Refusal::at(Status::LBA_OUT_OF_RANGE, field::CDW10));
+    }
+    let op = IoOp::Copy { ranges: u16::try_from(ranges).unwrap_or(1), fua: cdw12 & FUA != 0 };
+    Ok(command(op, BlockRange { lba, blocks: 0 }, ranges * COPY_RANGE_BYTES))
+}
+
+/// The SGL moves exactly the command's data. A longer SGL would be allowed only with SGLS bit 18, which we do not set.
+#[inline]
+fn check_pointer(io: &IoCommand, pointer: DataPointer) -> Result<(), Refusal> {
+    match io.op.direction() {
+        Direction::None => Ok(()),
+        Direction::ToHost => match pointer {
+            DataPointer::Host { bytes } if bytes == io.data_bytes => Ok(()),
+            DataPointer::InCapsule { .. } => {
+                Err(Refusal::at(Status::SGL_DESCRIPTOR_TYPE_INVALID, field::SGL_IDENTIFIER))
+            }
+            DataPointer::Host { .. } | DataPointer::None => {
+                Err(Refusal::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH))
+            }
+        },
+        Direction::FromHost => {
+            // Linux sends a whole page of ranges whatever NR says; the ranges that count are at its start.
+            let is_list = matches!(io.op, IoOp::Deallocate { .. } | IoOp::Hint | IoOp::Copy { .. });
+            let bytes = pointer.bytes();
+            if bytes == io.data_bytes || (is_list && bytes >= io.data_bytes && bytes <= 256 * COPY_RANGE_BYTES) {
+                Ok(())
+            } else {
+                Err(Refusal::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH))
+            }
+        }
+    }
+}

@@ -1,0 +1,635 @@
+//! [`Qpair`]: one connection's queue pair, from the first byte to the last buffer, and the one request machine.
+//!
+//! ```text
+//!   Fresh ── Connect, qid 0 ──> Admin (owns the Controller) ──┐
+//!     │ └─── Connect, qid n ──> Io (shares the controller) ───┼──> Closing ──> Closed event ──> gone
+//!     └───── no Connect in time, first command is another ────┘
+//! ```
+//!
+//! A read goes `step -> step_command -> step_io -> io::parse -> take_buffers -> submit -> Disk::submit ... on_done ->
+//! finish -> Transport::reply -> Sent`. A write stops between `take_buffers` and `submit` for `Transport::fetch ... Fetched`.
+//! `state` of a request changes only in this folder; every function that moves one begins with the state it expects.
+//!
+//! Files: `request` (the states), `io` (parse and check), `admin` (Connect, properties, admin commands, Abort), `compound` (commands
+//! of several disk steps), `fused` (Compare and Write).
+
+mod admin;
+mod compound;
+mod fused;
+pub mod io;
+pub mod request;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use nvme_spec::cqe::Cqe;
+use nvme_spec::opcode::IoOpcode;
+use nvme_spec::sqe::Sqe;
+use nvme_spec::status::Status;
+use spindle_disk::{BufferFrom, DiskError, Done, Op, Token};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::{Slab, Slot};
+
+use crate::controller::{Controller, ErrorRecord, Expired};
+use crate::counters;
+use crate::env::{Env, Message};
+use crate::notice::Notice;
+use crate::shared::ControllerShared;
+use crate::snapshot::{Peer, Snapshot, Subsystem};
+use crate::transport::{CloseReason, DataPointer, Event, Reply, Transport};
+use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
+
+/// How long a connection may take until Connect is through.
+pub const CONNECT_TIMEOUT: Nanos = Nanos::from_secs(120);
+/// Entries of a queue before Connect has named its size: Connect itself.
+const FRESH_ENTRIES: usize = 2;
+/// NSID of all namespaces.
+pub(crate) const NSID_ALL: u32 = 0xffff_ffff;
+/// Most Asynchronous Event Requests outstanding (Identify Controller AERL + 1).
+pub const ASYNC_EVENTS_MAX: usize = 4;
+
+/// What a queue pair is.
+pub(crate) enum Role {
+    /// Not connected yet.
+    Fresh,
+    /// The admin queue of a controller, and its owner.
+    Admin(Box<Controller>),
+    /// An I/O queue.
+    Io(IoRole),
+    /// On its way out; what arrives is not looked at.
+    Closing,
+}
+
+/// An I/O queue's view of its controller.
+pub(crate) struct IoRole {
+    pub(crate) shared: Arc<ControllerShared>,
+    pub(crate) qid: u16,
+    pub(crate) subsystem: Arc<Subsystem>,
+}
+
+/// Whether a queue pair lives on after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Life {
+    /// It does.
+    Open,
+    /// The transport has said `Closed`; nothing is left.
+    Closed,
+}
+
+/// One queue pair. See the module.
+pub struct Qpair<T: Transport> {
+    pub(crate) transport: T,
+    pub(crate) peer: Peer,
+    pub(crate) role: Role,
+    requests: Slab<Request>,
+    /// Requests in `NeedBuffer` or `NeedStepBuffer`, oldest first.
+    waiting: VecDeque<Slot>,
+    sq_head: u16,
+    entries: u16,
+    is_sq_flow_off: bool,
+    fused_first: Option<Slot>,
+    held: ArrayVec<Slot, ASYNC_EVENTS_MAX>,
+    connect_deadline: Nanos,
+    /// Requests that are neither `Held` nor `Replying`: what a drain waits for.
+    is_touched: bool,
+}
+
+/// The name under which a disk knows a request.
+#[inline]
+pub(crate) fn token(qpair: Slot, slot: Slot) -> Token {
+    Token(u64::from(qpair.to_wire()) << 32 | u64::from(slot.to_wire()))
+}
+
+/// The request and its queue pair, back from a token.
+#[inline]
+pub(crate) fn from_token(token: Token) -> (Slot, Slot) {
+    let high = u32::try_from(token.0 >> 32).unwrap_or(0);
+    let low = u32::try_from(token.0 & 0xffff_ffff).unwrap_or(0);
+    (Slot::from_wire(high), Slot::from_wire(low))
+}
+
+/// The host's answer to a disk's failure: DNR where repeating cannot help.
+#[must_use]
+pub fn status_of(error: DiskError) -> Status {
+    match error {
+        DiskError::MediaRead => Status::UNRECOVERED_READ_ERROR.dnr(),
+        DiskError::MediaWrite => Status::WRITE_FAULT.dnr(),
+        DiskError::NoSpace => Status::CAPACITY_EXCEEDED.dnr(),
+        DiskError::WriteProtected => Status::NAMESPACE_IS_WRITE_PROTECTED.dnr(),
+        DiskError::NotSupported => Status::INVALID_FIELD.dnr(),
+        DiskError::CompareDiffers => Status::COMPARE_FAILURE.dnr(),
+        DiskError::Internal => Status::INTERNAL_ERROR,
+        DiskError::Gone => Status::INTERNAL_ERROR.dnr(),
+    }
+}
+
+impl<T: Transport> Qpair<T> {
+    /// A queue pair on a connection that was just accepted.
+    #[must_use]
+    pub fn new(transport: T, peer: Peer, now: Nanos) -> Self {
+        Qpair {
+            transport,
+            peer,
+            role: Role::Fresh,
+            requests: Slab::with_capacity(FRESH_ENTRIES),
+            waiting: VecDeque::new(),
+            sq_head: 0,
+            entries: 0,
+            is_sq_flow_off: false,
+            fused_first: None,
+            held: ArrayVec::new(),
+            connect_deadline: Nanos(now.0.saturating_add(CONNECT_TIMEOUT.0)),
+            is_touched: false,
+        }
+    }
+
+    /// Marks that the transport may have something to send; true the first time.
+    #[inline]
+    pub(crate) fn touch(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_touched, true)
+    }
+
+    pub(crate) fn untouch(&mut self) {
+        self.is_touched = false;
+    }
+
+    /// Requests in each state, for operators and tests.
+    #[must_use]
+    pub fn count(&self, state: State) -> usize {
+        self.requests.iter().filter(|(_, request)| request.state == state).count()
+    }
+
+    /// True when nothing is in flight that a drain has to wait for.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.requests.len() == self.held.len()
+    }
+
+    /// Pull all events out of the transport and act on them.
+    #[inline]
+    pub fn step(&mut self, id: Slot, env: &mut Env) -> Life {
+        while let Some(event) = self.transport.next_event() {
+            match event {
+                Event::Command { sqe, data } => self.step_command(id, env, sqe, data),
+                Event::Fetched { slot, buf, result } => self.step_fetched(id, env, slot, buf, result),
+                Event::Sent { slot } => self.step_sent(slot),
+                Event::Closed => {
+                    self.on_closed(env);
+                    return Life::Closed;
+                }
+            }
+        }
+        Life::Open
+    }
+
+    #[inline]
+    fn step_command(&mut self, id: Slot, env: &mut Env, sqe: Sqe, data: Result<DataPointer, Status>) {
+        if matches!(self.role, Role::Closing) {
+            return;
+        }
+        env.commands += 1;
+        self.sq_head += 1;
+        if self.sq_head >= self.entries {
+            self.sq_head = 0;
+        }
+        let pointer = data.unwrap_or(DataPointer::None);
+        let Ok(slot) = self.requests.insert(Request::new(sqe, pointer)) else {
+            self.host_error(env, "more commands outstanding than the queue has entries");
+            return;
+        };
+        if let Err(status) = data {
+            self.refuse(env, slot, Refusal { status, field: Some(io::field::SGL_IDENTIFIER) });
+            return;
+        }
+        match &self.role {
+            Role::Io(_) => self.step_io(id, env, slot),
+            Role::Admin(_) => self.step_admin(id, env, slot),
+            Role::Fresh => self.step_fresh(env, slot),
+            Role::Closing => {}
+        }
+    }
+
+    /// A command on an I/O queue.
+    #[inline]
+    fn step_io(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+        let (Role::Io(role), Some(request)) = (&self.role, self.requests.get_mut(slot)) else { return };
+        role.shared.note_traffic();
+        if request.sqe.is_fabrics() {
+            self.step_fabrics_on_io(env, slot);
+            return;
+        }
+        if !role.shared.is_ready() {
+            self.refuse(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, io::field::OPCODE));
+            return;
+        }
+        match check_io(role, env, request) {
+            Ok(io) => request.work = Work::Io(io),
+            Err(refusal) => {
+                self.refuse_io(id, env, slot, refusal);
+                return;
+            }
+        }
+        if self.fused_first.is_some() || request.sqe.flags & 3 != 0 {
+            self.step_fused(id, env, slot);
+            return;
+        }
+        self.step_buffer(id, env, slot);
+    }
+
+    /// Take what memory the command needs; then fetch or execute. Without memory it waits its turn.
+    #[inline]
+    fn step_buffer(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
+        let Work::Io(io) = request.work else { return };
+        if !take_buffers(env, request, &io) {
+            if request.state == State::New {
+                env.waits += 1;
+                request.state = State::NeedBuffer;
+                self.waiting.push_back(slot);
+            }
+            return;
+        }
+        if io.op.direction() == Direction::FromHost {
+            self.fetch(slot);
+        } else {
+            self.step_execute(id, env, slot);
+        }
+    }
+
+    /// Hand the buffer to the transport to be filled with the host's data.
+    #[inline]
+    fn fetch(&mut self, slot: Slot) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        request.state = State::Fetching;
+        if let Some(buf) = request.buf.take() {
+            let cid = request.cid();
+            self.transport.fetch(slot, cid, buf);
+        }
+    }
+
+    #[inline]
+    fn step_fetched(&mut self, id: Slot, env: &mut Env, slot: Slot, buf: Buf, result: Result<(), Status>) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        assert_eq!(request.state, State::Fetching, "data for a request that did not ask for it");
+        request.buf = Some(buf);
+        let is_fused = request.partner.is_some() || self.fused_first == Some(slot);
+        if is_fused {
+            self.on_fused_fetched(id, env, slot, result);
+            return;
+        }
+        if let Err(status) = result {
+            self.refuse(env, slot, Refusal { status, field: None });
+            return;
+        }
+        if request.is_aborted {
+            self.refuse(env, slot, Refusal { status: Status::ABORTED_BY_REQUEST, field: None });
+            return;
+        }
+        match request.work {
+            Work::Io(_) => self.step_execute(id, env, slot),
+            Work::Connect => self.step_connect(env, slot),
+            Work::Admin { .. } => self.step_admin_execute(env, slot),
+            Work::None => {}
+        }
+    }
+
+    /// All memory and data are there: to the disk.
+    #[inline]
+    fn step_execute(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        let Work::Io(io) = request.work else { return };
+        request.state = State::Executing;
+        let op = match io.op {
+            IoOp::Read => Op::Read,
+            IoOp::Write { fua } => Op::Write { fua },
+            IoOp::Flush => Op::Flush,
+            IoOp::WriteZeroes { deallocate, fua } => Op::WriteZeroes { deallocate, fua },
+            IoOp::Hint => {
+                request.buf = None;
+                self.finish(env, slot, Status::SUCCESS, 0, None);
+                return;
+            }
+            IoOp::FlushAll | IoOp::Deallocate { .. } | IoOp::Compare | IoOp::Verify | IoOp::Copy { .. } => {
+                self.step_compound(id, env, slot, None);
+                return;
+            }
+        };
+        let buf = request.buf.take();
+        let Some(disk) = env.disk(io.disk) else {
+            self.finish(env, slot, status_of(DiskError::Gone), 0, None);
+            return;
+        };
+        if let Some(done) = disk.submit(token(id, slot), op, io.range, buf) {
+            self.on_simple_done(env, slot, &io, done.result, done.buf);
+        }
+    }
+
+    /// A disk has ended a command (or a step of one) that it had taken its time for.
+    pub(crate) fn on_done(&mut self, id: Slot, env: &mut Env, slot: Slot, done: Done) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        assert_eq!(request.state, State::Executing, "a disk completed a request twice");
+        let Work::Io(io) = request.work else { return };
+        if request.partner.is_some() {
+            self.on_fused_done(env, slot, done.result);
+            return;
+        }
+        match io.op {
+            IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::WriteZeroes { .. } | IoOp::Hint => {
+                self.on_simple_done(env, slot, &io, done.result, done.buf);
+            }
+            IoOp::FlushAll | IoOp::Deallocate { .. } | IoOp::Compare | IoOp::Verify | IoOp::Copy { .. } => {
+                self.step_compound(id, env, slot, Some((done.result, done.buf)));
+            }
+        }
+    }
+
+    #[inline]
+    fn on_simple_done(
+        &mut self,
+        env: &mut Env,
+        slot: Slot,
+        io: &IoCommand,
+        result: Result<(), DiskError>,
+        buf: Option<Buf>,
+    ) {
+        match result {
+            Ok(()) => {
+                self.count_io(env.core, io);
+                let data = if io.op == IoOp::Read { buf } else { None };
+                self.finish(env, slot, Status::SUCCESS, 0, data);
+            }
+            Err(error) => self.disk_failed(env, slot, io, error),
+        }
+    }
+
+    pub(crate) fn disk_failed(&mut self, env: &mut Env, slot: Slot, io: &IoCommand, error: DiskError) {
+        let status = status_of(error);
+        if error != DiskError::CompareDiffers {
+            if let (Role::Io(role), true) = (&self.role, matches!(error, DiskError::MediaRead | DiskError::MediaWrite))
+                && let Some(namespace) = role.subsystem.namespace(io.nsid)
+            {
+                counters::add(&namespace.counters.core(env.core).media_errors, 1);
+            }
+            env.notice(Notice::DiskError { nsid: io.nsid, lba: io.range.lba, status });
+        }
+        self.refuse(env, slot, Refusal { status, field: None });
+    }
+
+    #[inline]
+    fn count_io(&self, core: usize, io: &IoCommand) {
+        let Role::Io(role) = &self.role else { return };
+        let Some(namespace) = role.subsystem.namespace(io.nsid) else { return };
+        let counters = namespace.counters.core(core);
+        let units = (u64::from(io.range.blocks) << io.block_shift) / 512;
+        match io.op {
+            IoOp::Read | IoOp::Compare | IoOp::Verify => {
+                counters::add(&counters.units_read, units);
+                counters::add(&counters.reads, 1);
+            }
+            IoOp::Write { .. } => {
+                counters::add(&counters.units_written, units);
+                counters::add(&counters.writes, 1);
+            }
+            IoOp::Flush
+            | IoOp::FlushAll
+            | IoOp::WriteZeroes { .. }
+            | IoOp::Deallocate { .. }
+            | IoOp::Hint
+            | IoOp::Copy { .. } => {}
+        }
+    }
+
+    /// Answer the host. The request ends with `Sent`.
+    #[inline]
+    pub(crate) fn finish(&mut self, env: &mut Env, slot: Slot, status: Status, result: u64, data: Option<Buf>) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        assert_ne!(request.state, State::Replying, "answered twice");
+        request.state = State::Replying;
+        request.buf = None;
+        request.aux = None;
+        let cid = request.cid();
+        let mut cqe = Cqe::new(cid, status).with_result_u64(result);
+        // Base 2.0, 4.2.1: SQHD is reserved when SQ flow control is off; hosts expect FFFFh.
+        cqe.sq_head.set(if self.is_sq_flow_off { 0xffff } else { self.sq_head });
+        let _ = env;
+        self.transport.reply(Reply { slot, cqe, data, may_omit_cqe: self.is_sq_flow_off });
+    }
+
+    /// Answer with a failure, and log it where the host reads its error log.
+    pub(crate) fn refuse(&mut self, env: &mut Env, slot: Slot, refusal: Refusal) {
+        let Some(request) = self.requests.get(slot) else { return };
+        if refusal.status.code() != Status::ABORTED_BY_REQUEST {
+            let record = ErrorRecord {
+                sqid: self.qid(),
+                cid: request.cid(),
+                status: refusal.status,
+                field: refusal.field,
+                lba: if matches!(self.role, Role::Io(_)) { request.sqe.slba() } else { 0 },
+                nsid: request.sqe.nsid(),
+            };
+            self.record_error(env, record);
+        }
+        self.finish(env, slot, refusal.status, 0, None);
+    }
+
+    fn record_error(&mut self, env: &mut Env, record: ErrorRecord) {
+        match &mut self.role {
+            Role::Admin(controller) => controller.on_error(record),
+            Role::Io(role) => {
+                let controller = Arc::clone(&role.shared);
+                env.send(controller.admin_core, Message::Failed { controller, record });
+            }
+            Role::Fresh | Role::Closing => {}
+        }
+    }
+
+    /// Its queue identifier; 0 before Connect.
+    #[must_use]
+    pub fn qid(&self) -> u16 {
+        match &self.role {
+            Role::Io(role) => role.qid,
+            Role::Admin(_) | Role::Fresh | Role::Closing => 0,
+        }
+    }
+
+    fn step_sent(&mut self, slot: Slot) {
+        let request = self.requests.remove(slot);
+        debug_assert!(request.is_none_or(|request| request.state == State::Replying), "sent before it was answered");
+    }
+
+    /// Try again for requests that wait for memory, oldest first. True when some still wait.
+    pub(crate) fn retry_buffers(&mut self, id: Slot, env: &mut Env) -> bool {
+        for _ in 0..self.waiting.len() {
+            let Some(slot) = self.waiting.front().copied() else { break };
+            match self.requests.get(slot).map(|request| request.state) {
+                Some(State::NeedBuffer) => match self.requests.get(slot).map(|request| request.work) {
+                    Some(Work::Io(io)) if io.is_fused => self.retry_fused(env, slot),
+                    Some(Work::Io(_)) => self.step_buffer(id, env, slot),
+                    _ => self.retry_admin_buffer(env, slot),
+                },
+                Some(State::NeedStepBuffer) => self.resume_compound(id, env, slot),
+                _ => {}
+            }
+            let state = self.requests.get(slot).map(|request| request.state);
+            if self.waiting.front() != Some(&slot) {
+                continue; // the queue pair was closed meanwhile
+            }
+            if state == Some(State::NeedBuffer) {
+                break; // in order: nobody overtakes the oldest
+            }
+            self.waiting.pop_front();
+            if state == Some(State::NeedStepBuffer) {
+                self.waiting.push_back(slot); // a long command goes on next turn, behind the others
+            }
+        }
+        !self.waiting.is_empty()
+    }
+
+    /// True when requests wait for memory or for their next step.
+    #[inline]
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The host broke a rule of the queue: the connection ends.
+    pub(crate) fn host_error(&mut self, env: &mut Env, rule: &'static str) {
+        env.notice(Notice::HostError { remote: self.peer.remote, rule });
+        self.close(env, CloseReason::HostError);
+    }
+
+    /// End the connection. What the controller or the queue held is given up at once; `Closed` follows from the transport.
+    pub(crate) fn close(&mut self, env: &mut Env, reason: CloseReason) {
+        self.give_up(env, Some(reason));
+        self.transport.close(reason);
+    }
+
+    fn on_closed(&mut self, env: &mut Env) {
+        self.give_up(env, None);
+    }
+
+    fn give_up(&mut self, env: &mut Env, reason: Option<CloseReason>) {
+        match std::mem::replace(&mut self.role, Role::Closing) {
+            Role::Admin(mut controller) => {
+                let shared = Arc::clone(&controller.shared);
+                controller.remove(&env.registry);
+                env.notice(Notice::Disconnected {
+                    host: shared.host_nqn,
+                    subsystem: shared.subsystem_nqn,
+                    cntlid: shared.cntlid,
+                    reason,
+                });
+                let reason = reason.unwrap_or(CloseReason::ControllerGone);
+                env.broadcast(&Message::CloseQueues { controller: shared, reason });
+            }
+            Role::Io(role) => role.shared.release_queue(role.qid),
+            Role::Fresh | Role::Closing => {}
+        }
+        self.waiting.clear();
+        self.held.clear();
+        self.fused_first = None;
+    }
+
+    /// The new configuration: what the queue may see has changed.
+    pub(crate) fn on_snapshot(&mut self, env: &mut Env, old: &Snapshot) {
+        let is_allowed = |shared: &ControllerShared| {
+            let subsystem = env.snapshot.subsystem(&shared.subsystem_nqn);
+            subsystem.filter(|subsystem| subsystem.hosts.allows(&shared.host_nqn)).cloned()
+        };
+        match &mut self.role {
+            Role::Admin(controller) => {
+                let effect = controller.on_snapshot(old, &env.snapshot);
+                self.apply(env, effect);
+                self.deliver_async_events(env);
+            }
+            Role::Io(role) => match is_allowed(&role.shared) {
+                Some(subsystem) => role.subsystem = subsystem,
+                None => self.close(env, CloseReason::ControllerGone),
+            },
+            Role::Fresh | Role::Closing => {}
+        }
+    }
+
+    /// Time has passed: Connect and keep-alive time-outs.
+    pub(crate) fn on_time(&mut self, env: &mut Env) {
+        match &mut self.role {
+            Role::Fresh if env.now >= self.connect_deadline => self.close(env, CloseReason::ConnectTimeout),
+            Role::Admin(controller) => {
+                let (host, cntlid) = (controller.shared.host_nqn, controller.shared.cntlid);
+                match controller.tick(env.now) {
+                    None => {}
+                    Some(Expired::KeepAlive { timeout_ms }) => {
+                        env.notice(Notice::KeepAliveExpired { host, cntlid, timeout_ms });
+                        self.close(env, CloseReason::KeepAliveExpired);
+                    }
+                    Some(Expired::NeverEnabled) => self.close(env, CloseReason::ConnectTimeout),
+                }
+            }
+            Role::Fresh | Role::Io(_) | Role::Closing => {}
+        }
+    }
+
+    /// The connection's wire state, for its shell.
+    pub fn transport(&mut self) -> &mut T {
+        &mut self.transport
+    }
+}
+
+/// Namespace, disk and limits of a command on an I/O queue, and the checks that need them.
+#[inline]
+fn check_io(role: &IoRole, env: &Env, request: &Request) -> Result<IoCommand, Refusal> {
+    let sqe = &request.sqe;
+    let nsid = sqe.nsid();
+    let Some(namespace) = role.subsystem.namespace(nsid) else {
+        if nsid == NSID_ALL && sqe.io_opcode() == IoOpcode::FLUSH {
+            return Ok(compound::flush_all());
+        }
+        return Err(Refusal::at(Status::INVALID_NAMESPACE_OR_FORMAT, io::field::NSID));
+    };
+    let disk = Env::disk_index(namespace.disk);
+    let Some(handle) = env.disks.get(disk).and_then(|disk| disk.as_deref()) else {
+        return Err(Refusal { status: Status::NAMESPACE_NOT_READY, field: Some(io::field::NSID) });
+    };
+    let target =
+        io::Target { disk, geometry: handle.geometry(), transfer_bytes: env.snapshot.limits.transfer_bytes };
+    io::parse(sqe, request.pointer, &target)
+}
+
+/// Take the memory of an I/O command, all of it or none, so that no command holds one buffer while it waits for another.
+#[inline]
+fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand) -> bool {
+    let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
+        return true; // without a disk the command fails at once
+    };
+    match io.op {
+        IoOp::Read => disk.read_buffers() == BufferFrom::Disk || set(&mut request.buf, env.pool.take(io.data_bytes)),
+        IoOp::Write { .. } => {
+            let buf = match disk.write_buffers() {
+                BufferFrom::Disk => disk.take(io.range),
+                BufferFrom::Pool => env.pool.take(io.data_bytes),
+            };
+            set(&mut request.buf, buf)
+        }
+        IoOp::Compare => {
+            let is_pinned = disk.read_buffers() == BufferFrom::Disk;
+            let first = env.pool.take(io.data_bytes);
+            let second = if is_pinned { None } else { env.pool.take(io.data_bytes) };
+            if first.is_none() || (!is_pinned && second.is_none()) {
+                return false;
+            }
+            request.buf = first;
+            request.aux = second;
+            true
+        }
+        IoOp::Deallocate { .. } | IoOp::Hint => set(&mut request.buf, env.pool.take(io.data_bytes)),
+        IoOp::Copy { .. } | IoOp::Verify => compound::take_buffers(disk, &env.pool, request, io),
+        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => true,
+    }
+}
+
+fn set(place: &mut Option<Buf>, buf: Option<Buf>) -> bool {
+    *place = buf;
+    place.is_some()
+}

@@ -1,0 +1,253 @@
+//! [`Request`]: one command of the host with its state, from arrival until its reply has left.
+//!
+//! ```text
+//!                    ┌───────────── no buffer free: waits, in order ──────────────┐
+//!   Command ──> parse, check ──> NeedBuffer ──> Fetching ──> Executing ──> Replying ──> (free)
+//!                    │                              │             │  ^          ^
+//!                    │ wrong                        │ damaged     └──┘ next     │
+//!                    └──────────────────────────────┴──────── step ─────────────┤
+//!                                                    Held (async event), Fused (waits for its other half),
+//!                                                    Aborting (waits for the answer of another core) ────┘
+//! ```
+
+use nvme_spec::sqe::Sqe;
+use nvme_spec::status::Status;
+use spindle_disk::BlockRange;
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
+
+use crate::transport::DataPointer;
+
+/// Where a request is. Each variant says what ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Just arrived; left within the same call.
+    New,
+    /// Waits for a buffer of the pool, of the admin pool or of the disk; ended by `Qpair::retry_buffers`.
+    NeedBuffer,
+    /// The transport brings the host's data; ended by `Fetched`.
+    Fetching,
+    /// A disk has it (or a step of it); ended by `Done`.
+    Executing,
+    /// Waits for a second buffer between two steps; ended by `Qpair::retry_buffers`.
+    NeedStepBuffer,
+    /// Half of a fused pair with its data; ended by the arrival of the other half.
+    Fused,
+    /// An Asynchronous Event Request; ended by an event, an abort or the end of the controller.
+    Held,
+    /// An Abort that another core carries out; ended by its answer.
+    Aborting,
+    /// The transport has the reply; ended by `Sent`.
+    Replying,
+}
+
+impl State {
+    /// All states, for counters and whole-matrix tests.
+    pub const ALL: [State; 9] = [
+        State::New,
+        State::NeedBuffer,
+        State::Fetching,
+        State::Executing,
+        State::NeedStepBuffer,
+        State::Fused,
+        State::Held,
+        State::Aborting,
+        State::Replying,
+    ];
+}
+
+/// What a request does, as parsed and checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Not parsed yet.
+    None,
+    /// A command of an I/O queue.
+    Io(IoCommand),
+    /// Connect, whose data is being fetched.
+    Connect,
+    /// An admin command that moves data to or from the host, or neither.
+    Admin {
+        /// Bytes of its data.
+        bytes: u32,
+        /// They go to the host.
+        is_to_host: bool,
+    },
+}
+
+/// A checked I/O command: it has passed every check that does not need its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IoCommand {
+    /// What to do.
+    pub op: IoOp,
+    /// Half of a fused pair.
+    pub is_fused: bool,
+    /// Index of the disk in the core's list.
+    pub disk: usize,
+    /// The namespace.
+    pub nsid: u32,
+    /// The blocks; on the disk as it was when the command arrived.
+    pub range: BlockRange,
+    /// log2 of the block size.
+    pub block_shift: u8,
+    /// Bytes of host data in either direction.
+    pub data_bytes: u32,
+}
+
+/// Commands of the NVM command set that we carry out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IoOp {
+    /// Read.
+    Read,
+    /// Write, with FUA or without.
+    Write {
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Flush of one namespace.
+    Flush,
+    /// Flush of all namespaces (NSID FFFFFFFFh).
+    FlushAll,
+    /// Write Zeroes.
+    WriteZeroes {
+        /// DEAC.
+        deallocate: bool,
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Dataset Management with the attribute Deallocate.
+    Deallocate {
+        /// Number of ranges, 1 to 256.
+        ranges: u16,
+    },
+    /// Dataset Management without it: hints, which we do not need.
+    Hint,
+    /// Compare.
+    Compare,
+    /// Verify.
+    Verify,
+    /// Copy.
+    Copy {
+        /// Number of source ranges.
+        ranges: u16,
+        /// Force unit access.
+        fua: bool,
+    },
+}
+
+/// Which way an I/O command moves host data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// No data.
+    None,
+    /// To the host.
+    ToHost,
+    /// From the host.
+    FromHost,
+}
+
+impl IoOp {
+    /// Which way it moves host data.
+    #[inline]
+    #[must_use]
+    pub fn direction(self) -> Direction {
+        match self {
+            IoOp::Read => Direction::ToHost,
+            IoOp::Write { .. } | IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Copy { .. } | IoOp::Hint => {
+                Direction::FromHost
+            }
+            IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } | IoOp::Verify => Direction::None,
+        }
+    }
+}
+
+/// How far a command of several steps has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Range (Copy, Deallocate) or namespace (flush of all) that is next.
+    pub index: u32,
+    /// Blocks of that range (Verify, Copy: of the piece) that are done.
+    pub blocks: u64,
+    /// Blocks of the piece in flight.
+    pub piece: u32,
+    /// Copy: the piece was read, its write is in flight or next.
+    pub is_writing: bool,
+    /// A step ended well as the turn ended; its buffer is in `aux`.
+    pub has_outcome: bool,
+}
+
+/// One command in flight. Lives in its queue pair's slab.
+#[derive(Debug)]
+pub struct Request {
+    /// Where it is.
+    pub state: State,
+    /// It is to end without effect as soon as it comes by (Abort).
+    pub is_aborted: bool,
+    /// What it does.
+    pub work: Work,
+    /// Where its data is.
+    pub pointer: DataPointer,
+    /// The command.
+    pub sqe: Sqe,
+    /// Its data.
+    pub buf: Option<Buf>,
+    /// A second buffer: what a Compare read, what a Copy carries.
+    pub aux: Option<Buf>,
+    /// Steps.
+    pub progress: Progress,
+    /// The other half of a fused pair.
+    pub partner: Option<Slot>,
+}
+
+impl Request {
+    /// A request in state `New`.
+    #[inline]
+    #[must_use]
+    pub fn new(sqe: Sqe, pointer: DataPointer) -> Request {
+        Request {
+            state: State::New,
+            is_aborted: false,
+            work: Work::None,
+            pointer,
+            sqe,
+            buf: None,
+            aux: None,
+            progress: Progress::default(),
+            partner: None,
+        }
+    }
+
+    /// Its command identifier, all 16 bits as the host sent it.
+    #[inline]
+    #[must_use]
+    pub fn cid(&self) -> u16 {
+        self.sqe.cid()
+    }
+}
+
+/// A refusal: the host's answer, and which field of the command is at fault (for the error log).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// The answer.
+    pub status: Status,
+    /// Byte of the submission queue entry at which the field begins.
+    pub field: Option<u16>,
+}
+
+impl Refusal {
+    /// With the field at byte `field`; permanent: the same command will be refused again.
+    #[must_use]
+    pub fn at(status: Status, field: u16) -> Refusal {
+        Refusal { status: status.dnr(), field: Some(field) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Growth of this struct is growth of every connection's memory by its queue entries.
+    #[test]
+    fn a_request_stays_within_five_cache_lines() {
+        assert!(size_of::<Request>() <= 320, "{}", size_of::<Request>());
+    }
+}

@@ -1,0 +1,157 @@
+//! The interface between the request machine and a connection: four verbs and four events.
+//!
+//! A connection lives on one core from accept to close. Its shell (sockets, verbs, the simulator) feeds it and empties it;
+//! the queue pair only asks it for events and tells it what to fetch and what to reply:
+//!
+//! ```text
+//!   next_event -> Command ── fetch(slot, buf) ──> in-capsule copy | R2T + H2CData | RDMA READ ── Fetched ─┐
+//!                    │                                                                                    v
+//!                    └───────────── no data from the host ───────────────────────────────────────────> execute
+//!   Sent <── bytes left / send completed <── C2HData + CapsuleResp | RDMA WRITE + SEND <── reply(slot, cqe, data)
+//!   Closed: last event, when every buffer is back
+//! ```
+//!
+//! What a transport checks: the PDU or capsule itself and that the SGL is of a kind and length that the transport
+//! allows. What it does not: opcode, namespace, range, or that the length fits the command (`io::check`, `admin` do).
+
+use nvme_spec::cqe::Cqe;
+use nvme_spec::sqe::Sqe;
+use nvme_spec::status::Status;
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
+
+/// Where a command's data is, as its SGL says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataPointer {
+    /// The command carries no data pointer, or one of length 0.
+    None,
+    /// In the command capsule; already on this side.
+    InCapsule {
+        /// Length in bytes.
+        bytes: u32,
+    },
+    /// At the host; moved by the transport.
+    Host {
+        /// Length in bytes.
+        bytes: u32,
+    },
+}
+
+impl DataPointer {
+    /// Length in bytes, 0 for none.
+    #[must_use]
+    pub fn bytes(self) -> u32 {
+        match self {
+            DataPointer::None => 0,
+            DataPointer::InCapsule { bytes } | DataPointer::Host { bytes } => bytes,
+        }
+    }
+}
+
+/// What happened on a connection.
+#[derive(Debug)]
+pub enum Event {
+    /// A command capsule arrived. The next event comes only after the command was answered by `fetch` or `reply`
+    /// if it has in-capsule data (the payload stands in the way); without, at once.
+    Command {
+        /// The submission queue entry.
+        sqe: Sqe,
+        /// Where its data is, or the status with which the command fails (an SGL of the wrong kind: the connection
+        /// goes on).
+        data: Result<DataPointer, Status>,
+    },
+    /// All data that `fetch` asked for has arrived in `buf`.
+    Fetched {
+        /// The request.
+        slot: Slot,
+        /// Its buffer, filled.
+        buf: Buf,
+        /// `Err`: the data is damaged (data digest); the command fails with this status, the connection goes on.
+        result: Result<(), Status>,
+    },
+    /// The reply and its data have left; nothing of the request is referred to any more.
+    Sent {
+        /// The request.
+        slot: Slot,
+    },
+    /// The connection is gone and every buffer that it held has been dropped. Comes once, last.
+    Closed,
+}
+
+/// Why the queue pair closes a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseReason {
+    /// The host said Disconnect, and the reply is to leave first.
+    Disconnect,
+    /// The controller was reset, shut down or deleted.
+    ControllerGone,
+    /// Keep Alive Timeout expired.
+    KeepAliveExpired,
+    /// The host broke a rule of the queue (more commands than entries, a command before Connect, ...).
+    HostError,
+    /// Connect did not come in time.
+    ConnectTimeout,
+    /// The appliance is shutting down.
+    Shutdown,
+}
+
+impl std::fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            CloseReason::Disconnect => "the host disconnected",
+            CloseReason::ControllerGone => "the controller was reset or shut down",
+            CloseReason::KeepAliveExpired => "keep alive expired",
+            CloseReason::HostError => "the host broke a rule of the queue",
+            CloseReason::ConnectTimeout => "no Connect in time",
+            CloseReason::Shutdown => "the appliance is shutting down",
+        })
+    }
+}
+
+/// A completion to be sent.
+#[derive(Debug)]
+pub struct Reply {
+    /// The request, named again by `Sent`.
+    pub slot: Slot,
+    /// The completion queue entry.
+    pub cqe: Cqe,
+    /// Data for the host, exactly as long as the command asked for. Only with a status of success.
+    pub data: Option<Buf>,
+    /// The host turned SQ flow control off, so a success may be folded into the data (TCP: C2HData SUCCESS).
+    pub may_omit_cqe: bool,
+}
+
+/// What a connection can carry; constants of its listener, agreed with the host at set-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Most bytes of in-capsule data of a command on an I/O queue.
+    pub in_capsule_bytes: u32,
+    /// Most commands that a queue may have outstanding.
+    pub queue_entries: u16,
+    /// Most bytes that one command moves (MDTS).
+    pub transfer_bytes: u32,
+}
+
+/// One connection, which is one queue pair.
+pub trait Transport {
+    /// The next event, in order. `None`: nothing more until the shell has fed it.
+    fn next_event(&mut self) -> Option<Event>;
+
+    /// Bring the host's data of request `slot` (command identifier `cid`) into `buf`, which is exactly as long.
+    /// `Fetched` follows, or `Closed`. Called at most once for a command, in any order among commands.
+    fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf);
+
+    /// Send a completion. In-capsule data that was not fetched is skipped. `Sent` follows, or `Closed`.
+    fn reply(&mut self, reply: Reply);
+
+    /// End the connection: what was replied leaves first where `reason` says so; then `Closed` follows.
+    fn close(&mut self, reason: CloseReason);
+
+    /// How many commands the queue pair may hold; told once Connect has fixed the queue's size.
+    fn set_queue_entries(&mut self, entries: u16) {
+        let _ = entries;
+    }
+
+    /// What the connection can carry.
+    fn limits(&self) -> Limits;
+}

@@ -1,0 +1,376 @@
+//! The controller's end of a connection: implements the target's [`Transport`].
+//!
+//! The order of a turn, as a shell calls it:
+//!
+//! ```text
+//!   on_time(now)                                     when deadline() has come
+//!   load(batch) ; next_event.. (the queue pair) ; unload() -> batch           unless is_paused()
+//!   send_pieces(..) ; sent(n)                        while wants_send()
+//!   phase()                                          HalfClosed: shut down sending; Closed: close the socket
+//! ```
+//!
+//! Sent comes before what was received after it: a host that reuses a queue entry is never counted twice.
+
+mod receive;
+mod reply;
+mod transfers;
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+
+use arrayvec::ArrayVec;
+use nvme_spec::tcp::{DIGEST_BYTES, MAXH2CDATA_MIN, PduType};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
+use spindle_target::transport::{CloseReason, Event, Limits, Reply, Transport};
+
+use crate::inbox::RxBatch;
+use crate::lifetime::Phase;
+use crate::payload::Payload;
+use crate::violation::Violation;
+use crate::wire::{Receiving, Stop, Wire};
+
+use transfers::{Transfer, Transfers};
+
+pub use transfers::QUEUE_ENTRIES_MAX;
+
+/// Constants of a connection, from its listener. Every default says why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnConfig {
+    /// In-capsule data of commands on I/O queues. 4096: a one-block write needs no round trip. Admin queues and Fabrics
+    /// commands always get 8192 (NVMe/TCP 1.0 section 3.3.2.1).
+    pub in_capsule_bytes: u32,
+    /// MAXH2CDATA. 1 MiB: a write of the largest common size comes in one PDU.
+    pub max_h2c_data: u32,
+    /// Most commands that a queue may have outstanding, up to [`QUEUE_ENTRIES_MAX`]. 128: what a Linux host asks for.
+    pub queue_entries: u16,
+    /// Most bytes that one command moves. 1 MiB.
+    pub transfer_bytes: u32,
+    /// Header digests are used when the host asks for them.
+    pub header_digest: bool,
+    /// Data digests are used when the host asks for them.
+    pub data_digest: bool,
+    /// Time for ICReq to come. 10 s: as long as a Linux host waits for ICResp.
+    pub initialize_timeout: Nanos,
+    /// Time from the decision to close to the end of the socket. 2 s: a host that reads needs one round trip.
+    pub close_timeout: Nanos,
+}
+
+impl Default for ConnConfig {
+    fn default() -> Self {
+        ConnConfig {
+            in_capsule_bytes: 4096,
+            max_h2c_data: 1 << 20,
+            queue_entries: 128,
+            transfer_bytes: 1 << 20,
+            header_digest: true,
+            data_digest: true,
+            initialize_timeout: Nanos::from_secs(10),
+            close_timeout: Nanos::from_secs(2),
+        }
+    }
+}
+
+/// Longest head: C2HData or R2T with its digest.
+const HEAD: usize = 24 + DIGEST_BYTES;
+/// Longest tail: data digest, CapsuleResp with its digest.
+const TAIL: usize = DIGEST_BYTES + 24 + DIGEST_BYTES;
+
+/// Whose data is being received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// In-capsule data of a request.
+    Capsule(Slot),
+    /// H2CData of the transfer with this tag.
+    H2cData(u16),
+}
+
+/// The controller's end of one connection.
+#[derive(Debug)]
+pub struct Conn {
+    wire: Wire<HEAD, TAIL, Option<Slot>, Source>,
+    /// Requests whose reply has left, to be told.
+    sent: VecDeque<Slot>,
+    transfers: Transfers,
+    config: ConnConfig,
+    /// PDO of the C2HData that this connection sends.
+    data_offset: u8,
+    is_initialized: bool,
+    is_io_queue: bool,
+    is_closed_told: bool,
+}
+
+/// Queue entries that room is made for at once; beyond it the send queue grows with use, so that idle long queues stay small.
+const RESERVE_ENTRIES_MAX: u16 = 128;
+/// Replies and R2Ts before Connect has said how long the queue is.
+const RESERVE_ENTRIES_FIRST: u16 = 8;
+
+impl Conn {
+    /// A connection that was just accepted.
+    ///
+    /// # Panics
+    /// When MAXH2CDATA or the queue entries are out of range: the configuration is checked when it is read.
+    #[must_use]
+    pub fn new(config: ConnConfig, now: Nanos) -> Conn {
+        let max = config.max_h2c_data;
+        assert!(max >= MAXH2CDATA_MIN && max % 4 == 0, "MAXH2CDATA {max}");
+        let mut conn = Conn {
+            wire: Wire::new(now + config.initialize_timeout, config.close_timeout),
+            sent: VecDeque::new(),
+            transfers: Transfers::new(config.queue_entries),
+            config,
+            data_offset: 24,
+            is_initialized: false,
+            is_io_queue: false,
+            is_closed_told: false,
+        };
+        conn.set_queue_entries(RESERVE_ENTRIES_FIRST);
+        conn
+    }
+
+    /// Take a filled batch; its bytes are read by [`Transport::next_event`].
+    ///
+    /// # Panics
+    /// When the previous batch was not unloaded.
+    #[inline]
+    pub fn load(&mut self, batch: RxBatch) {
+        self.wire.load(batch);
+    }
+
+    /// Give the batch back, empty. What was not read of it is kept by the connection.
+    #[inline]
+    pub fn unload(&mut self) -> RxBatch {
+        self.wire.unload()
+    }
+
+    /// True while a command with in-capsule data waits for `fetch` or `reply`: the shell does not read the socket.
+    #[inline]
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        matches!(self.wire.receiving, Receiving::Standing(_))
+    }
+
+    /// True when received bytes are kept from an earlier batch and may hold events already.
+    #[inline]
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        self.wire.inbox.stashed() > 0
+    }
+
+    /// The place of the rest of a payload that is being received, for the socket to read straight into; 0 bytes when there is
+    /// none or it is too short to be worth it. Only while no batch is loaded.
+    #[inline]
+    pub fn direct_target<'a, const N: usize>(&'a mut self, out: &mut ArrayVec<IoSliceMut<'a>, N>) -> usize {
+        self.wire.direct_target(out)
+    }
+
+    /// The socket wrote so many bytes to the place that [`Conn::direct_target`] gave.
+    ///
+    /// # Panics
+    /// When that is more than it gave.
+    #[inline]
+    pub fn received_direct(&mut self, count: usize) {
+        self.wire.received_direct(count);
+    }
+
+    /// True when there is something to send.
+    #[inline]
+    #[must_use]
+    pub fn wants_send(&self) -> bool {
+        !self.wire.outbox.is_empty()
+    }
+
+    /// Appends the pieces of everything that is to be sent, until `out` is full; how many bytes they are.
+    #[inline]
+    pub fn send_pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
+        self.wire.pieces(out)
+    }
+
+    /// The first `count` bytes of [`Conn::send_pieces`] have left. Buffers of which the last byte has left are given back.
+    ///
+    /// # Panics
+    /// When there were fewer.
+    #[inline]
+    pub fn sent(&mut self, count: usize) {
+        let mut left = count;
+        while let Some(pdu) = self.wire.outbox.advance(&mut left) {
+            if let Some(slot) = pdu.key {
+                self.sent.push_back(slot);
+            }
+        }
+        assert_eq!(left, 0, "more was sent than there is");
+        if self.wire.outbox.is_empty() {
+            self.wire.lifetime.drained();
+        }
+    }
+
+    /// Where the connection is in its life.
+    #[inline]
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.wire.lifetime.phase()
+    }
+
+    /// When [`Conn::on_time`] is to be called at the latest.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Nanos> {
+        self.wire.lifetime.deadline()
+    }
+
+    /// The time.
+    pub fn on_time(&mut self, now: Nanos) {
+        if self.wire.lifetime.is_up(now) {
+            if self.phase() == Phase::Open {
+                self.wire.note(Violation::InitializeTimeout);
+            }
+            self.abort();
+        }
+    }
+
+    /// The peer closed its sending half: there is nothing more to read.
+    pub fn on_peer_closed(&mut self) {
+        self.wire.lifetime.peer_closed();
+        if self.phase() == Phase::Closed {
+            self.abort();
+        }
+    }
+
+    /// The socket failed (reset, broken pipe): nothing can be sent or read any more.
+    pub fn on_reset(&mut self) {
+        self.abort();
+    }
+
+    /// The rule that the peer broke, once, for the log.
+    pub fn take_violation(&mut self) -> Option<Violation> {
+        self.wire.take_violation()
+    }
+
+    /// Whether in-capsule data is limited as on an I/O queue. The connection learns it from the QID of Connect; this is for a
+    /// user that knows better.
+    pub fn set_io_queue(&mut self, is_io_queue: bool) {
+        self.is_io_queue = is_io_queue;
+    }
+
+    /// PDUs that wait to be sent, writes whose data was asked for, and bytes that are kept between batches.
+    #[must_use]
+    pub fn in_flight(&self) -> (usize, usize, usize) {
+        (self.wire.outbox.len(), self.transfers.len(), self.wire.inbox.stashed())
+    }
+
+    /// End it now: nothing is sent any more, every buffer is dropped.
+    fn abort(&mut self) {
+        self.wire.inbox.clear();
+        self.wire.receiving = Receiving::Header;
+        self.wire.outbox.clear();
+        self.transfers.clear();
+        self.wire.lifetime.close();
+    }
+
+    #[cold]
+    fn violate(&mut self, violation: Violation) {
+        self.transfers.clear();
+        self.wire.violate(violation, PduType::C2H_TERM_REQ, None);
+        if self.phase() == Phase::Closed {
+            self.abort();
+        }
+    }
+
+    /// What comes of received bytes.
+    #[inline]
+    fn next_received(&mut self) -> Option<Event> {
+        loop {
+            match self.step() {
+                Ok(None) => {}
+                Ok(event) => return event,
+                Err(Stop::Wait) => return None,
+                Err(Stop::Violation(violation)) => {
+                    self.violate(violation);
+                    return None;
+                }
+            }
+        }
+    }
+
+    #[cold]
+    fn last_event(&mut self) -> Option<Event> {
+        if self.phase() != Phase::Closed || self.is_closed_told {
+            return None;
+        }
+        self.is_closed_told = true;
+        Some(Event::Closed)
+    }
+}
+
+impl Transport for Conn {
+    #[inline]
+    fn next_event(&mut self) -> Option<Event> {
+        if let Some(slot) = self.sent.pop_front() {
+            return Some(Event::Sent { slot });
+        }
+        if self.wire.lifetime.is_open()
+            && let Some(event) = self.next_received()
+        {
+            return Some(event);
+        }
+        if self.wire.lifetime.is_open() { None } else { self.last_event() }
+    }
+
+    fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf) {
+        if !self.wire.lifetime.is_open() {
+            return;
+        }
+        match &self.wire.receiving {
+            // The length is compared too: a host that has two commands of one CID gets its own data wrong, not us.
+            Receiving::Standing(standing) if standing.cid == cid && standing.frame.data_bytes as usize == buf.len() => {
+                let payload = Payload::new(Source::Capsule(slot), buf, 0, &standing.frame);
+                self.wire.receiving = Receiving::Payload(payload);
+            }
+            Receiving::Standing(_) | Receiving::Header | Receiving::Payload(_) | Receiving::Skip(_) => {
+                self.ask_host(Transfer { slot, cid, is_damaged: false, received: 0, buf: Some(buf) });
+            }
+        }
+    }
+
+    #[inline]
+    fn reply(&mut self, reply: Reply) {
+        if !self.wire.lifetime.is_open() {
+            return;
+        }
+        if let Receiving::Standing(standing) = &self.wire.receiving
+            && standing.cid == reply.cqe.cid()
+        {
+            let frame = standing.frame;
+            self.wire.skip_data(&frame);
+        }
+        self.queue_reply(reply);
+    }
+
+    fn close(&mut self, reason: CloseReason) {
+        match reason {
+            // Something is to reach the host first: the reply to Disconnect, the reason of a refusal, what was acknowledged.
+            CloseReason::Disconnect | CloseReason::ControllerGone | CloseReason::HostError | CloseReason::Shutdown => {
+                if self.wire.lifetime.is_open() {
+                    self.transfers.clear();
+                    self.wire.drain();
+                }
+            }
+            // Nobody is there.
+            CloseReason::KeepAliveExpired | CloseReason::ConnectTimeout => self.abort(),
+        }
+    }
+
+    fn set_queue_entries(&mut self, entries: u16) {
+        let count = usize::from(entries.min(RESERVE_ENTRIES_MAX));
+        self.wire.outbox.reserve(count);
+        self.sent.reserve(count.saturating_sub(self.sent.len()));
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            in_capsule_bytes: self.config.in_capsule_bytes,
+            queue_entries: self.config.queue_entries,
+            transfer_bytes: self.config.transfer_bytes,
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! What a host sends, PDU by PDU. Every check of a peer's number is here or in `frame`, once, where the number is used.
+
+use nvme_spec::Sqe;
+use nvme_spec::opcode::FabricsType;
+use nvme_spec::sqe::{Psdt, SglKind};
+use nvme_spec::status::Status;
+use nvme_spec::tcp::{
+    ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, CommonHeader, DigestBits, H2cData, IcReq, IcResp, LAST_PDU, PDA_MAX, PFV, PduType,
+    pda_bytes,
+};
+use nvme_spec::zerocopy::IntoBytes;
+use spindle_target::transport::{DataPointer, Event};
+
+use super::transfers::Transfer;
+use super::{Conn, Source};
+use crate::frame::{Agreed, Frame, check_initialize};
+use crate::outbox::OutPdu;
+use crate::payload::{Filled, Payload};
+use crate::violation::Violation;
+use crate::wire::{Receiving, Standing, Stop};
+
+/// CPDA: 0, data aligned to 4 bytes, which is all that a Linux host does (`nvme_tcp_init_connection`).
+const CPDA: u8 = 0;
+
+impl Conn {
+    /// One step of the receiving side: an event, or go on (`None`).
+    #[inline]
+    pub(super) fn step(&mut self) -> Result<Option<Event>, Stop> {
+        match &self.wire.receiving {
+            Receiving::Header => self.step_header(),
+            Receiving::Payload(_) => self.step_payload(),
+            Receiving::Standing(_) => Err(Stop::Wait),
+            Receiving::Skip(_) => {
+                if self.wire.skip() {
+                    Ok(None)
+                } else {
+                    Err(Stop::Wait)
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn step_header(&mut self) -> Result<Option<Event>, Stop> {
+        let Some(ch) = self.wire.inbox.peek_as::<CommonHeader>().copied() else { return Err(Stop::Wait) };
+        if ch.pdu_type == PduType::CAPSULE_CMD && self.is_initialized {
+            return self.step_command(&ch);
+        }
+        self.step_other(&ch)
+    }
+
+    fn step_other(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
+        let pdu_type = ch.pdu_type;
+        match pdu_type {
+            PduType::H2C_DATA if self.is_initialized => self.step_h2c_data(ch),
+            PduType::ICREQ if self.is_initialized => Err(Violation::InitializedTwice { pdu_type }.into()),
+            PduType::ICREQ => self.step_initialize(ch),
+            PduType::H2C_TERM_REQ => Err(self.wire.terminated()),
+            PduType::CAPSULE_CMD | PduType::H2C_DATA => Err(Violation::BeforeInitialize { pdu_type }.into()),
+            _ => Err(Violation::PduType { pdu_type }.into()),
+        }
+    }
+
+    /// ICReq (NVMe/TCP 1.0 section 3.6.2.1): what the host wants; the answer is ICResp.
+    fn step_initialize(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
+        check_initialize(ch)?;
+        let Some(request) = self.wire.inbox.peek_as::<IcReq>().copied() else { return Err(Stop::Wait) };
+        if request.pfv.get() != PFV {
+            return Err(Violation::Pfv { pfv: request.pfv.get() }.into());
+        }
+        if request.hpda > PDA_MAX {
+            return Err(Violation::Alignment { pda: request.hpda, allowed: PDA_MAX }.into());
+        }
+        self.wire.inbox.consume(size_of::<IcReq>());
+        let asked = request.digests();
+        self.wire.agreed = Agreed {
+            header_digest: asked.header() && self.config.header_digest,
+            data_digest: asked.data() && self.config.data_digest,
+            receive_unit: u8::try_from(pda_bytes(CPDA)).unwrap_or(4),
+            send_unit: u8::try_from(pda_bytes(request.hpda)).unwrap_or(4),
+        };
+        self.data_offset = self.wire.agreed.data_offset(24);
+        let digests = DigestBits::new()
+            .with_header(self.wire.agreed.header_digest)
+            .with_data(self.wire.agreed.data_digest);
+        let response = IcResp::new(CPDA, digests, self.config.max_h2c_data);
+        self.wire.outbox.push(OutPdu::of_bytes(response.as_bytes().into(), None));
+        self.wire.lifetime.initialized();
+        self.is_initialized = true;
+        Ok(None)
+    }
+
+    /// A command capsule (NVMe/TCP 1.0 section 3.6.2.5).
+    #[inline]
+    fn step_command(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
+        let frame = Frame::with_data(ch, 72, &self.wire.agreed)?;
+        let CapsuleCmd { sqe, .. } = self.wire.header(PduType::CAPSULE_CMD, &frame)?;
+        if frame.data_bytes == 0 {
+            self.wire.inbox.consume(frame.header_bytes as usize);
+            let data = data_pointer(&sqe, 0);
+            self.note_connect(&sqe);
+            return Ok(Some(Event::Command { sqe, data }));
+        }
+        self.step_command_data(sqe, frame)
+    }
+
+    fn step_command_data(&mut self, sqe: Sqe, frame: Frame) -> Result<Option<Event>, Stop> {
+        let mut allowed = self.config.in_capsule_bytes;
+        if !self.is_io_queue || sqe.is_fabrics() {
+            allowed = allowed.max(ADMIN_IN_CAPSULE_BYTES);
+        }
+        if frame.data_bytes > allowed {
+            return Err(Violation::InCapsuleBytes { bytes: frame.data_bytes, allowed }.into());
+        }
+        self.wire.inbox.consume(frame.header_bytes as usize);
+        let data = data_pointer(&sqe, frame.data_bytes);
+        match data {
+            Ok(_) => self.wire.receiving = Receiving::Standing(Standing { cid: sqe.cid(), frame }),
+            Err(_) => self.wire.skip_data(&frame),
+        }
+        self.note_connect(&sqe);
+        Ok(Some(Event::Command { sqe, data }))
+    }
+
+    /// A Connect says whether this is an I/O queue: its in-capsule data is then limited by IOCCSZ.
+    #[inline]
+    fn note_connect(&mut self, sqe: &Sqe) {
+        if sqe.is_fabrics() && sqe.fctype() == FabricsType::CONNECT {
+            self.is_io_queue = sqe.cdw10() >> 16 != 0;
+        }
+    }
+
+    /// Data of a write (NVMe/TCP 1.0 section 3.6.2.7). Identity, state, offset and length are looked at together, here only.
+    fn step_h2c_data(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
+        let frame = Frame::with_data(ch, 24, &self.wire.agreed)?;
+        let pdu_type = PduType::H2C_DATA;
+        let header: H2cData = self.wire.header(pdu_type, &frame)?;
+        let (ttag, cccid) = (header.ttag.get(), header.cccid.get());
+        let (offset, bytes) = (header.datao.get(), header.datal.get());
+        // One H2CData is received at a time and is whole before the next header: the buffer is here.
+        let transfer = self.transfers.get_mut(ttag).ok_or(Violation::Ttag { ttag })?;
+        let Some(length) = transfer.buf.as_ref().map(|buf| u32::try_from(buf.len()).unwrap_or(u32::MAX)) else {
+            return Err(Violation::Ttag { ttag }.into());
+        };
+        if transfer.cid != cccid {
+            return Err(Violation::Cccid { pdu_type, cccid, expected: "the command of the TTAG" }.into());
+        }
+        if bytes == 0 || bytes != frame.data_bytes {
+            return Err(Violation::Datal { pdu_type, datal: bytes, allowed: frame.data_bytes }.into());
+        }
+        if bytes > self.config.max_h2c_data {
+            return Err(Violation::H2cDataBytes { datal: bytes, allowed: self.config.max_h2c_data }.into());
+        }
+        if offset != transfer.received {
+            return Err(Violation::DataOffset { pdu_type, offset, expected: transfer.received }.into());
+        }
+        let Some(end) = offset.checked_add(bytes).filter(|end| *end <= length) else {
+            return Err(Violation::DataRange { pdu_type, offset, bytes, allowed: length }.into());
+        };
+        if header.header.has(LAST_PDU) != (end == length) {
+            let expected = "LAST_PDU on the last H2CData of an R2T and on no other";
+            return Err(Violation::LastFlag { pdu_type, flags: ch.flags, expected }.into());
+        }
+        let Some(buf) = transfer.buf.take() else { return Err(Violation::Ttag { ttag }.into()) };
+        self.wire.inbox.consume(frame.header_bytes as usize);
+        self.wire.receiving = Receiving::Payload(Payload::new(Source::H2cData(ttag), buf, offset, &frame));
+        Ok(None)
+    }
+
+    /// Data goes where it belongs; `Fetched` when all of a command's is there.
+    #[inline]
+    fn step_payload(&mut self) -> Result<Option<Event>, Stop> {
+        let Some((payload, filled)) = self.wire.fill() else { return Err(Stop::Wait) };
+        match payload.key {
+            Source::Capsule(slot) => {
+                let result = fetched(filled == Filled::Damaged);
+                Ok(Some(Event::Fetched { slot, buf: payload.buf, result }))
+            }
+            Source::H2cData(ttag) => Ok(self.end_h2c_data(ttag, payload, filled)),
+        }
+    }
+
+    fn end_h2c_data(&mut self, ttag: u16, payload: Payload<Source>, filled: Filled) -> Option<Event> {
+        let transfer = self.transfers.get_mut(ttag)?;
+        transfer.received = payload.end();
+        transfer.is_damaged |= filled == Filled::Damaged;
+        if (transfer.received as usize) < payload.buf.len() {
+            transfer.buf = Some(payload.buf);
+            return None;
+        }
+        let Transfer { slot, is_damaged, .. } = self.transfers.remove(ttag)?;
+        Some(Event::Fetched { slot, buf: payload.buf, result: fetched(is_damaged) })
+    }
+}
+
+/// Damaged data fails its command, which may be tried again; the connection goes on (NVMe/TCP 1.0 section 3.3.1.1.1).
+fn fetched(is_damaged: bool) -> Result<(), Status> {
+    if is_damaged { Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR) } else { Ok(()) }
+}
+
+/// Where a command's data is (NVMe/TCP 1.0 section 3.3.2): in its capsule, or to be moved by PDUs of its own. `in_capsule` is
+/// how much data the capsule has; what the descriptor says is compared with it before anything uses it.
+#[inline]
+fn data_pointer(sqe: &Sqe, in_capsule: u32) -> Result<DataPointer, Status> {
+    // Base 2.0 section 3.3.3.1: a Fabrics command has no PSDT; every other one over Fabrics names SGLs.
+    if !matches!(sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL) && !sqe.is_fabrics() {
+        return Err(Status::INVALID_FIELD.dnr());
+    }
+    let bytes = sqe.sgl.bytes();
+    match sqe.sgl.kind() {
+        SglKind::TRANSPORT_DATA_BLOCK if in_capsule != 0 => Err(Status::DATA_SGL_LENGTH_INVALID.dnr()),
+        SglKind::TRANSPORT_DATA_BLOCK if bytes == 0 => Ok(DataPointer::None),
+        SglKind::TRANSPORT_DATA_BLOCK => Ok(DataPointer::Host { bytes }),
+        SglKind::DATA_BLOCK_OFFSET if sqe.sgl.address() != 0 => Err(Status::SGL_OFFSET_INVALID.dnr()),
+        SglKind::DATA_BLOCK_OFFSET if bytes != in_capsule => Err(Status::DATA_SGL_LENGTH_INVALID.dnr()),
+        SglKind::DATA_BLOCK_OFFSET if bytes == 0 => Ok(DataPointer::None),
+        SglKind::DATA_BLOCK_OFFSET => Ok(DataPointer::InCapsule { bytes }),
+        // Some hosts leave the descriptor of a command without data all zero.
+        SglKind(0) if bytes == 0 && in_capsule == 0 => Ok(DataPointer::None),
+        _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()),
+    }
+}

@@ -1,0 +1,159 @@
+//! The R2Ts that are out: which H2CData may come, and whose data it is.
+//!
+//! TTAG is a name with an age: `generation | index`. What a host sends back is looked up, never indexed by (STYLE 3, Identity);
+//! `controller::receive` checks tag, command, state, offset and length together, once.
+
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
+
+/// A write whose data was asked for.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    /// The request.
+    pub(super) slot: Slot,
+    /// CID of the command.
+    pub(super) cid: u16,
+    /// Some of the data was damaged on its way.
+    pub(super) is_damaged: bool,
+    /// Bytes received, in order.
+    pub(super) received: u32,
+    /// Its buffer; not here while an H2CData is being received into it.
+    pub(super) buf: Option<Buf>,
+}
+
+/// Most entries of a queue: 12 of the 16 bits of a TTAG name the entry, at least 4 are its age.
+pub const QUEUE_ENTRIES_MAX: u16 = 4096;
+
+#[derive(Debug)]
+struct Entry {
+    transfer: Option<Transfer>,
+    generation: u16,
+}
+
+/// The table. It grows to as many transfers as were ever out at once, at most the queue's entries.
+#[derive(Debug)]
+pub(super) struct Transfers {
+    entries: Vec<Entry>,
+    free: Vec<u16>,
+    index_bits: u32,
+}
+
+impl Transfers {
+    /// For at most `entries_max` transfers at once.
+    ///
+    /// # Panics
+    /// When that is more than [`QUEUE_ENTRIES_MAX`].
+    pub(super) fn new(entries_max: u16) -> Self {
+        assert!(entries_max <= QUEUE_ENTRIES_MAX, "{entries_max} queue entries, at most {QUEUE_ENTRIES_MAX}");
+        let index_bits = u16::BITS - entries_max.max(2).saturating_sub(1).leading_zeros();
+        Transfers { entries: Vec::new(), free: Vec::new(), index_bits }
+    }
+
+    fn tag(&self, index: u16, generation: u16) -> u16 {
+        generation << self.index_bits | index
+    }
+
+    /// The generation after this one: never 0, so that a tag of 0 is always stale.
+    fn next_generation(&self, generation: u16) -> u16 {
+        match (generation + 1) & (u16::MAX >> self.index_bits) {
+            0 => 1,
+            next => next,
+        }
+    }
+
+    /// Put a transfer in; its TTAG.
+    ///
+    /// # Panics
+    /// When there are more than the queue has entries: the queue pair lets no host have more commands.
+    pub(super) fn insert(&mut self, transfer: Transfer) -> u16 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            let index = u16::try_from(self.entries.len()).unwrap_or(u16::MAX);
+            assert!(u32::from(index) < 1 << self.index_bits, "more transfers than queue entries");
+            self.entries.push(Entry { transfer: None, generation: 1 });
+            index
+        });
+        let entry = &mut self.entries[usize::from(index)];
+        entry.transfer = Some(transfer);
+        let generation = entry.generation;
+        self.tag(index, generation)
+    }
+
+    /// The transfer with this tag, if there is one.
+    #[inline]
+    pub(super) fn get_mut(&mut self, ttag: u16) -> Option<&mut Transfer> {
+        let index = self.index(ttag)?;
+        self.entries[index].transfer.as_mut()
+    }
+
+    /// Take the transfer with this tag out; the tag is stale from now on.
+    pub(super) fn remove(&mut self, ttag: u16) -> Option<Transfer> {
+        let index = self.index(ttag)?;
+        let next = self.next_generation(self.entries[index].generation);
+        let entry = &mut self.entries[index];
+        let transfer = entry.transfer.take()?;
+        entry.generation = next;
+        self.free.push(u16::try_from(index).unwrap_or(u16::MAX));
+        Some(transfer)
+    }
+
+    /// Forget them all, and their buffers.
+    pub(super) fn clear(&mut self) {
+        self.entries = Vec::new();
+        self.free = Vec::new();
+    }
+
+    /// How many are out.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Where a tag's entry is, if the tag is of its generation.
+    #[inline]
+    fn index(&self, ttag: u16) -> Option<usize> {
+        let index = ttag & !(u16::MAX << self.index_bits);
+        let entry = self.entries.get(usize::from(index))?;
+        (self.tag(index, entry.generation) == ttag).then_some(usize::from(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transfer(cid: u16) -> Transfer {
+        Transfer { slot: Slot::from_wire(0), cid, is_damaged: false, received: 0, buf: None }
+    }
+
+    #[test]
+    fn a_tag_names_one_use_of_one_entry_until_generations_come_round() {
+        for entries in [1, 2, 3, 128, 129, 1024, QUEUE_ENTRIES_MAX] {
+            let mut transfers = Transfers::new(entries);
+            let first = transfers.insert(transfer(7));
+            assert_eq!(transfers.get_mut(first).map(|transfer| transfer.cid), Some(7));
+            assert!(transfers.get_mut(0).is_none());
+            assert_eq!(transfers.remove(first).map(|transfer| transfer.cid), Some(7));
+            assert!(transfers.get_mut(first).is_none() && transfers.remove(first).is_none());
+            let generations = u16::MAX >> transfers.index_bits;
+            assert!(generations >= 15);
+            for _ in 1..generations {
+                let tag = transfers.insert(transfer(9));
+                assert!(tag != first && tag != 0);
+                transfers.remove(tag);
+            }
+            assert_eq!(transfers.insert(transfer(9)), first);
+        }
+    }
+
+    #[test]
+    fn as_many_tags_as_entries_are_unique_and_every_other_is_stale() {
+        let mut transfers = Transfers::new(100);
+        let tags: Vec<u16> = (0..100).map(|cid| transfers.insert(transfer(cid))).collect();
+        assert_eq!(transfers.len(), 100);
+        for tag in 0..=u16::MAX {
+            let cid = transfers.get_mut(tag).map(|transfer| usize::from(transfer.cid));
+            assert_eq!(cid, tags.iter().position(|known| *known == tag), "{tag:#x}");
+        }
+        transfers.clear();
+        assert!(tags.iter().all(|tag| transfers.get_mut(*tag).is_none()));
+    }
+}

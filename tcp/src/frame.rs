@@ -1,0 +1,160 @@
+//! The frame of a PDU: the checks of the common header that are the same for every type and for both ends.
+//!
+//! ```text
+//!   0    8             HLEN    +4     PDO                  PLEN-4  PLEN
+//!   | CH | rest of header | HDGST | pad | data ...             | DDGST |
+//!   └────────── frame.header_bytes ─────┘└─ frame.data_bytes ──┘
+//! ```
+
+use nvme_spec::tcp::{CommonHeader, DDGSTF, DIGEST_BYTES, HDGSTF, PduType};
+
+use crate::digest;
+use crate::violation::Violation;
+
+/// Bytes of a header or data digest as PLEN counts them.
+const DIGEST: u32 = 4;
+const _: () = assert!(DIGEST as usize == DIGEST_BYTES);
+
+/// What a connection agreed on in ICReq and ICResp, as the receiver of a PDU needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Agreed {
+    /// Header digests are on.
+    pub(crate) header_digest: bool,
+    /// Data digests are on.
+    pub(crate) data_digest: bool,
+    /// Alignment of data that this end asked for, in bytes: CPDA at the controller, HPDA at the host.
+    pub(crate) receive_unit: u8,
+    /// Alignment of data that the other end asked for, in bytes.
+    pub(crate) send_unit: u8,
+}
+
+impl Agreed {
+    /// Before ICReq and ICResp: no digests, no alignment.
+    pub(crate) const NOTHING: Agreed =
+        Agreed { header_digest: false, data_digest: false, receive_unit: 4, send_unit: 4 };
+
+    /// Where data begins in a PDU that this end sends, with a header of `hlen` bytes.
+    pub(crate) fn data_offset(&self, hlen: u8) -> u8 {
+        let header = u32::from(hlen) + if self.header_digest { DIGEST } else { 0 };
+        // Headers with data have 24 or 72 bytes and units go to 128: the offset is at most 128.
+        u8::try_from(header.next_multiple_of(u32::from(self.send_unit))).unwrap_or(u8::MAX)
+    }
+
+    /// The digest flags of a PDU that this end sends.
+    pub(crate) fn flags(&self, has_data: bool) -> u8 {
+        let header = if self.header_digest { HDGSTF } else { 0 };
+        let data = if self.data_digest && has_data { DDGSTF } else { 0 };
+        header | data
+    }
+}
+
+/// Where the parts of a PDU are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// Bytes before the data: header, its digest, padding.
+    pub(crate) header_bytes: u32,
+    /// Bytes of data.
+    pub(crate) data_bytes: u32,
+    /// A data digest follows the data.
+    pub(crate) data_digest: bool,
+}
+
+impl Frame {
+    /// The frame of a PDU that is a header and nothing else.
+    #[inline]
+    pub(crate) fn bare(ch: &CommonHeader, hlen: u8, agreed: &Agreed) -> Result<Frame, Violation> {
+        let header_bytes = Self::header(ch, hlen, agreed)?;
+        if ch.plen() != header_bytes {
+            return Err(plen(ch, "exactly", header_bytes));
+        }
+        Ok(Frame { header_bytes, data_bytes: 0, data_digest: false })
+    }
+
+    /// The frame of a PDU that may have data.
+    #[inline]
+    pub(crate) fn with_data(ch: &CommonHeader, hlen: u8, agreed: &Agreed) -> Result<Frame, Violation> {
+        let header_bytes = Self::header(ch, hlen, agreed)?;
+        if ch.plen() == header_bytes {
+            return Ok(Frame { header_bytes, data_bytes: 0, data_digest: false });
+        }
+        if agreed.data_digest && ch.flags & DDGSTF == 0 {
+            return Err(digest_flags(ch, agreed));
+        }
+        let data_at = u32::from(ch.pdo);
+        if data_at < header_bytes || ch.pdo % agreed.receive_unit != 0 {
+            let least = u8::try_from(header_bytes).unwrap_or(u8::MAX);
+            return Err(Violation::Pdo { pdu_type: ch.pdu_type, pdo: ch.pdo, least, unit: agreed.receive_unit });
+        }
+        let around = data_at + if agreed.data_digest { DIGEST } else { 0 };
+        if ch.plen() <= around {
+            return Err(plen(ch, "at least", around + 1));
+        }
+        Ok(Frame {
+            header_bytes: data_at,
+            data_bytes: ch.plen() - around,
+            data_digest: agreed.data_digest,
+        })
+    }
+
+    /// Bytes of header and header digest; checks HLEN and the digest flags.
+    #[inline]
+    fn header(ch: &CommonHeader, hlen: u8, agreed: &Agreed) -> Result<u32, Violation> {
+        if ch.hlen != hlen {
+            return Err(Violation::Hlen { pdu_type: ch.pdu_type, hlen: ch.hlen, allowed: hlen });
+        }
+        let has_header_digest = ch.flags & HDGSTF != 0;
+        if has_header_digest != agreed.header_digest || (ch.flags & DDGSTF != 0 && !agreed.data_digest) {
+            return Err(digest_flags(ch, agreed));
+        }
+        let header_bytes = u32::from(hlen) + if agreed.header_digest { DIGEST } else { 0 };
+        if ch.plen() < header_bytes {
+            return Err(plen(ch, "at least", header_bytes));
+        }
+        Ok(header_bytes)
+    }
+}
+
+#[cold]
+fn plen(ch: &CommonHeader, relation: &'static str, allowed: u32) -> Violation {
+    Violation::Plen { pdu_type: ch.pdu_type, plen: ch.plen(), relation, allowed }
+}
+
+#[cold]
+fn digest_flags(ch: &CommonHeader, agreed: &Agreed) -> Violation {
+    Violation::DigestFlags { pdu_type: ch.pdu_type, flags: ch.flags, allowed: agreed.flags(true) }
+}
+
+/// HLEN, flags and PLEN of an ICReq or ICResp (NVMe/TCP 1.0 sections 3.6.2.1 and 3.6.2.2): 128 bytes, no digests.
+pub(crate) fn check_initialize(ch: &CommonHeader) -> Result<(), Violation> {
+    Frame::bare(ch, 128, &Agreed::NOTHING).map(|_| ())
+}
+
+/// Longest terminate request: its header and 128 bytes of the wrong PDU (NVMe/TCP 1.0 section 3.6.2.3).
+const TERM_REQ_BYTES_MAX: u32 = 152;
+
+/// HLEN and PLEN of a terminate request; it never has digests.
+pub(crate) fn check_terminate(ch: &CommonHeader) -> Result<(), Violation> {
+    if ch.hlen != 24 {
+        return Err(Violation::Hlen { pdu_type: ch.pdu_type, hlen: ch.hlen, allowed: 24 });
+    }
+    match ch.plen() {
+        0..24 => Err(plen(ch, "at least", 24)),
+        24..=TERM_REQ_BYTES_MAX => Ok(()),
+        _ => Err(plen(ch, "at most", TERM_REQ_BYTES_MAX)),
+    }
+}
+
+/// Compares the digest that follows the first `hlen` bytes of `header` with theirs.
+///
+/// # Panics
+/// When `header` ends before its digest: a bug of the caller, who looked at as many bytes as the frame says.
+#[inline]
+pub(crate) fn check_header_digest(pdu_type: PduType, header: &[u8], hlen: usize) -> Result<(), Violation> {
+    let (covered, rest) = header.split_at(hlen);
+    let received = digest::from_wire(*rest.first_chunk().expect("the digest was waited for"));
+    let computed = digest::of_bytes(covered);
+    if received != computed {
+        return Err(Violation::HeaderDigest { pdu_type, received, computed });
+    }
+    Ok(())
+}

@@ -1,0 +1,400 @@
+//! The host's end of a connection: commands in, completions with their data out.
+//!
+//! ```text
+//!   connect() ─ ICReq ─> ICResp ─> Ready ─> submit(sqe, data) ─┬─ CapsuleCmd (with the data, where it fits) ─> ..
+//!                                                              ├─ R2T ─> H2CData, H2CData ..          ─> Completed
+//!                                                              └─ C2HData ─> the caller's buffer      ─> Completed
+//! ```
+//! Every submitted command is given back by exactly one `Completed`, with its buffer, also when the connection ends: then
+//! with a path error, before `Closed`.
+//!
+//! A turn is that of the controller's end: `on_time`, `load`, `next_event`.., `unload`, `send_pieces`, `sent`, `phase`.
+
+mod commands;
+mod receive;
+mod send;
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+
+use arrayvec::ArrayVec;
+use nvme_spec::status::Status;
+use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, PDA_MAX, PduType};
+use nvme_spec::{Cqe, Sqe};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
+
+use crate::inbox::RxBatch;
+use crate::lifetime::Phase;
+use crate::outbox::Body;
+use crate::violation::Violation;
+use crate::wire::{Receiving, Stop, Wire};
+
+use commands::Commands;
+
+/// What a host wants of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostConfig {
+    /// Ask for header digests.
+    pub header_digest: bool,
+    /// Ask for data digests.
+    pub data_digest: bool,
+    /// HPDA, 0 to 31. 0: data need not be aligned beyond 4 bytes.
+    pub hpda: u8,
+    /// MAXR2T, counted from zero. 0: one R2T for a command at a time, as Linux.
+    pub max_r2t_z: u32,
+    /// Commands that may be outstanding; CIDs are below it.
+    pub queue_entries: u16,
+    /// Writes up to this many bytes go in the command's capsule. 8192: right for an admin queue (NVMe/TCP 1.0 section
+    /// 3.3.2.1); an I/O queue takes what IOCCSZ leaves. Fabrics commands may always have 8192.
+    pub in_capsule_bytes: u32,
+    /// Time for ICResp to come. 10 s, as Linux.
+    pub initialize_timeout: Nanos,
+    /// Time from the decision to close to the end of the socket.
+    pub close_timeout: Nanos,
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        HostConfig {
+            header_digest: false,
+            data_digest: false,
+            hpda: 0,
+            max_r2t_z: 0,
+            queue_entries: 128,
+            in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
+            initialize_timeout: Nanos::from_secs(10),
+            close_timeout: Nanos::from_secs(2),
+        }
+    }
+}
+
+/// What the controller answered (NVMe/TCP 1.0 section 3.6.2.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostLimits {
+    /// MAXH2CDATA: most bytes of data in one H2CData.
+    pub max_h2c_data: u32,
+    /// CPDA.
+    pub cpda: u8,
+    /// Header digests are on.
+    pub header_digest: bool,
+    /// Data digests are on.
+    pub data_digest: bool,
+}
+
+/// A command's data.
+#[derive(Debug)]
+pub enum HostData {
+    /// The command moves none.
+    None,
+    /// All of this goes to the controller.
+    ToController(Buf),
+    /// The controller fills all of this.
+    FromController(Buf),
+}
+
+/// The connection cannot take the command now: it is not initialised or not open any more, or the CID is outstanding or not
+/// below the queue's entries. The data is given back.
+#[derive(Debug)]
+pub struct Full(pub HostData);
+
+/// Why a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseCause {
+    /// [`Conn::close`] was called.
+    Requested,
+    /// The controller closed the connection.
+    ByPeer,
+    /// The socket failed.
+    Reset,
+    /// The controller broke a rule, did not answer ICReq in time, or sent a terminate request.
+    Violation(Violation),
+}
+
+/// What happened on a connection.
+#[derive(Debug)]
+pub enum HostEvent {
+    /// ICResp came: commands can be submitted.
+    Ready {
+        /// What the controller answered.
+        limits: HostLimits,
+    },
+    /// A command is over.
+    Completed {
+        /// Its CID, which is free again.
+        cid: u16,
+        /// Its completion; made up where the controller omitted it (C2HData SUCCESS) or the connection ended.
+        cqe: Cqe,
+        /// The data that was submitted with it; filled, if the result says so.
+        buf: Option<Buf>,
+        /// `Ok` when the command succeeded and its data is whole.
+        result: Result<(), Status>,
+    },
+    /// The connection is gone. Comes once, last.
+    Closed {
+        /// Why.
+        why: CloseCause,
+    },
+}
+
+/// Longest head: CapsuleCmd with its digest.
+const HEAD: usize = 72 + DIGEST_BYTES;
+/// Longest tail: data digest.
+const TAIL: usize = DIGEST_BYTES;
+
+/// Data of a command being received: its CID and the flags of its C2HData.
+#[derive(Debug, Clone, Copy)]
+struct Incoming {
+    cid: u16,
+    flags: u8,
+}
+
+/// The host's end of one connection.
+#[derive(Debug)]
+pub struct Conn {
+    wire: Wire<HEAD, TAIL, Option<u16>, Incoming>,
+    commands: Commands,
+    /// Commands that were completed while their data was leaving, and now it has left.
+    finished: VecDeque<u16>,
+    config: HostConfig,
+    limits: Option<HostLimits>,
+    cause: Option<CloseCause>,
+    is_closed_told: bool,
+}
+
+impl Conn {
+    /// A connection whose socket is connected, or connecting.
+    ///
+    /// # Panics
+    /// When HPDA is out of range.
+    #[must_use]
+    pub fn new(config: HostConfig, now: Nanos) -> Conn {
+        assert!(config.hpda <= PDA_MAX, "HPDA {}, at most {PDA_MAX}", config.hpda);
+        let entries = usize::from(config.queue_entries);
+        let mut conn = Conn {
+            wire: Wire::new(now + config.initialize_timeout, config.close_timeout),
+            commands: Commands::new(config.queue_entries),
+            finished: VecDeque::with_capacity(entries),
+            config,
+            limits: None,
+            cause: None,
+            is_closed_told: false,
+        };
+        conn.wire.outbox.reserve(entries + 1);
+        conn
+    }
+
+    /// Say hello: queues ICReq. [`HostEvent::Ready`] follows.
+    pub fn connect(&mut self) {
+        self.queue_initialize();
+    }
+
+    /// Queue a command. Its CID is the caller's choice below `queue_entries`; its data pointer is set here: in the capsule
+    /// where the data fits, else by R2T or C2HData (NVMe/TCP 1.0 section 3.3.2).
+    ///
+    /// # Errors
+    /// [`Full`] gives the data back when the command cannot be taken.
+    #[inline]
+    pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), Full> {
+        if !self.wire.lifetime.is_open() || self.limits.is_none() {
+            return Err(Full(data));
+        }
+        self.queue_command(sqe, data)
+    }
+
+    /// What happened next. `None`: nothing more until bytes came or left.
+    #[inline]
+    pub fn next_event(&mut self) -> Option<HostEvent> {
+        if let Some(cid) = self.finished.pop_front() {
+            return self.commands.take_ended(cid);
+        }
+        if !self.wire.lifetime.is_open() {
+            return self.last_event();
+        }
+        loop {
+            match self.step() {
+                Ok(None) => {}
+                Ok(event) => return event,
+                Err(Stop::Wait) => return None,
+                Err(Stop::Violation(violation)) => {
+                    self.violate(violation);
+                    return self.last_event();
+                }
+            }
+        }
+    }
+
+    /// End the connection: what is queued leaves first. [`HostEvent::Closed`] follows.
+    pub fn close(&mut self) {
+        if self.wire.lifetime.is_open() {
+            self.cause.get_or_insert(CloseCause::Requested);
+            self.keep_incoming();
+            self.wire.drain();
+        }
+    }
+
+    /// From now on writes up to this many bytes go in the command's capsule (IOCCSZ x 16 - 64 of Identify Controller).
+    pub fn set_in_capsule_bytes(&mut self, bytes: u32) {
+        self.config.in_capsule_bytes = bytes;
+    }
+
+    /// What the controller answered, once it has.
+    #[must_use]
+    pub fn limits(&self) -> Option<HostLimits> {
+        self.limits
+    }
+
+    /// How many commands are outstanding.
+    #[inline]
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.commands.outstanding()
+    }
+
+    /// As for the controller: take a filled batch.
+    ///
+    /// # Panics
+    /// When the previous batch was not unloaded.
+    #[inline]
+    pub fn load(&mut self, batch: RxBatch) {
+        self.wire.load(batch);
+    }
+
+    /// Give the batch back, empty. What was not read of it is kept by the connection.
+    #[inline]
+    pub fn unload(&mut self) -> RxBatch {
+        self.wire.unload()
+    }
+
+    /// The place of the rest of a payload that is being received, for the socket to read straight into; 0 bytes when there is
+    /// none or it is too short to be worth it. Only while no batch is loaded.
+    #[inline]
+    pub fn direct_target<'a, const N: usize>(&'a mut self, out: &mut ArrayVec<IoSliceMut<'a>, N>) -> usize {
+        self.wire.direct_target(out)
+    }
+
+    /// The socket wrote so many bytes to the place that [`Conn::direct_target`] gave.
+    ///
+    /// # Panics
+    /// When that is more than it gave.
+    #[inline]
+    pub fn received_direct(&mut self, count: usize) {
+        self.wire.received_direct(count);
+    }
+
+    /// True when there is something to send.
+    #[inline]
+    #[must_use]
+    pub fn wants_send(&self) -> bool {
+        !self.wire.outbox.is_empty()
+    }
+
+    /// Appends the pieces of everything that is to be sent, until `out` is full; how many bytes they are.
+    #[inline]
+    pub fn send_pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
+        self.wire.pieces(out)
+    }
+
+    /// The first `count` bytes of [`Conn::send_pieces`] have left.
+    ///
+    /// # Panics
+    /// When there were fewer.
+    #[inline]
+    pub fn sent(&mut self, count: usize) {
+        let mut left = count;
+        while let Some(pdu) = self.wire.outbox.advance(&mut left) {
+            if let (Some(cid), Body::Buf(buf)) = (pdu.key, pdu.body) {
+                self.data_left(cid, buf);
+            }
+        }
+        assert_eq!(left, 0, "more was sent than there is");
+        if self.wire.outbox.is_empty() {
+            self.wire.lifetime.drained();
+        }
+    }
+
+    /// Where the connection is in its life.
+    #[inline]
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.wire.lifetime.phase()
+    }
+
+    /// When [`Conn::on_time`] is to be called at the latest.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Nanos> {
+        self.wire.lifetime.deadline()
+    }
+
+    /// The time.
+    pub fn on_time(&mut self, now: Nanos) {
+        if self.wire.lifetime.is_up(now) {
+            if self.phase() == Phase::Open {
+                self.wire.note(Violation::InitializeTimeout);
+            }
+            self.abort(CloseCause::Violation(Violation::InitializeTimeout));
+        }
+    }
+
+    /// The controller closed its sending half: there is nothing more to read.
+    pub fn on_peer_closed(&mut self) {
+        self.cause.get_or_insert(CloseCause::ByPeer);
+        self.wire.lifetime.peer_closed();
+        if self.phase() == Phase::Closed {
+            self.abort(CloseCause::ByPeer);
+        }
+    }
+
+    /// The socket failed (refused, reset, broken pipe): nothing can be sent or read any more.
+    pub fn on_reset(&mut self) {
+        self.abort(CloseCause::Reset);
+    }
+
+    /// The rule that the controller broke, once, for the log.
+    pub fn take_violation(&mut self) -> Option<Violation> {
+        self.wire.take_violation()
+    }
+
+    /// End it now: nothing is sent any more, every buffer goes back to its command.
+    fn abort(&mut self, cause: CloseCause) {
+        self.cause.get_or_insert(cause);
+        self.keep_incoming();
+        self.wire.inbox.clear();
+        for pdu in self.wire.outbox.drain() {
+            if let (Some(cid), Body::Buf(buf)) = (pdu.key, pdu.body) {
+                self.commands.keep(cid, buf);
+            }
+        }
+        self.wire.lifetime.close();
+    }
+
+    /// The buffer of a payload that will not become whole goes back to its command.
+    fn keep_incoming(&mut self) {
+        if let Receiving::Payload(payload) = std::mem::replace(&mut self.wire.receiving, Receiving::Header) {
+            self.commands.keep(payload.key.cid, payload.buf);
+        }
+    }
+
+    #[cold]
+    fn violate(&mut self, violation: Violation) {
+        self.cause.get_or_insert(CloseCause::Violation(violation));
+        self.keep_incoming();
+        self.wire.violate(violation, PduType::H2C_TERM_REQ, None);
+        if self.phase() == Phase::Closed {
+            self.abort(CloseCause::Violation(violation));
+        }
+    }
+
+    /// Once closed: the commands that are left, one by one, then `Closed`.
+    #[cold]
+    fn last_event(&mut self) -> Option<HostEvent> {
+        if self.phase() != Phase::Closed || self.is_closed_told {
+            return None;
+        }
+        if let Some(event) = self.commands.take_any(Status::HOST_PATHING_ERROR) {
+            return Some(event);
+        }
+        self.is_closed_told = true;
+        Some(HostEvent::Closed { why: self.cause.unwrap_or(CloseCause::ByPeer) })
+    }
+}

@@ -1,0 +1,190 @@
+//! What a controller sends, PDU by PDU. Every check of a peer's number is here or in `frame`, once, where the number is used.
+
+use nvme_spec::Cqe;
+use nvme_spec::cqe::SQ_HEAD_NO_FLOW_CONTROL;
+use nvme_spec::status::Status;
+use nvme_spec::tcp::{
+    C2hData, CapsuleResp, CommonHeader, IcResp, LAST_PDU, MAXH2CDATA_MIN, PDA_MAX, PFV, PduType, R2t, SUCCESS, pda_bytes,
+};
+
+use super::commands::{Direction, State};
+use super::{Conn, HostEvent, HostLimits, Incoming};
+use crate::frame::{Agreed, Frame, check_initialize};
+use crate::payload::{Filled, Payload};
+use crate::violation::Violation;
+use crate::wire::{Receiving, Stop};
+
+impl Conn {
+    /// One step of the receiving side: an event, or go on (`None`).
+    #[inline]
+    pub(super) fn step(&mut self) -> Result<Option<HostEvent>, Stop> {
+        match &self.wire.receiving {
+            Receiving::Payload(_) => self.step_payload(),
+            Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => self.step_header(),
+        }
+    }
+
+    #[inline]
+    fn step_header(&mut self) -> Result<Option<HostEvent>, Stop> {
+        let Some(ch) = self.wire.inbox.peek_as::<CommonHeader>().copied() else { return Err(Stop::Wait) };
+        let pdu_type = ch.pdu_type;
+        let is_ready = self.limits.is_some();
+        match pdu_type {
+            PduType::C2H_DATA if is_ready => self.step_c2h_data(&ch),
+            PduType::CAPSULE_RESP if is_ready => self.step_completion(&ch),
+            PduType::R2T if is_ready => self.step_r2t(&ch),
+            PduType::ICRESP if is_ready => Err(Violation::InitializedTwice { pdu_type }.into()),
+            PduType::ICRESP => self.step_initialize(&ch),
+            PduType::C2H_TERM_REQ => Err(self.wire.terminated()),
+            PduType::C2H_DATA | PduType::CAPSULE_RESP | PduType::R2T => {
+                Err(Violation::BeforeInitialize { pdu_type }.into())
+            }
+            _ => Err(Violation::PduType { pdu_type }.into()),
+        }
+    }
+
+    /// ICResp (NVMe/TCP 1.0 section 3.6.2.2).
+    fn step_initialize(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
+        check_initialize(ch)?;
+        let Some(response) = self.wire.inbox.peek_as::<IcResp>().copied() else { return Err(Stop::Wait) };
+        if response.pfv.get() != PFV {
+            return Err(Violation::Pfv { pfv: response.pfv.get() }.into());
+        }
+        if response.cpda > PDA_MAX {
+            return Err(Violation::Alignment { pda: response.cpda, allowed: PDA_MAX }.into());
+        }
+        let digests = response.digests();
+        if (digests.header(), digests.data()) != (self.config.header_digest, self.config.data_digest) {
+            let asked = u8::from(self.config.header_digest) | u8::from(self.config.data_digest) << 1;
+            return Err(Violation::Dgst { dgst: response.dgst, asked }.into());
+        }
+        let max_h2c_data = response.maxh2cdata.get();
+        if max_h2c_data < MAXH2CDATA_MIN || max_h2c_data % 4 != 0 {
+            return Err(Violation::Maxh2cdata { maxh2cdata: max_h2c_data }.into());
+        }
+        self.wire.inbox.consume(size_of::<IcResp>());
+        self.wire.agreed = Agreed {
+            header_digest: digests.header(),
+            data_digest: digests.data(),
+            receive_unit: u8::try_from(pda_bytes(self.config.hpda)).unwrap_or(4),
+            send_unit: u8::try_from(pda_bytes(response.cpda)).unwrap_or(4),
+        };
+        self.wire.lifetime.initialized();
+        let limits = HostLimits {
+            max_h2c_data,
+            cpda: response.cpda,
+            header_digest: digests.header(),
+            data_digest: digests.data(),
+        };
+        self.limits = Some(limits);
+        Ok(Some(HostEvent::Ready { limits }))
+    }
+
+    /// Data of a read (NVMe/TCP 1.0 section 3.6.2.8). Identity, state, offset and length are looked at together, here only.
+    fn step_c2h_data(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
+        let frame = Frame::with_data(ch, 24, &self.wire.agreed)?;
+        let pdu_type = PduType::C2H_DATA;
+        let header: C2hData = self.wire.header(pdu_type, &frame)?;
+        let (cid, offset, bytes) = (header.cccid.get(), header.datao.get(), header.datal.get());
+        let command = self.commands.waiting(cid).filter(|command| {
+            command.direction == Direction::FromController && !command.is_last && command.buf.is_some()
+        });
+        let Some(command) = command else {
+            let expected = "an outstanding command that waits for data";
+            return Err(Violation::Cccid { pdu_type, cccid: cid, expected }.into());
+        };
+        if bytes == 0 || bytes != frame.data_bytes {
+            return Err(Violation::Datal { pdu_type, datal: bytes, allowed: frame.data_bytes }.into());
+        }
+        if offset != command.moved {
+            return Err(Violation::DataOffset { pdu_type, offset, expected: command.moved }.into());
+        }
+        let Some(end) = offset.checked_add(bytes).filter(|end| *end <= command.bytes) else {
+            return Err(Violation::DataRange { pdu_type, offset, bytes, allowed: command.bytes }.into());
+        };
+        let is_last = header.header.has(LAST_PDU);
+        if header.header.has(SUCCESS) && !is_last {
+            let expected = "SUCCESS only together with LAST_PDU";
+            return Err(Violation::LastFlag { pdu_type, flags: ch.flags, expected }.into());
+        }
+        if header.header.has(SUCCESS) && end != command.bytes {
+            return Err(Violation::DataShort { cid, received: end, expected: command.bytes }.into());
+        }
+        let Some(buf) = command.buf.take() else { return Err(Stop::Wait) };
+        command.is_last = is_last;
+        self.wire.inbox.consume(frame.header_bytes as usize);
+        let incoming = Incoming { cid, flags: ch.flags };
+        self.wire.receiving = Receiving::Payload(Payload::new(incoming, buf, offset, &frame));
+        Ok(None)
+    }
+
+    /// Data goes where it belongs; SUCCESS on the last of it is the completion.
+    #[inline]
+    fn step_payload(&mut self) -> Result<Option<HostEvent>, Stop> {
+        let Some((payload, filled)) = self.wire.fill() else { return Err(Stop::Wait) };
+        let Incoming { cid, flags } = payload.key;
+        let command = self.commands.ours(cid);
+        command.moved = payload.end();
+        command.is_damaged |= filled == Filled::Damaged;
+        command.buf = Some(payload.buf);
+        if flags & SUCCESS == 0 {
+            return Ok(None);
+        }
+        let mut cqe = Cqe::new(cid, Status::SUCCESS);
+        cqe.sq_head.set(SQ_HEAD_NO_FLOW_CONTROL);
+        Ok(self.commands.end(cid, cqe))
+    }
+
+    /// A completion (NVMe/TCP 1.0 section 3.6.2.6).
+    #[inline]
+    fn step_completion(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
+        let frame = Frame::bare(ch, 24, &self.wire.agreed)?;
+        let CapsuleResp { cqe, .. } = self.wire.header(PduType::CAPSULE_RESP, &frame)?;
+        let cid = cqe.cid();
+        let Some(command) = self.commands.waiting(cid) else {
+            return Err(Violation::CompletionCid { cid }.into());
+        };
+        let is_short = command.direction == Direction::FromController && command.moved < command.bytes;
+        if is_short && cqe.status().is_success() {
+            return Err(Violation::DataShort { cid, received: command.moved, expected: command.bytes }.into());
+        }
+        let is_leaving = command.is_leaving;
+        if is_leaving {
+            command.state = State::Ended;
+            command.cqe = cqe;
+        }
+        self.wire.inbox.consume(frame.header_bytes as usize);
+        Ok(if is_leaving { None } else { self.commands.end(cid, cqe) })
+    }
+
+    /// The controller asks for data of a write (NVMe/TCP 1.0 section 3.6.2.9).
+    fn step_r2t(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
+        let frame = Frame::bare(ch, 24, &self.wire.agreed)?;
+        let pdu_type = PduType::R2T;
+        let header: R2t = self.wire.header(pdu_type, &frame)?;
+        let (cid, offset, bytes) = (header.cccid.get(), header.r2to.get(), header.r2tl.get());
+        let command = self.commands.waiting(cid).filter(|command| command.direction == Direction::ToController);
+        let Some(command) = command else {
+            let expected = "an outstanding command with data to send";
+            return Err(Violation::Cccid { pdu_type, cccid: cid, expected }.into());
+        };
+        if command.is_leaving {
+            return Err(Violation::R2tLimit { cccid: cid }.into());
+        }
+        if bytes == 0 {
+            return Err(Violation::R2tEmpty { cccid: cid }.into());
+        }
+        if offset != command.moved {
+            return Err(Violation::DataOffset { pdu_type, offset, expected: command.moved }.into());
+        }
+        let Some(end) = offset.checked_add(bytes).filter(|end| *end <= command.bytes) else {
+            return Err(Violation::DataRange { pdu_type, offset, bytes, allowed: command.bytes }.into());
+        };
+        command.moved = end;
+        command.queued = offset;
+        command.ttag = header.ttag.get();
+        self.wire.inbox.consume(frame.header_bytes as usize);
+        self.queue_h2c_data(cid);
+        Ok(None)
+    }
+}

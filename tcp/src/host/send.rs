@@ -1,0 +1,134 @@
+//! What a host sends: ICReq, commands, and the data that R2Ts ask for.
+
+use nvme_spec::tcp::{
+    ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, DigestBits, Extent, H2cData, IcReq, LAST_PDU,
+};
+use nvme_spec::zerocopy::IntoBytes;
+use nvme_spec::{Sgl, Sqe};
+use spindle_reactor::mem::Buf;
+
+use super::commands::{Direction, State};
+use super::{Conn, Full, HEAD, HostData, TAIL};
+use crate::digest;
+use crate::outbox::{Body, OutPdu};
+
+type Pdu = OutPdu<HEAD, TAIL, Option<u16>>;
+
+impl Conn {
+    /// ICReq (NVMe/TCP 1.0 section 3.6.2.1).
+    pub(super) fn queue_initialize(&mut self) {
+        let digests = DigestBits::new().with_header(self.config.header_digest).with_data(self.config.data_digest);
+        let request = IcReq::new(self.config.hpda, digests, self.config.max_r2t_z);
+        self.wire.outbox.push(OutPdu::of_bytes(request.as_bytes().into(), None));
+    }
+
+    /// Queue a command capsule (NVMe/TCP 1.0 section 3.6.2.5), and its data where that fits.
+    #[inline]
+    pub(super) fn queue_command(&mut self, sqe: Sqe, data: HostData) -> Result<(), Full> {
+        let (direction, buf) = match data {
+            HostData::None => (Direction::None, None),
+            HostData::ToController(buf) => (Direction::ToController, Some(buf)),
+            HostData::FromController(buf) => (Direction::FromController, Some(buf)),
+        };
+        let bytes = buf.as_ref().map_or(0, |buf| u32::try_from(buf.len()).unwrap_or(u32::MAX));
+        let Some(command) = self.commands.start(sqe.cid(), direction, bytes) else {
+            return Err(Full(give_back(direction, buf)));
+        };
+        let allowed = match sqe.is_fabrics() {
+            true => self.config.in_capsule_bytes.max(ADMIN_IN_CAPSULE_BYTES),
+            false => self.config.in_capsule_bytes,
+        };
+        if direction == Direction::ToController && bytes > 0 && bytes <= allowed {
+            command.is_leaving = true;
+            command.moved = bytes;
+            command.queued = bytes;
+            if let Some(buf) = buf {
+                self.queue_capsule_with_data(&sqe.with_sgl(Sgl::in_capsule(bytes)), buf, bytes);
+            }
+            return Ok(());
+        }
+        command.buf = buf;
+        self.queue_capsule(&sqe.with_sgl(Sgl::transport(bytes)));
+        Ok(())
+    }
+
+    #[inline]
+    fn queue_capsule(&mut self, sqe: &Sqe) {
+        let agreed = self.wire.agreed;
+        let plen = if agreed.header_digest { 76 } else { 72 };
+        let capsule = CapsuleCmd::new(*sqe, agreed.flags(false), Extent { pdo: 0, plen });
+        let mut pdu = Pdu::of_head(capsule.as_bytes(), None);
+        if agreed.header_digest {
+            pdu.push_head(&digest::of_bytes(capsule.as_bytes()).to_le_bytes());
+        }
+        self.wire.outbox.push(pdu);
+    }
+
+    fn queue_capsule_with_data(&mut self, sqe: &Sqe, buf: Buf, bytes: u32) {
+        let agreed = self.wire.agreed;
+        let capsule = CapsuleCmd::new(*sqe, agreed.flags(true), self.extent(72, bytes));
+        let mut pdu = Pdu::of_head(capsule.as_bytes(), Some(sqe.cid()));
+        if agreed.header_digest {
+            pdu.push_head(&digest::of_bytes(capsule.as_bytes()).to_le_bytes());
+        }
+        self.push_with_body(pdu, capsule.header.pdo, buf, 0, bytes);
+    }
+
+    /// Queue the next H2CData of the R2T that a command is answering (NVMe/TCP 1.0 section 3.6.2.7). The one after it is
+    /// queued when this has left, so that several commands take turns and the buffer stays in one place.
+    pub(super) fn queue_h2c_data(&mut self, cid: u16) {
+        let (agreed, max) = (self.wire.agreed, self.limits.map_or(4096, |limits| limits.max_h2c_data));
+        let command = self.commands.ours(cid);
+        let Some(buf) = command.buf.take() else { return };
+        command.is_leaving = true;
+        let (offset, ttag) = (command.queued, command.ttag);
+        let bytes = (command.moved - offset).min(max);
+        command.queued += bytes;
+        let last = if command.queued == command.moved { LAST_PDU } else { 0 };
+        let extent = self.extent(24, bytes);
+        let header = H2cData::new(cid, ttag, offset, bytes, agreed.flags(true) | last, extent);
+        let mut pdu = Pdu::of_head(header.as_bytes(), Some(cid));
+        if agreed.header_digest {
+            pdu.push_head(&digest::of_bytes(header.as_bytes()).to_le_bytes());
+        }
+        self.push_with_body(pdu, extent.pdo, buf, offset, bytes);
+    }
+
+    fn push_with_body(&mut self, mut pdu: Pdu, data_offset: u8, buf: Buf, at: u32, bytes: u32) {
+        pdu.pad_bytes = data_offset - pdu.head_bytes;
+        if self.wire.agreed.data_digest {
+            pdu.push_tail(&digest::of_buf(&buf, at as usize, bytes as usize).to_le_bytes());
+        }
+        pdu.body = Body::Buf(buf);
+        pdu.body_at = at;
+        pdu.body_bytes = bytes;
+        self.wire.outbox.push(pdu);
+    }
+
+    fn extent(&self, hlen: u8, bytes: u32) -> Extent {
+        let pdo = self.wire.agreed.data_offset(hlen);
+        let digest_bytes = if self.wire.agreed.data_digest { 4 } else { 0 };
+        Extent { pdo, plen: u32::from(pdo) + bytes + digest_bytes }
+    }
+
+    /// Data of a command has left: more of it, or its completion, may have waited for that.
+    pub(super) fn data_left(&mut self, cid: u16, buf: Buf) {
+        self.commands.keep(cid, buf);
+        let command = self.commands.ours(cid);
+        match command.state {
+            State::Ended => self.finished.push_back(cid),
+            State::Waiting if command.queued < command.moved && self.wire.lifetime.is_open() => {
+                self.queue_h2c_data(cid);
+            }
+            State::Waiting | State::Free => {}
+        }
+    }
+}
+
+fn give_back(direction: Direction, buf: Option<Buf>) -> HostData {
+    match (direction, buf) {
+        (Direction::ToController, Some(buf)) => HostData::ToController(buf),
+        (Direction::FromController, Some(buf)) => HostData::FromController(buf),
+        (Direction::None, _) | (_, None) => HostData::None,
+    }
+}

@@ -1,0 +1,276 @@
+//! Received bytes: the batch that a core shares out among its connections, and what a connection keeps of it.
+//!
+//! ```text
+//!   shell: recv -> RxBatch -> load ─> peek / consume / copy in place ─> unload -> RxBatch -> next connection
+//!                                        │ a cut header, bytes behind a paused command
+//!                                        v
+//!                                      stash (the connection's own, looked at before the next batch)
+//! ```
+//!
+//! Limits: the stash holds at most one batch and one header, because a shell does not read for a paused connection.
+
+use nvme_spec::zerocopy::FromBytes;
+use spindle_reactor::mem::Buf;
+
+/// A receive buffer of one core, with the range that is filled. It is lent to a connection while its events are pulled.
+#[derive(Debug, Default)]
+pub struct RxBatch {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl RxBatch {
+    /// An empty batch with room for `capacity` bytes.
+    #[must_use]
+    pub fn new(capacity: usize) -> RxBatch {
+        RxBatch { bytes: vec![0; capacity].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    /// The room behind what is filled, for a socket to fill.
+    #[must_use]
+    pub fn space(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.end..]
+    }
+
+    /// The first `count` bytes of [`RxBatch::space`] were filled.
+    ///
+    /// # Panics
+    /// When there is less room than that.
+    pub fn filled(&mut self, count: usize) {
+        assert!(count <= self.bytes.len() - self.end, "filled {count} bytes of {}", self.bytes.len() - self.end);
+        self.end += count;
+    }
+
+    /// Copy as much of `from` as there is room for; how many bytes that was.
+    pub fn extend(&mut self, from: &[u8]) -> usize {
+        let count = from.len().min(self.bytes.len() - self.end);
+        self.bytes[self.end..self.end + count].copy_from_slice(&from[..count]);
+        self.end += count;
+        count
+    }
+
+    /// The bytes that nobody has read yet.
+    #[inline]
+    #[must_use]
+    pub fn unread(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// How many bytes nobody has read yet.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// True when nothing is left to read.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Bytes of the whole buffer.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Forget what it holds; all of it is room again.
+    pub fn clear(&mut self) {
+        self.start = 0;
+        self.end = 0;
+    }
+
+    #[inline]
+    fn consume(&mut self, count: usize) {
+        debug_assert!(count <= self.len());
+        self.start += count;
+    }
+}
+
+/// A stash that grew larger than this is given back as soon as it is empty: an idle connection stays small.
+const STASH_KEPT_BYTES: usize = 16 << 10;
+/// First allocation of a stash: the longest header with its digest and padding.
+const STASH_FIRST_BYTES: usize = 256;
+
+/// The unread bytes of a connection, in order: the stash, then the batch that is loaded.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    batch: RxBatch,
+    stash: Vec<u8>,
+    stash_read: usize,
+}
+
+impl Inbox {
+    /// Take a filled batch.
+    ///
+    /// # Panics
+    /// When the previous one was not unloaded: a bug of the shell.
+    #[inline]
+    pub(crate) fn load(&mut self, batch: RxBatch) {
+        assert!(self.batch.is_empty(), "a batch was loaded onto another");
+        self.batch = batch;
+    }
+
+    /// Give the batch back, empty; what was not read of it is kept.
+    #[inline]
+    pub(crate) fn unload(&mut self) -> RxBatch {
+        let mut batch = std::mem::take(&mut self.batch);
+        if !batch.is_empty() {
+            self.keep(batch.unread());
+        }
+        batch.clear();
+        batch
+    }
+
+    /// Bytes that are kept between batches.
+    pub(crate) fn stashed(&self) -> usize {
+        self.stash.len() - self.stash_read
+    }
+
+    /// Forget everything that was received.
+    pub(crate) fn clear(&mut self) {
+        self.batch.clear();
+        self.stash = Vec::new();
+        self.stash_read = 0;
+    }
+
+    /// The next `count` bytes in one piece, if they are here.
+    #[inline]
+    pub(crate) fn peek(&mut self, count: usize) -> Option<&[u8]> {
+        if self.stash.is_empty() { self.batch.unread().get(..count) } else { self.peek_stash(count) }
+    }
+
+    /// The next bytes as a wire structure, if they are here. Its alignment is 1, so it is looked at where it lies.
+    #[inline]
+    pub(crate) fn peek_as<T: FromBytes + nvme_spec::zerocopy::KnownLayout + nvme_spec::zerocopy::Immutable>(
+        &mut self,
+    ) -> Option<&T> {
+        let bytes = self.peek(size_of::<T>())?;
+        T::ref_from_bytes(bytes).ok()
+    }
+
+    /// Drop the next `count` bytes, which were peeked at.
+    #[inline]
+    pub(crate) fn consume(&mut self, count: usize) {
+        if self.stash.is_empty() {
+            self.batch.consume(count);
+        } else {
+            self.consume_stash(count);
+        }
+    }
+
+    /// Drop up to `most` bytes; how many there were.
+    pub(crate) fn skip(&mut self, most: usize) -> usize {
+        let stashed = most.min(self.stashed());
+        if stashed > 0 {
+            self.consume_stash(stashed);
+        }
+        let batched = (most - stashed).min(self.batch.len());
+        self.batch.consume(batched);
+        stashed + batched
+    }
+
+    /// Copy up to `most` bytes into `buf` from `at` on; how many there were.
+    #[inline]
+    pub(crate) fn copy_to(&mut self, buf: &mut Buf, at: usize, most: usize) -> usize {
+        let mut copied = 0;
+        if !self.stash.is_empty() {
+            copied = most.min(self.stashed());
+            buf.copy_in(at, &self.stash[self.stash_read..self.stash_read + copied]);
+            self.consume_stash(copied);
+        }
+        let count = (most - copied).min(self.batch.len());
+        if count > 0 {
+            buf.copy_in(at + copied, &self.batch.unread()[..count]);
+            self.batch.consume(count);
+        }
+        copied + count
+    }
+
+    /// As [`Inbox::peek`] with something in the stash, which is topped up from the batch.
+    #[cold]
+    fn peek_stash(&mut self, count: usize) -> Option<&[u8]> {
+        let stashed = self.stashed();
+        if stashed < count {
+            let missing = (count - stashed).min(self.batch.len());
+            self.stash.extend_from_slice(&self.batch.unread()[..missing]);
+            self.batch.consume(missing);
+        }
+        self.stash.get(self.stash_read..self.stash_read + count)
+    }
+
+    #[cold]
+    fn consume_stash(&mut self, count: usize) {
+        debug_assert!(count <= self.stashed());
+        self.stash_read += count;
+        if self.stash_read == self.stash.len() {
+            self.stash_read = 0;
+            self.stash.clear();
+            if self.stash.capacity() > STASH_KEPT_BYTES {
+                self.stash = Vec::new();
+            }
+        }
+    }
+
+    #[cold]
+    fn keep(&mut self, rest: &[u8]) {
+        if self.stash.capacity() == 0 {
+            self.stash.reserve(STASH_FIRST_BYTES.max(rest.len()));
+        }
+        if self.stash_read > 0 {
+            self.stash.drain(..self.stash_read);
+            self.stash_read = 0;
+        }
+        self.stash.extend_from_slice(rest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(bytes: &[u8]) -> RxBatch {
+        let mut batch = RxBatch::new(bytes.len());
+        assert_eq!(batch.extend(bytes), bytes.len());
+        batch
+    }
+
+    #[test]
+    fn bytes_come_in_order_over_stash_and_batches() {
+        let mut inbox = Inbox::default();
+        inbox.load(batch(&[1, 2, 3]));
+        assert_eq!(inbox.peek(4), None);
+        assert!(inbox.unload().is_empty());
+        assert_eq!(inbox.stashed(), 3);
+        inbox.load(batch(&[4, 5, 6, 7]));
+        assert_eq!(inbox.peek(4), Some(&[1, 2, 3, 4][..]));
+        inbox.consume(2);
+        assert_eq!(inbox.peek(2), Some(&[3, 4][..]));
+        inbox.consume(2);
+        assert_eq!(inbox.stashed(), 0);
+        assert_eq!(inbox.peek(3), Some(&[5, 6, 7][..]));
+        inbox.consume(1);
+        inbox.unload();
+        inbox.load(batch(&[8, 9, 10]));
+        assert_eq!(inbox.skip(3), 3);
+        assert_eq!(inbox.peek(2), Some(&[9, 10][..]));
+        assert_eq!(inbox.skip(9), 2);
+        assert_eq!(inbox.peek(1), None);
+    }
+
+    #[test]
+    fn a_large_stash_is_given_back_when_it_is_empty() {
+        let mut inbox = Inbox::default();
+        inbox.load(batch(&[7; 3 * STASH_KEPT_BYTES]));
+        inbox.unload();
+        assert_eq!(inbox.skip(STASH_KEPT_BYTES), STASH_KEPT_BYTES);
+        inbox.load(batch(&[8; 10]));
+        inbox.unload();
+        assert_eq!(inbox.stashed(), 2 * STASH_KEPT_BYTES + 10);
+        assert_eq!(inbox.skip(usize::MAX), 2 * STASH_KEPT_BYTES + 10);
+        assert_eq!(inbox.stash.capacity(), 0);
+    }
+}

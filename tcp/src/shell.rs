@@ -1,0 +1,464 @@
+//! The shell of one core: joins the core's connections to their sockets. It moves bytes and knows no protocol.
+//!
+//! ```text
+//!   poll:   hot connections ── recv into the core's one batch ──> Conn ── TargetCore::step ──> sendmsg
+//!           cold ones wait in epoll, which is asked every few microseconds
+//!   flush:  connections that disks, timers or messages gave something to send
+//! ```
+//!
+//! A connection is hot while it has traffic: it is then asked directly, which costs less than to be told by epoll. After
+//! [`COLD_AFTER`] empty answers it goes to epoll and costs nothing, so that a thousand idle connections do not slow a busy one.
+//! A connection whose socket is full also waits in epoll, for room.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::net::{Interest, Readiness, Ready, Received, Sent, Socket};
+use spindle_reactor::slab::Slot;
+use spindle_target::core::TargetCore;
+use spindle_target::notice::Notice;
+use spindle_target::snapshot::Peer;
+
+use crate::controller::{Conn, ConnConfig};
+use crate::{Phase, RxBatch};
+
+/// Settings of a shell. Every default says why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShellConfig {
+    /// Bytes that one receive may bring. 256 KiB: see docs/benchmarks.md, "Receive batches".
+    pub batch_bytes: usize,
+    /// Time that sent bytes may stay without acknowledgement before the connection is given up, in ms. 30 s: longer than
+    /// a switch takes to fail over, shorter than the hosts' patience.
+    pub user_timeout_ms: u32,
+    /// Send and receive buffers of the sockets, in bytes; 0 leaves them to the kernel, which tunes them by itself.
+    pub socket_buffer_bytes: usize,
+}
+
+impl Default for ShellConfig {
+    fn default() -> Self {
+        ShellConfig { batch_bytes: 256 << 10, user_timeout_ms: 30_000, socket_buffer_bytes: 0 }
+    }
+}
+
+/// Silence after which a connection goes to epoll: longer than a host's think time between two commands.
+const COLD_AFTER: Nanos = Nanos::from_ms(1);
+/// How often epoll is asked while there are hot connections: seldom enough to cost them little.
+const EPOLL_PERIOD: Nanos = Nanos::from_us(10);
+/// How often the connections' own time-outs are looked at.
+const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
+/// Receives of one connection in a turn: no connection starves another.
+const RECEIVES_PER_TURN: u32 = 4;
+/// Bytes of the batch that a direct receive may fill behind its payload: the next header, and little that would be copied.
+const BEHIND_DIRECT_BYTES: usize = 2048;
+/// Pieces of one send: the kernel's limit.
+const PIECES_MAX: usize = 1024;
+
+/// A connection's socket.
+struct Link {
+    id: Slot,
+    socket: Socket,
+    /// When it last had anything to do.
+    active: Nanos,
+    is_hot: bool,
+    /// What epoll watches for; `None`: it is not in epoll.
+    interest: Option<Interest>,
+    is_full: bool,
+    is_shut: bool,
+}
+
+/// One core's sockets. See the module.
+pub struct Shell {
+    config: ShellConfig,
+    readiness: Readiness,
+    ready: Vec<Ready>,
+    batch: Option<RxBatch>,
+    /// By the index of the connection's slot.
+    links: Vec<Option<Link>>,
+    hot: Vec<Slot>,
+    now: Nanos,
+    next_epoll: Nanos,
+    next_timer: Nanos,
+    /// Connections watched by epoll.
+    watched: usize,
+}
+
+/// Readiness keys above the range of slots are other users' (listeners, wakers).
+pub const FOREIGN_KEYS: u64 = 1 << 32;
+
+impl Shell {
+    /// A shell for at most `connections`.
+    ///
+    /// # Errors
+    /// The system's, when it gives no epoll.
+    pub fn new(config: ShellConfig, connections: usize) -> std::io::Result<Shell> {
+        Ok(Shell {
+            config,
+            readiness: Readiness::new()?,
+            ready: Vec::with_capacity(256),
+            batch: Some(RxBatch::new(config.batch_bytes)),
+            links: (0..connections).map(|_| None).collect(),
+            hot: Vec::with_capacity(connections),
+            now: Nanos::ZERO,
+            next_epoll: Nanos::ZERO,
+            next_timer: Nanos::ZERO,
+            watched: 0,
+        })
+    }
+
+    /// The set of watched descriptors, so that a core can add its own (with keys from [`FOREIGN_KEYS`] on).
+    #[must_use]
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
+    }
+
+    /// Take over an accepted connection. False when the core has no room: the socket is closed.
+    pub fn accept(
+        &mut self,
+        core: &mut TargetCore<Conn>,
+        socket: Socket,
+        peer: Peer,
+        config: ConnConfig,
+        now: Nanos,
+    ) -> bool {
+        // Best effort: a refusal costs latency, not truth.
+        let _ = socket.set_nodelay(true);
+        let _ = socket.set_user_timeout(self.config.user_timeout_ms);
+        let _ = socket.set_keepalive(Duration::from_secs(10), Duration::from_secs(5), 3);
+        if self.config.socket_buffer_bytes > 0 {
+            let _ = socket.set_buffers(self.config.socket_buffer_bytes, self.config.socket_buffer_bytes);
+        }
+        let Ok(id) = core.accept(Conn::new(config, now), peer) else { return false };
+        let link =
+            Link { id, socket, active: now, is_hot: true, interest: None, is_full: false, is_shut: false };
+        if let Some(place) = self.links.get_mut(id.index()) {
+            *place = Some(link);
+        }
+        self.hot.push(id);
+        true
+    }
+
+    /// Number of connections that are asked directly.
+    #[must_use]
+    pub fn hot_count(&self) -> usize {
+        self.hot.len()
+    }
+
+    /// One turn of receiving, stepping and sending. `foreign` gets the keys of descriptors that are not connections.
+    /// True when there was anything to do.
+    pub fn poll(&mut self, core: &mut TargetCore<Conn>, now: Nanos, foreign: &mut impl FnMut(Ready)) -> bool {
+        self.now = now;
+        let mut has_worked = false;
+        let mut at = 0;
+        while at < self.hot.len() {
+            let id = self.hot[at];
+            has_worked |= self.serve(core, id);
+            // A connection that went cold or closed was swapped out of the list.
+            if self.hot.get(at) == Some(&id) {
+                at += 1;
+            }
+        }
+        if now >= self.next_epoll || self.hot.is_empty() {
+            self.next_epoll = now + EPOLL_PERIOD;
+            has_worked |= self.poll_readiness(core, Some(Duration::ZERO), foreign);
+        }
+        if now >= self.next_timer {
+            self.next_timer = now + TIMER_PERIOD;
+            self.on_time(core, now);
+        }
+        has_worked
+    }
+
+    /// Sleep until a descriptor has something to do, at most `timeout`. Only when nothing is hot.
+    pub fn sleep(&mut self, core: &mut TargetCore<Conn>, timeout: Duration, foreign: &mut impl FnMut(Ready)) {
+        self.poll_readiness(core, Some(timeout), foreign);
+    }
+
+    /// Send all connections to epoll, so that the core can sleep.
+    pub fn cool(&mut self) {
+        while let Some(id) = self.hot.last().copied() {
+            self.set_cold(id);
+        }
+    }
+
+    fn poll_readiness(
+        &mut self,
+        core: &mut TargetCore<Conn>,
+        timeout: Option<Duration>,
+        foreign: &mut impl FnMut(Ready),
+    ) -> bool {
+        let mut ready = std::mem::take(&mut self.ready);
+        if self.readiness.poll(timeout, &mut ready).is_err() {
+            ready.clear();
+        }
+        let has_worked = !ready.is_empty();
+        for event in ready.drain(..) {
+            if event.key >= FOREIGN_KEYS {
+                foreign(event);
+                continue;
+            }
+            let id = Slot::from_wire(u32::try_from(event.key).unwrap_or(u32::MAX));
+            let Some(link) = self.link(id) else { continue };
+            if event.writable {
+                link.is_full = false;
+            }
+            self.set_hot(id);
+            self.serve(core, id);
+        }
+        self.ready = ready;
+        has_worked
+    }
+
+    #[inline]
+    fn link(&mut self, id: Slot) -> Option<&mut Link> {
+        self.links.get_mut(id.index())?.as_mut().filter(|link| link.id == id)
+    }
+
+    fn set_hot(&mut self, id: Slot) {
+        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        if link.interest.take().is_some() {
+            let _ = self.readiness.remove(&link.socket);
+            self.watched -= 1;
+        }
+        link.active = self.now;
+        if !link.is_hot {
+            link.is_hot = true;
+            self.hot.push(id);
+        }
+    }
+
+    fn set_cold(&mut self, id: Slot) {
+        if let Some(at) = self.hot.iter().position(|hot| *hot == id) {
+            self.hot.swap_remove(at);
+        }
+        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        link.is_hot = false;
+        let interest = Interest { read: true, write: link.is_full };
+        if self.readiness.add(&link.socket, u64::from(id.to_wire()), interest).is_ok() {
+            link.interest = Some(interest);
+            self.watched += 1;
+        } else {
+            // Without epoll it stays hot: slower, not deaf.
+            link.is_hot = true;
+            self.hot.push(id);
+        }
+    }
+
+    /// Receive, step and send for one connection. True when there was anything to do.
+    #[inline]
+    fn serve(&mut self, core: &mut TargetCore<Conn>, id: Slot) -> bool {
+        let mut has_worked = false;
+        for _ in 0..RECEIVES_PER_TURN {
+            match self.receive(core, id) {
+                Receive::Nothing => break,
+                Receive::Some => {
+                    has_worked = true;
+                    self.send(core, id);
+                    break;
+                }
+                Receive::Full => {
+                    has_worked = true;
+                    self.send(core, id);
+                }
+            }
+        }
+        self.settle(core, id, has_worked);
+        has_worked
+    }
+
+    /// One receive, and the step that acts on it.
+    #[inline]
+    fn receive(&mut self, core: &mut TargetCore<Conn>, id: Slot) -> Receive {
+        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return Receive::Nothing };
+        let Some(conn) = core.transport(id) else { return Receive::Nothing };
+        if conn.is_paused() {
+            return Receive::Nothing;
+        }
+        let mut batch = self.batch.take().unwrap_or_else(|| RxBatch::new(self.config.batch_bytes));
+        let (received, direct, asked) = receive_into(&link.socket, conn, &mut batch);
+        let result = match received {
+            Received::Bytes(count) => {
+                let into_payload = count.min(direct);
+                if into_payload > 0 {
+                    conn.received_direct(into_payload);
+                }
+                batch.filled(count - into_payload);
+                conn.load(batch);
+                core.step(id);
+                let Some(conn) = core.transport(id) else {
+                    // Closed meanwhile; the batch went with it.
+                    return Receive::Some;
+                };
+                batch = conn.unload();
+                if count == asked || direct > 0 { Receive::Full } else { Receive::Some }
+            }
+            Received::Empty => Receive::Nothing,
+            Received::Closed => {
+                conn.on_peer_closed();
+                core.step(id);
+                Receive::Some
+            }
+            Received::Failed(_) => {
+                conn.on_reset();
+                core.step(id);
+                Receive::Some
+            }
+        };
+        self.batch = Some(batch);
+        result
+    }
+
+    /// Send what the connection has, until the socket is full.
+    #[inline]
+    fn send(&mut self, core: &mut TargetCore<Conn>, id: Slot) {
+        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        if link.is_full {
+            return;
+        }
+        loop {
+            let Some(conn) = core.transport(id) else { return };
+            if !conn.wants_send() {
+                return;
+            }
+            let (sent, bytes) = send_from(&link.socket, conn);
+            match sent {
+                Sent::Bytes(count) => {
+                    conn.sent(count);
+                    core.step_sent(id);
+                    if count < bytes {
+                        link.is_full = true;
+                        return;
+                    }
+                }
+                Sent::Full => {
+                    link.is_full = true;
+                    return;
+                }
+                Sent::Failed(_) => {
+                    conn.on_reset();
+                    core.step_sent(id);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What a connection's state asks of its socket, and whether it stays hot.
+    #[inline]
+    fn settle(&mut self, core: &mut TargetCore<Conn>, id: Slot, has_worked: bool) {
+        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(conn) = core.transport(id) else {
+            self.forget_closed(core);
+            return;
+        };
+        match conn.phase() {
+            Phase::Open => {}
+            Phase::Draining | Phase::HalfClosed | Phase::Closed => {
+                if let Some(violation) = conn.take_violation() {
+                    let remote = core.peer(id).map(|peer| peer.remote);
+                    if let Some(remote) = remote {
+                        core.notices().push(Notice::Violation { remote, text: violation.to_string() });
+                    }
+                }
+                let Some(conn) = core.transport(id) else { return };
+                if conn.phase() == Phase::HalfClosed && !link.is_shut {
+                    link.is_shut = true;
+                    let _ = link.socket.shutdown_write();
+                }
+                if conn.phase() == Phase::Closed {
+                    core.step_sent(id);
+                    self.forget_closed(core);
+                    return;
+                }
+            }
+        }
+        if has_worked {
+            link.active = self.now;
+        } else if link.is_hot && (link.is_full || self.now.0.saturating_sub(link.active.0) >= COLD_AFTER.0) {
+            self.set_cold(id);
+        }
+    }
+
+    fn forget_closed(&mut self, core: &mut TargetCore<Conn>) {
+        while let Some((id, _conn)) = core.next_closed() {
+            if let Some(at) = self.hot.iter().position(|hot| *hot == id) {
+                self.hot.swap_remove(at);
+            }
+            if let Some(link) = self.links.get_mut(id.index()).and_then(Option::take)
+                && link.interest.is_some()
+            {
+                let _ = self.readiness.remove(&link.socket);
+                self.watched -= 1;
+            }
+        }
+    }
+
+    /// Send for connections that something else than their own input gave something to send.
+    pub fn flush(&mut self, core: &mut TargetCore<Conn>) {
+        while let Some(id) = core.next_touched() {
+            let Some(conn) = core.transport(id) else { continue };
+            if conn.has_unread() && !conn.is_paused() {
+                core.step_sent(id);
+            }
+            let is_open = core.transport(id).is_some_and(|conn| conn.phase() == Phase::Open && !conn.wants_send());
+            if is_open {
+                continue;
+            }
+            self.send(core, id);
+            let is_cold_and_full = self.link(id).is_some_and(|link| link.is_full && !link.is_hot);
+            if is_cold_and_full {
+                self.set_hot(id); // settles into epoll again, for room as well
+            }
+            self.settle(core, id, false);
+        }
+        self.forget_closed(core);
+    }
+
+    /// The connections' own time-outs.
+    fn on_time(&mut self, core: &mut TargetCore<Conn>, now: Nanos) {
+        for index in 0..self.links.len() {
+            let Some(id) = self.links.get(index).and_then(Option::as_ref).map(|link| link.id) else { continue };
+            let Some(conn) = core.transport(id) else { continue };
+            if conn.deadline().is_some_and(|deadline| deadline <= now) {
+                conn.on_time(now);
+                core.step(id);
+                self.settle(core, id, true);
+            }
+        }
+    }
+}
+
+/// One send of all that the connection has, as far as it fits; and how much that was.
+#[inline]
+fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
+    let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_MAX>::new();
+    let bytes = conn.send_pieces(&mut pieces);
+    (socket.send_vectored(&pieces), bytes)
+}
+
+/// One receive: into the payload that the connection waits for and a little of the batch behind it, or into the batch. What it
+/// brought, how much of it belongs to the payload at most, and how much was asked for.
+#[inline]
+fn receive_into(socket: &Socket, conn: &mut Conn, batch: &mut RxBatch) -> (Received, usize, usize) {
+    let mut pieces = ArrayVec::<IoSliceMut<'_>, PIECES_MAX>::new();
+    let direct = conn.direct_target(&mut pieces);
+    let space = batch.space();
+    if direct == 0 {
+        let asked = space.len();
+        return (socket.recv(space), 0, asked);
+    }
+    let behind = space.len().min(BEHIND_DIRECT_BYTES);
+    // Full when the payload alone takes all pieces: then this receive does not reach its end.
+    let has_room = pieces.try_push(IoSliceMut::new(&mut space[..behind])).is_ok();
+    let asked = direct + if has_room { behind } else { 0 };
+    (socket.recv_vectored(&mut pieces), direct, asked)
+}
+
+/// What one receive brought.
+enum Receive {
+    Nothing,
+    Some,
+    /// As much as was asked for: there may be more.
+    Full,
+}

@@ -1,0 +1,217 @@
+//! What both ends of a connection have in common: bytes in, bytes out, and how it ends.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use arrayvec::ArrayVec;
+use nvme_spec::tcp::{DIGEST_BYTES, PduType, TERM_REQ_DATA_BYTES_MAX, TermReq};
+use nvme_spec::zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use spindle_reactor::clock::Nanos;
+
+use crate::frame::{Agreed, Frame, check_header_digest, check_terminate};
+use crate::inbox::{Inbox, RxBatch};
+use crate::lifetime::Lifetime;
+use crate::outbox::{OutPdu, Outbox};
+use crate::payload::{Filled, Payload};
+use crate::violation::Violation;
+
+/// In-capsule data that nobody has decided about yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Standing {
+    /// The command's CID.
+    pub(crate) cid: u16,
+    /// Where its data is.
+    pub(crate) frame: Frame,
+}
+
+/// Where the receiving side of a connection is.
+///
+/// ```text
+///   Header ──> Standing ──> Payload ──> Header      a command with data: fetched,
+///     │           └───────> Skip ─────> Header      or not
+///     ├────> Payload ─────> Header                  H2CData, C2HData
+///     └────> Skip ────────> Header                  data that nobody asked for
+/// ```
+#[derive(Debug)]
+pub(crate) enum Receiving<K> {
+    /// Between two PDUs, or in a header. Left by a whole header.
+    Header,
+    /// The command of a capsule was given out, its data stands in the way. Left by `fetch` or `reply`.
+    Standing(Standing),
+    /// Data goes to a buffer. Left by its last byte, and digest.
+    Payload(Payload<K>),
+    /// So many bytes go nowhere.
+    Skip(usize),
+}
+
+/// Why a step of the receiving side did not finish.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// More bytes, or a decision, must come first.
+    Wait,
+    /// The peer broke a rule.
+    Violation(Violation),
+}
+
+impl From<Violation> for Stop {
+    #[cold]
+    fn from(violation: Violation) -> Stop {
+        Stop::Violation(violation)
+    }
+}
+
+/// One end's bytes. `HEAD` and `TAIL` are the longest head and tail of its PDUs, `Out` names a PDU that has left, `In` the
+/// data being received.
+#[derive(Debug)]
+pub(crate) struct Wire<const HEAD: usize, const TAIL: usize, Out, In> {
+    pub(crate) inbox: Inbox,
+    pub(crate) receiving: Receiving<In>,
+    pub(crate) outbox: Outbox<HEAD, TAIL, Out>,
+    pub(crate) agreed: Agreed,
+    pub(crate) lifetime: Lifetime,
+    violation: Option<Violation>,
+}
+
+impl<const HEAD: usize, const TAIL: usize, Out, In> Wire<HEAD, TAIL, Out, In> {
+    pub(crate) fn new(initialize_by: Nanos, close_timeout: Nanos) -> Self {
+        Wire {
+            inbox: Inbox::default(),
+            receiving: Receiving::Header,
+            outbox: Outbox::default(),
+            agreed: Agreed::NOTHING,
+            lifetime: Lifetime::new(initialize_by, close_timeout),
+            violation: None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn load(&mut self, batch: RxBatch) {
+        self.inbox.load(batch);
+    }
+
+    #[inline]
+    pub(crate) fn unload(&mut self) -> RxBatch {
+        if !self.lifetime.is_open() {
+            self.inbox.clear();
+        }
+        self.inbox.unload()
+    }
+
+    /// See [`Payload::direct_target`]; nothing while earlier bytes are still to be read.
+    pub(crate) fn direct_target<'a, const N: usize>(
+        &'a mut self,
+        out: &mut ArrayVec<IoSliceMut<'a>, N>,
+    ) -> usize {
+        match &mut self.receiving {
+            Receiving::Payload(payload) if self.inbox.stashed() == 0 => payload.direct_target(out),
+            Receiving::Payload(_) | Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => 0,
+        }
+    }
+
+    /// See [`Payload::received_direct`].
+    pub(crate) fn received_direct(&mut self, count: usize) {
+        match &mut self.receiving {
+            Receiving::Payload(payload) => payload.received_direct(count),
+            Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => {
+                assert_eq!(count, 0, "nothing was asked for");
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
+        self.outbox.pieces(out)
+    }
+
+    /// The whole header of the PDU at hand, with its digest checked, as a wire structure.
+    #[inline]
+    pub(crate) fn header<T>(&mut self, pdu_type: PduType, frame: &Frame) -> Result<T, Stop>
+    where
+        T: FromBytes + KnownLayout + Immutable + Copy,
+    {
+        let has_digest = self.agreed.header_digest;
+        let Some(bytes) = self.inbox.peek(frame.header_bytes as usize) else { return Err(Stop::Wait) };
+        if has_digest {
+            check_header_digest(pdu_type, bytes, size_of::<T>())?;
+        }
+        // Cannot fail: alignment is 1, and the frame has at least this header.
+        let (header, _) = T::ref_from_prefix(bytes).map_err(|_| Stop::Wait)?;
+        Ok(*header)
+    }
+
+    /// Go on with a skip; true when it is over.
+    pub(crate) fn skip(&mut self) -> bool {
+        let Receiving::Skip(left) = &mut self.receiving else { return true };
+        *left -= self.inbox.skip(*left);
+        if *left > 0 {
+            return false;
+        }
+        self.receiving = Receiving::Header;
+        true
+    }
+
+    /// Skip data with this frame, of which the header was consumed.
+    pub(crate) fn skip_data(&mut self, frame: &Frame) {
+        let digest = if frame.data_digest { DIGEST_BYTES } else { 0 };
+        self.receiving = Receiving::Skip(frame.data_bytes as usize + digest);
+    }
+
+    /// Go on with a payload; when it is whole, it is taken out.
+    #[inline]
+    pub(crate) fn fill(&mut self) -> Option<(Payload<In>, Filled)> {
+        let Receiving::Payload(payload) = &mut self.receiving else { return None };
+        let filled = payload.fill(&mut self.inbox);
+        if filled == Filled::Partly {
+            return None;
+        }
+        match std::mem::replace(&mut self.receiving, Receiving::Header) {
+            Receiving::Payload(payload) => Some((payload, filled)),
+            Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => None,
+        }
+    }
+
+    /// A terminate request of the peer, as the violation that it is.
+    pub(crate) fn terminated(&mut self) -> Stop {
+        let Some(term) = self.inbox.peek_as::<TermReq>() else { return Stop::Wait };
+        let violation = match check_terminate(&term.header) {
+            Ok(()) => Violation::TerminatedByPeer { fes: term.fes(), fei: term.fei() },
+            Err(violation) => violation,
+        };
+        Stop::Violation(violation)
+    }
+
+    /// The peer broke a rule: receive no more, send what is queued and then a terminate request of this type.
+    #[cold]
+    pub(crate) fn violate(&mut self, violation: Violation, pdu_type: PduType, key: Out) {
+        self.violation.get_or_insert(violation);
+        let Some(fes) = violation.fes() else {
+            self.lifetime.close();
+            return;
+        };
+        let wrong = self.inbox.peek(violation.header_bytes()).unwrap_or_default();
+        let wrong = &wrong[..wrong.len().min(TERM_REQ_DATA_BYTES_MAX)];
+        let count = u32::try_from(wrong.len()).unwrap_or(0);
+        let term = TermReq::new(pdu_type, fes, violation.fei(), count);
+        let bytes = [term.as_bytes(), wrong].concat().into_boxed_slice();
+        self.outbox.push(OutPdu::of_bytes(bytes, key));
+        self.drain();
+    }
+
+    /// Receive no more; send what is queued, then close.
+    pub(crate) fn drain(&mut self) {
+        self.inbox.clear();
+        self.receiving = Receiving::Header;
+        self.lifetime.drain();
+        if self.outbox.is_empty() {
+            self.lifetime.drained();
+        }
+    }
+
+    /// Note a violation that does not go on the wire.
+    pub(crate) fn note(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+
+    pub(crate) fn take_violation(&mut self) -> Option<Violation> {
+        self.violation.take()
+    }
+}

@@ -1,0 +1,16 @@
+# the target is asked to end under fio: it drains, ends in order, and the host goes on when it is back
+# limit: 180 s
+expect_reconnect
+config_file 64MiB
+start_target
+connect_block --reconnect-delay=1 --ctrl-loss-tmo=120
+run_fio drained --name=v --filename="$BLOCK" --rw=randwrite --bs=4k --size=16M --direct=1 --ioengine=libaio --iodepth=32 \
+    --rate_iops=800 --verify=crc32c --verify_fatal=1 --verify_state_save=0 &
+fio=$!
+sleep 2
+kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
+stop_target
+sleep 1
+start_target
+within 40 has_state live
+wait "$fio"

@@ -1,0 +1,3 @@
+# crash
+echo c >/proc/sysrq-trigger
+sleep 5

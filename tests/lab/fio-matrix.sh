@@ -1,0 +1,27 @@
+# The body of the four fio cases: write and verify, with blocks of 512 B to 1 MiB, at queue depth 1 and 32.
+# fio_matrix CORES [nvme connect options for the digests]
+# shellcheck shell=bash
+
+# Each block size has a stretch of its own, so that one fio run does them all, one after another; a MiB for each of
+# the smallest, which under emulation takes as long as 16 of the largest.
+sizes=(512:256k 1k:512k 4k:2M 8k:2M 12k:3M 64k:8M 128k:8M 256k:8M 1M:16M)
+
+fio_matrix() {
+    local cores=$1 depth size jobs offset
+    shift
+    { reactor "$cores"; disk_ram d0 128MiB; listener "$ADDRESS:$PORT"; subsystem "$NQN" d0; } | config
+    start_target
+    connect_block "$@"
+    for depth in 1 32; do
+        jobs=() offset=0
+        for size in "${sizes[@]}"; do
+            # Off the MiB by a sector: nothing here may lean on alignment.
+            jobs+=(--name="${size%:*}" --stonewall --bs="${size%:*}" --size="${size#*:}" --offset=$(((offset << 20) + 512)))
+            offset=$((offset + 17))
+            [ "$offset" -le 110 ] || offset=0
+        done
+        run_fio "depth-$depth" --filename="$BLOCK" --direct=1 --thread --ioengine=libaio --iodepth="$depth" \
+            --rw=randwrite --verify=crc32c --verify_fatal=1 --verify_state_save=0 --randseed=$((depth + 1)) "${jobs[@]}"
+    done
+    disconnect
+}

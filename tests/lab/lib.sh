@@ -1,0 +1,224 @@
+# What a lab case may call. The runner (tests/lab/guest) sources this, then the case, in a shell of its own:
+# a case is a list of steps, and the first one that fails ends it.
+# Set by the runner: TARGET_KIND (spindle, nvmet), CASE, WORK (this case's own directory), SCRATCH (an ext4 of 1 GiB on
+# a scratch disk), SCRATCH_DISK (a bare scratch disk), LAB (the directory of this file).
+# shellcheck shell=bash disable=SC2034
+
+set -Eeuo pipefail
+trap 'echo "failed at ${BASH_SOURCE[0]##*/}:$LINENO: $BASH_COMMAND" >&2' ERR
+
+NQN=nqn.2026-01.io.spindle:s0
+NQN1=nqn.2026-01.io.spindle:s1
+DISCOVERY_NQN=nqn.2014-08.org.nvmexpress.discovery
+# The kernel holds a host NQN and a host identifier to be one pair, so each host has one of its own.
+HOST_A=(--hostnqn nqn.2026-01.lab:host-a --hostid 0f0f0f0f-0000-4000-8000-00000000000a)
+HOST_B=(--hostnqn nqn.2026-01.lab:host-b --hostid 0f0f0f0f-0000-4000-8000-00000000000b)
+ADDRESS=127.0.0.1
+PORT=4420
+PORTAL=(-t tcp -a "$ADDRESS" -s "$PORT")
+CONFIG=$WORK/target.toml
+
+# shellcheck source=tests/lab/target-spindle.sh
+# Inside: target_start, target_stop, target_kill, target_reload, target_memory_kib.
+. "$LAB/target-$TARGET_KIND.sh"
+
+trace() {
+    [ "${TRACE:-}" = 1 ] || return 0
+    PS4='+ ${EPOCHREALTIME:6:7} ${BASH_SOURCE+${BASH_SOURCE[0]##*/}}:$LINENO '
+    set -x
+}
+
+# --- verdicts ---
+
+fail() { echo "FAIL: $*" >&2; exit 1; }
+
+# Not a failure: what the case wants cannot be had from this target.
+skip() { echo "$*" >"$WORK/skipped"; exit 0; }
+skip_on() { [ "$TARGET_KIND" != "$1" ] || skip "$2"; }
+
+# expect WHAT ACTUAL WANTED
+expect() { [ "$2" = "$3" ] || fail "$1 is '$2', wanted '$3'"; }
+
+# expect_match WHAT ACTUAL PATTERN (an extended regular expression that all of it must match)
+expect_match() { [[ $2 =~ ^($3)$ ]] || fail "$1 is '$2', wanted something like '$3'"; }
+
+# refused STATUS COMMAND...: the command must fail, and say the words of STATUS.
+refused() {
+    local wanted=$1 said
+    shift
+    if said=$("$@" 2>&1); then fail "accepted: $*"; fi
+    grep -qiE "$wanted" <<<"$said" || fail "$*: wanted a refusal by '$wanted', got: $said"
+}
+
+# within SECONDS COMMAND...: try until it holds. Nothing is waited for under a second: a virtual processor may be
+# away for tens of milliseconds.
+within() {
+    local deadline=$((${EPOCHREALTIME/./} + $1 * 1000000)) limit=$1
+    shift
+    until "$@"; do
+        [ "${EPOCHREALTIME/./}" -lt "$deadline" ] || fail "not within $limit s: $*"
+        sleep 0.1
+    done
+}
+
+# --- the kernel's log ---
+
+# Lines at level warning or worse fail a case, unless it says here that they belong to what it does.
+expect_kernel_log() { printf '%s\n' "$@" >>"$WORK/expected.kernel"; }
+
+# I/O that waits for a path: said once for each, then counted.
+requeued=('block nvme[0-9]+n[0-9]+: no usable path - requeuing I/O' 'nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed')
+
+# What the host's driver says when its target goes away and comes back.
+expect_reconnect() {
+    expect_kernel_log 'nvme nvme[0-9]+: (starting error recovery|Reconnecting in|failed to connect socket|Failed reconnect)' \
+        'nvme nvme[0-9]+: (Connect command failed|queue_size|rescanning namespaces|failed nvme_keep_alive_end_io)' \
+        'nvme nvme[0-9]+: (failed to send request|failed to receive|receive failed|I/O tag .* type)' \
+        "${requeued[@]}" 'nvme nvme[0-9]+: (Property (Set|Get) error|Shutdown timeout|icreq|queue [0-9]+: failed)'
+}
+
+# no_kernel_warnings [EXPECTED-FILE]: what the log has since the case began; prints the offenders.
+no_kernel_warnings() {
+    local bad expected='^$'
+    bad=$(
+        dmesg --level=emerg,alert,crit,err,warn
+        dmesg | grep -E 'WARNING:|BUG:|Call Trace|blocked for more than|I/O error|rcu.*stall' || true
+    )
+    # Not the host's: the kernel's own target says in the log whom it refuses.
+    [ "$TARGET_KIND" != nvmet ] || expected+='|^\[[ 0-9.]+\] nvmet(_tcp)?: '
+    bad=$(sort -u <<<"$bad" | grep -vE "$expected" || true)
+    [ ! -s "${1:-/nonexistent}" ] || bad=$(grep -vEf "$1" <<<"$bad" || true)
+    [ -z "$bad" ] || { echo "$bad"; return 1; }
+}
+
+# --- the target ---
+
+# The configuration comes on standard input.
+config() { cat >"$CONFIG"; }
+
+# config_one DISK-LINES...: one disk, one subsystem with it as namespace 1, one listener, any host.
+config_one() {
+    { reactor; printf '%s\n' '[[disk]]' 'name = "disk0"' "$@"; listener "$ADDRESS:$PORT"; subsystem "$NQN" disk0; } | config
+}
+config_ram() { config_one 'kind = "ram"' "size = \"${1:-256MiB}\""; }
+config_file() { config_one 'kind = "file"' "path = \"$SCRATCH/$CASE.img\"" "size = \"${1:-256MiB}\""; }
+
+# The parts of a configuration, printed.
+reactor() { printf '%s\n' '[reactor]' "cores = [${1:-0}]" 'idle = "adaptive"'; }
+disk_ram() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "ram"' "size = \"$2\""; }
+disk_file() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "file"' "path = \"$2\"" "size = \"$3\""; }
+listener() { printf '%s\n' '[[listener]]' "address = \"$1\""; }
+# subsystem NQN DISK...: the disks become namespaces 1, 2, ...
+subsystem() {
+    local nsid=0 disk
+    printf '%s\n' '[[subsystem]]' "nqn = \"$1\"" 'allow_any_host = true'
+    shift
+    for disk; do
+        nsid=$((nsid + 1))
+        printf '%s\n' '[[subsystem.namespace]]' "nsid = $nsid" "disk = \"$disk\""
+    done
+}
+# subsystem_for HOSTNQN[,HOSTNQN] NQN DISK...: the same for these hosts only.
+subsystem_for() {
+    local hosts=\"${1//,/\", \"}\"
+    shift
+    subsystem "$@" | sed "s/^allow_any_host = true/allow_any_host = false\nhosts = [$hosts]/"
+}
+
+# start_target [CONFIG]: returns when its listeners are there.
+start_target() {
+    [ $# = 0 ] || cp "$1" "$CONFIG"
+    target_start
+    within 30 is_listening
+}
+is_listening() { ss -Hltn "sport = :$PORT" | grep -q .; }
+# stop_target: ask it to, and hold it to an orderly end.
+stop_target() { target_stop; }
+kill_target() { target_kill; }
+reload_target() { target_reload; }
+
+# finish: the runner's last step of a case that went well: the target must end in order every time. The kernel's own
+# has no end of its own.
+finish() {
+    [ -n "${target_pid:-}" ] || return 0
+    nvme disconnect-all >/dev/null || fail 'disconnect-all'
+    stop_target
+}
+
+# --- the host ---
+
+# connect [nvme connect options]: sets CTRL (nvme0). Host A and subsystem s0 unless the options say otherwise.
+connect() {
+    local said options=("${PORTAL[@]}")
+    case " $* " in *" -a "*) options=(-t tcp -s "$PORT") ;; esac
+    case " $* " in *" -n "*) ;; *) options+=(-n "$NQN") ;; esac
+    case " $* " in *" --hostnqn "*) ;; *) options+=("${HOST_A[@]}") ;; esac
+    said=$(nvme connect "${options[@]}" "$@" -o json 2>&1) || fail "nvme connect $*: $said"
+    CTRL=$(sed -n 's/.*"device" *: *"\(nvme[0-9]*\)".*/\1/p' <<<"$said")
+    [ -n "$CTRL" ] || fail "nvme connect named no device: $said"
+    within 10 has_state live
+}
+# connect_directly HOSTNQN HOSTID NQN: the same by the kernel's own interface. nvme-cli 2.3 looks only at the address
+# when it says "already connected", whatever the host and --duplicate-connect; the kernel knows hosts apart.
+connect_directly() {
+    local said
+    exec {fabrics}<>/dev/nvme-fabrics
+    printf 'transport=tcp,traddr=%s,trsvcid=%s,nqn=%s,hostnqn=%s,hostid=%s' "$ADDRESS" "$PORT" "$3" "$1" "$2" >&"$fabrics" ||
+        fail "the kernel does not connect $1 to $3"
+    read -r said <&"$fabrics"
+    exec {fabrics}>&-
+    [[ $said =~ instance=([0-9]+), ]] || fail "the kernel says of $1: $said"
+    CTRL=nvme${BASH_REMATCH[1]}
+    within 10 has_state live
+}
+has_state() { [ "$(cat "/sys/class/nvme/$CTRL/state" 2>/dev/null)" = "$1" ]; }
+is_gone() { [ ! -e "/sys/class/nvme/$1" ]; }
+
+disconnect() {
+    local ctrl=${1:-$CTRL}
+    nvme disconnect -d "$ctrl" >/dev/null || fail "nvme disconnect $ctrl"
+    within 20 is_gone "$ctrl"
+}
+
+# find_block NSID: the block device of a namespace of $CTRL. With multipath the controller's own entry is the path
+# nvme0c0n1 and the device, which all paths share, nvme0n1.
+find_block() {
+    local path
+    for path in "/sys/class/nvme/$CTRL"/nvme*n*; do
+        [ "$(cat "$path/nsid" 2>/dev/null)" = "$1" ] || continue
+        BLOCK=/dev/$(sed -E 's/c[0-9]+n/n/' <<<"${path##*/}")
+        [ -b "$BLOCK" ] && return
+    done
+    return 1
+}
+# wait_for_block [NSID]: sets BLOCK (/dev/nvme0n1).
+wait_for_block() { within 15 find_block "${1:-1}"; }
+
+connect_block() { connect "$@"; wait_for_block; }
+
+block_bytes() { blockdev --getsize64 "$1"; }
+has_bytes() { [ "$(block_bytes "$1" 2>/dev/null)" = "$2" ]; }
+
+# field NAME: the value behind "NAME : value" in what nvme-cli prints; from standard input, all of which is read.
+field() {
+    awk -v name="$1" '
+        { colon = index($0, ":"); key = substr($0, 1, colon - 1); gsub(/^[ \t]+|[ \t]+$/, "", key) }
+        key == name && !n++ { value = substr($0, colon + 1); gsub(/^[ \t]+|[ \t]+$/, "", value); print value }'
+}
+
+# --- data ---
+
+# pattern FILE BYTES: something that is neither zero nor repeats.
+pattern() { head -c "$2" /dev/urandom >"$1"; }
+# write_blocks FILE BYTE-OFFSET and read_blocks FILE BYTE-OFFSET BYTES: past the page cache.
+write_blocks() { dd if="$1" of="$BLOCK" bs=4k oflag=direct,seek_bytes seek="$2" conv=notrunc status=none; }
+read_blocks() { dd if="$BLOCK" of="$1" bs=4k iflag=direct,skip_bytes,count_bytes skip="$2" count="$3" status=none; }
+# is_zero FILE
+is_zero() { cmp -s -n "$(stat -c %s "$1")" "$1" /dev/zero; }
+
+# run_fio NAME OPTION...: one fio run; what it says goes to the case's directory, and to the log if it fails.
+run_fio() {
+    local name=$1
+    shift
+    fio --output="$WORK/fio.$name" --aux-path="$WORK" "$@" || { tail -n 40 "$WORK/fio.$name" >&2; fail "fio $name"; }
+}
