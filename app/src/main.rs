@@ -14,6 +14,7 @@
 mod bench;
 mod cli;
 mod report;
+mod serve;
 mod size;
 
 use std::error::Error;
@@ -40,7 +41,7 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
             BenchCommand::Limit(args) => Ok(bench::limit::run(&args)?),
             BenchCommand::Line(args) => Ok(bench::limit::run_line(&args)?),
         },
-        Command::Serve(_) => Err(absent("serve")),
+        Command::Serve(_) => Ok(serve::builtin::run()?),
         Command::Check(_) => Err(absent("check")),
         Command::Discover(_) => Err(absent("discover")),
         Command::Bench(BenchArgs { command: None, .. }) => Err(absent("bench ADDRESS")),

@@ -89,7 +89,7 @@ impl FromStr for Bytes {
 impl fmt::Display for Bytes {
     /// The largest unit that divides the size, so that what is printed parses back to the same size.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match UNITS.iter().find(|(factor, _)| self.0 > 0 && self.0.is_multiple_of(*factor)) {
+        match UNITS.iter().find(|(factor, _)| self.0 > 0 && self.0 % *factor == 0) {
             Some((factor, name)) => write!(f, "{} {name}", self.0 / factor),
             None => write!(f, "{} B", self.0),
         }

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod fault;
+pub mod file;
 pub mod null;
 pub mod ram;
 mod shape;

@@ -13,6 +13,7 @@ pub mod mem;
 pub mod net;
 pub mod rate;
 pub mod slab;
+pub mod uring;
 
 #[cfg(test)]
 #[global_allocator]

@@ -49,7 +49,7 @@ fn turn(conn: &mut controller::Conn, batch: RxBatch, pool: &Pool, n: usize, t: &
 }
 
 fn main() {
-    for n in [128u16] {
+    for n in [128_u16] {
         let mut conn = controller::Conn::new(ConnConfig::default(), Nanos::ZERO);
         conn.set_queue_entries(128);
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 512 }], Pages::Base).expect("pool");
@@ -65,7 +65,7 @@ fn main() {
             bytes.extend_from_slice(CapsuleCmd::new(sqe, 0, Extent::new(72, 0, false, false, 0)).as_bytes());
         }
         let mut best = [u64::MAX; 6];
-        let rounds = 400000 / usize::from(n) + 100;
+        let rounds = 1000000 / usize::from(n) + 100;
         for _ in 0..20 {
             let mut t = [0; 6];
             for _ in 0..rounds {

@@ -152,6 +152,18 @@ impl Inbox {
         T::ref_from_bytes(bytes).ok()
     }
 
+    /// The next `N` bytes, if they are here and in the batch.
+    #[inline]
+    pub(crate) fn peek_batch<const N: usize>(&self) -> Option<&[u8; N]> {
+        if self.stash.is_empty() { self.batch.unread().first_chunk() } else { None }
+    }
+
+    /// Drop the next `count` bytes, which [`Inbox::peek_batch`] gave.
+    #[inline]
+    pub(crate) fn consume_batch(&mut self, count: usize) {
+        self.batch.consume(count);
+    }
+
     /// Drop the next `count` bytes, which were peeked at.
     #[inline]
     pub(crate) fn consume(&mut self, count: usize) {

@@ -6,11 +6,14 @@
 //! A PDU's head and tail lie in the queue itself; payload is sent from where it is. A buffer stays in the queue until its
 //! last byte has left, so that nothing else can own it meanwhile.
 
-use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
+use nvme_spec::tcp::DIGEST_BYTES;
+use nvme_spec::zerocopy::{Immutable, IntoBytes};
 use spindle_reactor::mem::Buf;
+
+use crate::digest;
 
 /// Zeroes between a header and its data; at most 128 minus the header (NVMe/TCP 1.0 section 3.6.1, PAD).
 static PADDING: [u8; 128] = [0; 128];
@@ -27,6 +30,7 @@ pub(crate) enum Body {
 }
 
 /// One PDU, or two that leave together (data and completion), with a head of up to `HEAD` and a tail of up to `TAIL` bytes.
+/// It is filled in where it lies in the queue.
 #[derive(Debug)]
 pub(crate) struct OutPdu<const HEAD: usize, const TAIL: usize, K> {
     /// Payload.
@@ -35,59 +39,66 @@ pub(crate) struct OutPdu<const HEAD: usize, const TAIL: usize, K> {
     pub(crate) body_at: u32,
     /// so many.
     pub(crate) body_bytes: u32,
-    /// Header and its digest.
-    pub(crate) head: [u8; HEAD],
-    /// How much of `head` there is.
-    pub(crate) head_bytes: u8,
-    /// Zeroes before the data.
-    pub(crate) pad_bytes: u8,
-    /// Data digest, and a completion.
-    pub(crate) tail: [u8; TAIL],
-    /// How much of `tail` there is.
-    pub(crate) tail_bytes: u8,
     /// What its owner wants to know again when it has left.
     pub(crate) key: K,
+    /// How much of `head` there is.
+    head_bytes: u8,
+    /// Zeroes before the data.
+    pad_bytes: u8,
+    /// How much of `tail` there is.
+    tail_bytes: u8,
+    /// Header and its digest.
+    head: [u8; HEAD],
+    /// Data digest, and a completion.
+    tail: [u8; TAIL],
 }
 
-impl<const HEAD: usize, const TAIL: usize, K> OutPdu<HEAD, TAIL, K> {
-    /// A PDU that is a header.
-    #[inline]
-    pub(crate) fn of_head(header: &[u8], key: K) -> Self {
-        let mut pdu = OutPdu {
+impl<const HEAD: usize, const TAIL: usize, K: Default> OutPdu<HEAD, TAIL, K> {
+    fn empty() -> Self {
+        OutPdu {
             body: Body::None,
             body_at: 0,
             body_bytes: 0,
-            head: [0; HEAD],
+            key: K::default(),
             head_bytes: 0,
             pad_bytes: 0,
-            tail: [0; TAIL],
             tail_bytes: 0,
-            key,
-        };
-        pdu.push_head(header);
-        pdu
+            head: [0; HEAD],
+            tail: [0; TAIL],
+        }
     }
+}
 
-    /// A rare PDU with bytes of its own.
-    pub(crate) fn of_bytes(bytes: Box<[u8]>, key: K) -> Self {
-        let body_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        OutPdu { body: Body::Bytes(bytes), body_bytes, ..Self::of_head(&[], key) }
-    }
-
-    /// Append to the head.
+impl<const HEAD: usize, const TAIL: usize, K> OutPdu<HEAD, TAIL, K> {
+    /// The header, and its digest if there is one.
     #[inline]
-    pub(crate) fn push_head(&mut self, bytes: &[u8]) {
-        let at = usize::from(self.head_bytes);
-        self.head[at..at + bytes.len()].copy_from_slice(bytes);
-        self.head_bytes += short(bytes.len());
+    pub(crate) fn put_head<T: IntoBytes + Immutable>(&mut self, header: &T, has_digest: bool) {
+        let bytes = size_of::<T>();
+        self.head[..bytes].copy_from_slice(header.as_bytes());
+        self.head_bytes = short(bytes);
+        if has_digest {
+            let digest = digest::of_bytes(&self.head[..bytes]).to_le_bytes();
+            self.head[bytes..bytes + DIGEST_BYTES].copy_from_slice(&digest);
+            self.head_bytes += short(DIGEST_BYTES);
+        }
+    }
+
+    /// Zeroes up to where the data begins.
+    #[inline]
+    pub(crate) fn pad_to(&mut self, data_offset: u8) {
+        self.pad_bytes = data_offset - self.head_bytes;
     }
 
     /// Append to the tail.
     #[inline]
-    pub(crate) fn push_tail(&mut self, bytes: &[u8]) {
-        let at = usize::from(self.tail_bytes);
-        self.tail[at..at + bytes.len()].copy_from_slice(bytes);
-        self.tail_bytes += short(bytes.len());
+    pub(crate) fn put_tail<T: IntoBytes + Immutable>(&mut self, part: &T, has_digest: bool) {
+        let (at, bytes) = (usize::from(self.tail_bytes), size_of::<T>());
+        self.tail[at..at + bytes].copy_from_slice(part.as_bytes());
+        self.tail_bytes += short(bytes);
+        if has_digest {
+            let digest = digest::of_bytes(part.as_bytes());
+            self.put_tail(&digest.to_le_bytes(), false);
+        }
     }
 
     /// Bytes on the wire.
@@ -106,79 +117,133 @@ fn short(len: usize) -> u8 {
     u8::try_from(len).unwrap_or(0)
 }
 
-/// The queue of one connection.
+/// The queue of one connection: a ring of places, of which the length is a power of two, or 0.
 #[derive(Debug)]
 pub(crate) struct Outbox<const HEAD: usize, const TAIL: usize, K> {
-    pdus: VecDeque<OutPdu<HEAD, TAIL, K>>,
+    ring: Box<[OutPdu<HEAD, TAIL, K>]>,
+    /// The place of the first PDU.
+    first: usize,
+    /// PDUs in the queue.
+    len: usize,
     /// How much of the first PDU has left.
     front_sent: usize,
 }
 
 impl<const HEAD: usize, const TAIL: usize, K> Default for Outbox<HEAD, TAIL, K> {
     fn default() -> Self {
-        Outbox { pdus: VecDeque::new(), front_sent: 0 }
+        Outbox { ring: Box::default(), first: 0, len: 0, front_sent: 0 }
+    }
+}
+
+impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
+    /// Make room for `count` PDUs in all.
+    pub(crate) fn reserve(&mut self, count: usize) {
+        if count > self.ring.len() {
+            self.grow(count.next_power_of_two());
+        }
+    }
+
+    /// A new PDU at the end, empty but for its key.
+    #[inline]
+    pub(crate) fn push(&mut self, key: K) -> &mut OutPdu<HEAD, TAIL, K> {
+        if self.len == self.ring.len() {
+            self.grow((self.len * 2).max(4));
+        }
+        let place = self.place(self.len);
+        self.len += 1;
+        let pdu = &mut self.ring[place];
+        debug_assert!(matches!(pdu.body, Body::None), "its body was not taken");
+        pdu.body_at = 0;
+        pdu.body_bytes = 0;
+        pdu.head_bytes = 0;
+        pdu.pad_bytes = 0;
+        pdu.tail_bytes = 0;
+        pdu.key = key;
+        pdu
+    }
+
+    /// A rare PDU with bytes of its own at the end.
+    pub(crate) fn push_bytes(&mut self, bytes: Box<[u8]>, key: K) {
+        let pdu = self.push(key);
+        pdu.body_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        pdu.body = Body::Bytes(bytes);
+    }
+
+    #[cold]
+    fn grow(&mut self, count: usize) {
+        let mut ring = Vec::with_capacity(count);
+        for index in 0..self.len {
+            let place = self.place(index);
+            ring.push(std::mem::replace(&mut self.ring[place], OutPdu::empty()));
+        }
+        ring.resize_with(count, OutPdu::empty);
+        self.ring = ring.into_boxed_slice();
+        self.first = 0;
     }
 }
 
 impl<const HEAD: usize, const TAIL: usize, K> Outbox<HEAD, TAIL, K> {
-    /// Make room for `count` PDUs.
-    pub(crate) fn reserve(&mut self, count: usize) {
-        self.pdus.reserve(count.saturating_sub(self.pdus.len()));
-    }
-
     #[inline]
-    pub(crate) fn push(&mut self, pdu: OutPdu<HEAD, TAIL, K>) {
-        self.pdus.push_back(pdu);
+    fn place(&self, index: usize) -> usize {
+        (self.first + index) & self.ring.len().wrapping_sub(1)
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.pdus.is_empty()
+        self.len == 0
     }
 
     /// How many PDUs wait.
     #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.pdus.len()
+        self.len
     }
 
-    /// Forget everything, and the buffers with it.
-    pub(crate) fn clear(&mut self) {
-        self.front_sent = 0;
-        self.pdus.clear();
-    }
-
-    /// Forget everything; the PDUs are given back for what they hold.
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = OutPdu<HEAD, TAIL, K>> {
-        self.front_sent = 0;
-        self.pdus.drain(..)
+    /// Forget everything; `gone` is told what each PDU held.
+    pub(crate) fn clear(&mut self, mut gone: impl FnMut(&K, Body)) {
+        while self.len > 0 {
+            let pdu = self.pop();
+            let body = std::mem::replace(&mut pdu.body, Body::None);
+            gone(&pdu.key, body);
+        }
     }
 
     /// Appends the pieces of what is to be sent until `out` is full; how many bytes they are.
     #[inline]
     pub(crate) fn pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
         let mut gather = Gather { out, skip: self.front_sent, bytes: 0 };
-        for pdu in &self.pdus {
-            if !gather.pdu(pdu) {
+        for index in 0..self.len {
+            if !gather.pdu(&self.ring[self.place(index)]) {
                 break;
             }
         }
         gather.bytes
     }
 
-    /// So many bytes have left. The next PDU of which the last byte is among them; call until `None`.
+    /// So many bytes have left. The next PDU of which the last byte is among them: the caller takes its body, at once.
+    /// Call until `None`.
     #[inline]
-    pub(crate) fn advance(&mut self, sent: &mut usize) -> Option<OutPdu<HEAD, TAIL, K>> {
-        let front = self.pdus.front()?;
-        let left = front.len() - self.front_sent;
+    pub(crate) fn advance(&mut self, sent: &mut usize) -> Option<&mut OutPdu<HEAD, TAIL, K>> {
+        if self.len == 0 {
+            return None;
+        }
+        let left = self.ring[self.first].len() - self.front_sent;
         if *sent < left {
             self.front_sent += *sent;
             *sent = 0;
             return None;
         }
         *sent -= left;
+        Some(self.pop())
+    }
+
+    #[inline]
+    fn pop(&mut self) -> &mut OutPdu<HEAD, TAIL, K> {
+        let place = self.first;
         self.front_sent = 0;
-        self.pdus.pop_front()
+        self.first = self.place(1);
+        self.len -= 1;
+        &mut self.ring[place]
     }
 }
 
@@ -256,16 +321,22 @@ mod tests {
 
     fn queue() -> Queue {
         let mut queue = Queue::default();
-        let mut data = OutPdu::of_head(&[1, 2, 3], 10);
-        data.pad_bytes = 2;
+        // Places that were used before, so that the ring turns over.
+        for _ in 0..3 {
+            queue.push(0).put_head(&[0_u8], false);
+            let mut sent = 1;
+            assert!(queue.advance(&mut sent).is_some() && queue.is_empty());
+        }
+        let data = queue.push(10);
+        data.put_head(&[1_u8, 2, 3], false);
+        data.pad_to(5);
         data.body = Body::Buf(Buf::zeroes(70_000));
         data.body_at = 65_530;
         data.body_bytes = 9;
-        data.push_tail(&[4, 5]);
-        data.push_tail(&[6]);
-        queue.push(data);
-        queue.push(OutPdu::of_bytes(Box::new([7; 20]), 11));
-        queue.push(OutPdu::of_head(&[8], 12));
+        data.put_tail(&[4_u8, 5], false);
+        data.put_tail(&[6_u8], false);
+        queue.push_bytes(Box::new([7; 20]), 11);
+        queue.push(12).put_head(&[8_u8], false);
         queue
     }
 
@@ -291,6 +362,7 @@ mod tests {
                 let mut sent = step.min(whole.len() - at);
                 at += sent;
                 while let Some(pdu) = queue.advance(&mut sent) {
+                    pdu.body = Body::None;
                     keys.push((pdu.key, at));
                 }
                 assert_eq!(sent, 0);
@@ -298,5 +370,22 @@ mod tests {
             let ends = [17, 37, 38].map(|end: usize| end.next_multiple_of(step).min(38));
             assert_eq!(keys, [(10, ends[0]), (11, ends[1]), (12, ends[2])]);
         }
+    }
+
+    #[test]
+    fn a_queue_grows_in_order_and_gives_back_what_it_held() {
+        let mut queue = queue();
+        let before = bytes::<64>(&queue);
+        for key in 0..10 {
+            queue.push(key).put_head(&[9_u8], true);
+        }
+        assert_eq!(queue.len(), 13);
+        let after = bytes::<64>(&queue);
+        assert_eq!(after[..before.len()], before);
+        assert_eq!(after[before.len()..before.len() + 5], [9, 0xad, 0x16, 0x8b, 0x32]);
+        let mut held = Vec::new();
+        queue.clear(|key, body| held.push((*key, matches!(body, Body::None))));
+        assert_eq!(held[..4], [(10, false), (11, false), (12, true), (0, true)]);
+        assert!(queue.is_empty() && held.len() == 13);
     }
 }

@@ -13,7 +13,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
+use arrayvec::{ArrayString, ArrayVec};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::{Interest, Readiness, Ready, Received, Sent, Socket};
 use spindle_reactor::slab::Slot;
@@ -34,11 +34,13 @@ pub struct ShellConfig {
     pub user_timeout_ms: u32,
     /// Send and receive buffers of the sockets, in bytes; 0 leaves them to the kernel, which tunes them by itself.
     pub socket_buffer_bytes: usize,
+    /// Congestion control; `None` leaves the system's. `cubic`: it does not pace, and pacing (bbr) costs even where nothing is lost.
+    pub congestion: Option<ArrayString<16>>,
 }
 
 impl Default for ShellConfig {
     fn default() -> Self {
-        ShellConfig { batch_bytes: 256 << 10, user_timeout_ms: 30_000, socket_buffer_bytes: 0 }
+        ShellConfig { batch_bytes: 256 << 10, user_timeout_ms: 30_000, socket_buffer_bytes: 0, congestion: ArrayString::from("cubic").ok() }
     }
 }
 
@@ -128,6 +130,9 @@ impl Shell {
         let _ = socket.set_keepalive(Duration::from_secs(10), Duration::from_secs(5), 3);
         if self.config.socket_buffer_bytes > 0 {
             let _ = socket.set_buffers(self.config.socket_buffer_bytes, self.config.socket_buffer_bytes);
+        }
+        if let Some(name) = &self.config.congestion {
+            let _ = socket.set_congestion(name);
         }
         let Ok(id) = core.accept(Conn::new(config, now), peer) else { return false };
         let link =

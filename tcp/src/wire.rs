@@ -10,7 +10,7 @@ use spindle_reactor::clock::Nanos;
 use crate::frame::{Agreed, Frame, check_header_digest, check_terminate};
 use crate::inbox::{Inbox, RxBatch};
 use crate::lifetime::Lifetime;
-use crate::outbox::{OutPdu, Outbox};
+use crate::outbox::Outbox;
 use crate::payload::{Filled, Payload};
 use crate::violation::Violation;
 
@@ -71,7 +71,7 @@ pub(crate) struct Wire<const HEAD: usize, const TAIL: usize, Out, In> {
     violation: Option<Violation>,
 }
 
-impl<const HEAD: usize, const TAIL: usize, Out, In> Wire<HEAD, TAIL, Out, In> {
+impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Out, In> {
     pub(crate) fn new(initialize_by: Nanos, close_timeout: Nanos) -> Self {
         Wire {
             inbox: Inbox::default(),
@@ -192,7 +192,7 @@ impl<const HEAD: usize, const TAIL: usize, Out, In> Wire<HEAD, TAIL, Out, In> {
         let count = u32::try_from(wrong.len()).unwrap_or(0);
         let term = TermReq::new(pdu_type, fes, violation.fei(), count);
         let bytes = [term.as_bytes(), wrong].concat().into_boxed_slice();
-        self.outbox.push(OutPdu::of_bytes(bytes, key));
+        self.outbox.push_bytes(bytes, key);
         self.drain();
     }
 

@@ -2,12 +2,15 @@
 # fio_matrix CORES [nvme connect options for the digests]
 # shellcheck shell=bash
 
-# Each block size has a stretch of its own, so that one fio run does them all, one after another; a MiB for each of
-# the smallest, which under emulation takes as long as 16 of the largest.
+# Each block size has a stretch of its own, so that one fio run does them all, one after another; a MiB for
+# each of the smallest, which under emulation takes as long as 16 of the largest.
 sizes=(512:256k 1k:512k 4k:2M 8k:2M 12k:3M 64k:8M 128k:8M 256k:8M 1M:16M)
 
 fio_matrix() {
     local cores=$1 depth size jobs offset
+    # Another checksum at each depth, so that what the first left behind cannot pass for what the second
+    # wrote.
+    local -A checksum=([1]=crc32c [32]=xxhash)
     shift
     { reactor "$cores"; disk_ram d0 128MiB; listener "$ADDRESS:$PORT"; subsystem "$NQN" d0; } | config
     start_target
@@ -21,7 +24,7 @@ fio_matrix() {
             [ "$offset" -le 110 ] || offset=0
         done
         run_fio "depth-$depth" --filename="$BLOCK" --direct=1 --thread --ioengine=libaio --iodepth="$depth" \
-            --rw=randwrite --verify=crc32c --verify_fatal=1 --verify_state_save=0 --randseed=$((depth + 1)) "${jobs[@]}"
+            --rw=randwrite --verify="${checksum[$depth]}" --verify_fatal=1 --verify_state_save=0 "${jobs[@]}"
     done
     disconnect
 }

@@ -1,7 +1,7 @@
 # What a lab case may call. The runner (tests/lab/guest) sources this, then the case, in a shell of its own:
-# a case is a list of steps, and the first one that fails ends it.
-# Set by the runner: TARGET_KIND (spindle, nvmet), CASE, WORK (this case's own directory), SCRATCH (an ext4 of 1 GiB on
-# a scratch disk), SCRATCH_DISK (a bare scratch disk), LAB (the directory of this file).
+# a case is a list of steps, and the first one that fails ends it. Set by the runner: TARGET_KIND (spindle,
+# nvmet), CASE, WORK (this case's own directory), SCRATCH (an ext4 of 1 GiB on a scratch disk), SCRATCH_DISK
+# (a bare scratch disk), LAB (the directory of this file).
 # shellcheck shell=bash disable=SC2034
 
 set -Eeuo pipefail
@@ -50,8 +50,8 @@ refused() {
     grep -qiE "$wanted" <<<"$said" || fail "$*: wanted a refusal by '$wanted', got: $said"
 }
 
-# within SECONDS COMMAND...: try until it holds. Nothing is waited for under a second: a virtual processor may be
-# away for tens of milliseconds.
+# within SECONDS COMMAND...: try until it holds. Nothing is waited for under a second: a virtual processor
+# may be away for tens of milliseconds.
 within() {
     local deadline=$((${EPOCHREALTIME/./} + $1 * 1000000)) limit=$1
     shift
@@ -137,8 +137,8 @@ stop_target() { target_stop; }
 kill_target() { target_kill; }
 reload_target() { target_reload; }
 
-# finish: the runner's last step of a case that went well: the target must end in order every time. The kernel's own
-# has no end of its own.
+# finish: the runner's last step of a case that went well: the target must end in order every time. The
+# kernel's own has no end of its own.
 finish() {
     [ -n "${target_pid:-}" ] || return 0
     nvme disconnect-all >/dev/null || fail 'disconnect-all'
@@ -158,8 +158,9 @@ connect() {
     [ -n "$CTRL" ] || fail "nvme connect named no device: $said"
     within 10 has_state live
 }
-# connect_directly HOSTNQN HOSTID NQN: the same by the kernel's own interface. nvme-cli 2.3 looks only at the address
-# when it says "already connected", whatever the host and --duplicate-connect; the kernel knows hosts apart.
+# connect_directly HOSTNQN HOSTID NQN: the same by the kernel's own interface. nvme-cli 2.3 looks only at
+# the address when it says "already connected", whatever the host and --duplicate-connect; the kernel knows
+# hosts apart.
 connect_directly() {
     local said
     exec {fabrics}<>/dev/nvme-fabrics
@@ -180,8 +181,8 @@ disconnect() {
     within 20 is_gone "$ctrl"
 }
 
-# find_block NSID: the block device of a namespace of $CTRL. With multipath the controller's own entry is the path
-# nvme0c0n1 and the device, which all paths share, nvme0n1.
+# find_block NSID: the block device of a namespace of $CTRL. With multipath the controller's own entry is
+# the path nvme0c0n1 and the device, which all paths share, nvme0n1.
 find_block() {
     local path
     for path in "/sys/class/nvme/$CTRL"/nvme*n*; do
@@ -199,7 +200,8 @@ connect_block() { connect "$@"; wait_for_block; }
 block_bytes() { blockdev --getsize64 "$1"; }
 has_bytes() { [ "$(block_bytes "$1" 2>/dev/null)" = "$2" ]; }
 
-# field NAME: the value behind "NAME : value" in what nvme-cli prints; from standard input, all of which is read.
+# field NAME: the value behind "NAME : value" in what nvme-cli prints; from standard input, all of which is
+# read.
 field() {
     awk -v name="$1" '
         { colon = index($0, ":"); key = substr($0, 1, colon - 1); gsub(/^[ \t]+|[ \t]+$/, "", key) }

@@ -1,6 +1,6 @@
-# The kernel's own target, made to follow the same configuration files: the cases are tried against it, so that what
-# they demand is known to be what a Linux host and a working target do together.
-# Not followed: [reactor], and whatever the cases do not use.
+# The kernel's own target, made to follow the same configuration files: the cases are tried against it, so
+# that what they demand is known to be what a Linux host and a working target do together. Not followed:
+# [reactor], and whatever the cases do not use.
 # shellcheck shell=bash
 
 nvmet=/sys/kernel/config/nvmet
@@ -14,8 +14,8 @@ target_modules() {
 
 declare -A settings counts
 
-# Reads $CONFIG: settings[TABLE.NUMBER.KEY], and counts[TABLE]. A namespace gets the number of its subsystem besides.
-# In bash, because a process costs 20 ms under emulation and this asks for hundreds of values.
+# Reads $CONFIG: settings[TABLE.NUMBER.KEY], and counts[TABLE]. A namespace gets the number of its subsystem
+# besides. In bash, because a process costs 20 ms under emulation and this asks for hundreds of values.
 read_config() {
     local line table='' key value
     settings=() counts=([disk]=0 [listener]=0 [subsystem]=0 [subsystem.namespace]=0)

@@ -21,13 +21,13 @@
 //!
 //! Limits: loopback only. Alternatives that were measured and were not faster stand in `docs/benchmarks.md`.
 
+mod end;
 mod exchange;
 mod line;
 mod message;
 mod outbox;
 mod requester;
 mod server;
-mod watch;
 
 use std::io;
 use std::time::Duration;
@@ -223,6 +223,11 @@ impl Plan {
             warm_up: WARM_UP,
             measured: load.seconds,
         })
+    }
+
+    /// How long to wait for the end without looking: a run ends by itself, or its threads' channel closes.
+    fn patience(&self) -> Duration {
+        self.warm_up + self.measured + WARM_UP
     }
 
     /// Requests that connection `index` keeps in flight.

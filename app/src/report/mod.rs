@@ -27,7 +27,7 @@ use serde::Serialize;
 use crate::bench::Access;
 use crate::size::Bytes;
 
-pub use progress::Progress;
+pub use progress::{PROGRESS_PERIOD, Progress};
 
 /// The longest latency that a histogram tells from longer ones.
 pub const LATENCY_MAX: Duration = Duration::from_secs(100);

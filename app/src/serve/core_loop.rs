@@ -224,7 +224,7 @@ impl CoreLoop {
                     Ok(Some(accepted)) => self.place(accepted, listener_index, now),
                     Ok(None) => break,
                     Err(error) => {
-                        if self.accept_log.allow(now).is_allowed() {
+                        if self.accept_log.allow(now).is_some() {
                             tracing::warn!(%error, "cannot accept");
                         }
                         break;
@@ -256,7 +256,7 @@ impl CoreLoop {
             conn.in_capsule_bytes = listener.in_capsule_bytes;
         }
         let is_taken = self.shell.accept(&mut self.core, accepted.socket, peer, conn, now);
-        if !is_taken && self.accept_log.allow(now).is_allowed() {
+        if !is_taken && self.accept_log.allow(now).is_some() {
             tracing::warn!(%remote, connections = self.setup.connections, "no room for a connection on this core");
         }
     }
@@ -268,11 +268,10 @@ impl CoreLoop {
             loads.store(connections, Ordering::Relaxed);
         }
         while let Some(notice) = self.core.notices().pop() {
-            let allowed = self.log.allow(Clock::now());
-            if allowed.suppressed() > 0 {
-                tracing::warn!(core = self.setup.core, lines = allowed.suppressed(), "log lines were left out");
-            }
-            if allowed.is_allowed() {
+            if let Some(allowed) = self.log.allow(Clock::now()) {
+                if allowed.suppressed > 0 {
+                    tracing::warn!(core = self.setup.core, lines = allowed.suppressed, "log lines were left out");
+                }
                 log(self.setup.core, &notice);
             }
         }
@@ -296,7 +295,7 @@ impl CoreLoop {
         let accept_due = &mut self.accept_due;
         self.core.set_time(Clock::now(), self.wall_base + (Clock::now().0 - self.time_base.0) / 1_000_000);
         self.shell.sleep(&mut self.core, SLEEP_MAX, &mut |ready| foreign(ready, accept_due));
-        self.setup.mailbox.end_sleep();
+        self.setup.mailbox.awake();
         if self.shell.hot_count() > 0 || self.accept_due {
             self.last_work = Clock::now();
         }

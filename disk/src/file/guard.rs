@@ -75,17 +75,18 @@ pub(super) struct Hold {
 }
 
 impl Guard {
-    pub(super) fn new() -> Arc<Guard> {
+    /// A guard for at most `lines` cores, usually [`CORES_MAX`].
+    pub(super) fn new(lines: usize) -> Arc<Guard> {
         Arc::new(Guard {
             generation: AtomicU64::new(0),
             lba: AtomicU64::new(0),
             is_held: AtomicBool::new(false),
-            lines: (0..CORES_MAX).map(|_| Line::default()).collect(),
+            lines: (0..lines).map(|_| Line::default()).collect(),
             lines_used: AtomicUsize::new(0),
         })
     }
 
-    /// A core's place among the others; `None` when there are [`CORES_MAX`] already.
+    /// A core's place among the others; `None` when every line is taken.
     pub(super) fn join(self: &Arc<Self>) -> Option<Member> {
         let take = |line: &Line| !line.is_taken.swap(true, Ordering::AcqRel);
         let line = self.lines.iter().position(take)?;
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn the_holder_waits_for_writes_in_flight_and_new_ones_wait_for_the_holder() {
-        let guard = Guard::new();
+        let guard = Guard::new(4);
         let mut other = guard.join().expect("a line");
         let holder = guard.join().expect("a line");
         assert!(other.enter(AROUND));
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn one_holds_at_a_time_and_an_answer_counts_for_one_guard() {
-        let guard = Guard::new();
+        let guard = Guard::new(4);
         let (mut first, second) = (guard.join().expect("a line"), guard.join().expect("a line"));
         assert!(first.enter(BESIDE));
         let mut hold = second.try_hold(5).expect("free");
@@ -248,9 +249,9 @@ mod tests {
 
     #[test]
     fn lines_are_used_again_and_run_out() {
-        let guard = Guard::new();
+        let guard = Guard::new(4);
         let members: Vec<Member> = std::iter::from_fn(|| guard.join()).collect();
-        assert_eq!(members.len(), CORES_MAX);
+        assert_eq!(members.len(), 4);
         assert!(members[3].enter(BLOCK));
         drop(members);
         let member = guard.join().expect("a line again");
@@ -283,15 +284,18 @@ mod tests {
         assert!(orders > 1000, "{orders}");
     }
 
-    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[derive(Clone, Copy)]
     enum Actor {
-        Writer(BlockRange, bool),
+        Writer,
         Holder,
     }
 
-    /// Plays one order: `prefix` first, then always the first actor that can go on. The choices taken and of how many.
+    /// Steps of which every order is played.
+    const STEPS_ENUMERATED: usize = 8;
+
+    /// Plays one order: `prefix` first, then the first, then everybody in turn. The choices taken and of how many.
     fn play(prefix: &[(usize, usize)]) -> Vec<(usize, usize)> {
-        let guard = Guard::new();
+        let guard = Guard::new(4);
         let mut members: Vec<Member> = (0..2).map(|_| guard.join().expect("a line")).collect();
         // Core 0: a write to the block, then one beside it. Core 1: a write around it. Each core compares once.
         let writes = [vec![BLOCK, BESIDE], vec![AROUND]];
@@ -302,11 +306,10 @@ mod tests {
         let mut choices = Vec::new();
         for step in 0.. {
             assert!(step < 200, "no progress");
-            // Actors: (core, is the holder's next step).
             let mut able = Vec::new();
             for core in 0..2 {
                 if inside[core].is_some() || begun[core] < writes[core].len() {
-                    able.push((core, Actor::Writer(AROUND, false)));
+                    able.push((core, Actor::Writer));
                 }
                 if !compared[core] {
                     able.push((core, Actor::Holder));
@@ -315,11 +318,13 @@ mod tests {
             if able.is_empty() {
                 break;
             }
-            let choice = prefix.get(step).map_or(step % able.len(), |(choice, _)| *choice);
-            if step < 9 {
-                choices.push((choice.min(able.len() - 1), able.len()));
+            let choice = prefix.get(step).map(|(choice, _)| *choice);
+            // Beyond what is enumerated, everybody in turn.
+            let choice = choice.unwrap_or(if step < STEPS_ENUMERATED { 0 } else { step % able.len() });
+            if step < STEPS_ENUMERATED {
+                choices.push((choice, able.len()));
             }
-            let (core, actor) = able[choice.min(able.len() - 1)];
+            let (core, actor) = able[choice];
             let member = &mut members[core];
             // As every poll does.
             if let Some(guarded) = member.unanswered()
@@ -328,12 +333,12 @@ mod tests {
                 member.answer(guarded);
             }
             match (actor, inside[core], holds[core].take()) {
-                (Actor::Writer(..), Some(_), hold) => {
+                (Actor::Writer, Some(_), hold) => {
                     member.leave();
                     inside[core] = None;
                     holds[core] = hold;
                 }
-                (Actor::Writer(..), None, hold) => {
+                (Actor::Writer, None, hold) => {
                     let range = writes[core][begun[core]];
                     if member.enter(range) {
                         inside[core] = Some(range);
@@ -360,7 +365,7 @@ mod tests {
 
     #[test]
     fn threads_that_write_and_compare_never_meet_at_the_block() {
-        let guard = Guard::new();
+        let guard = Guard::new(4);
         let (inside, value) = (AtomicU32::new(0), AtomicU64::new(0));
         let swaps_each = 3000u64;
         std::thread::scope(|scope| {
@@ -387,6 +392,7 @@ mod tests {
                         };
                         if !member.is_clear(&mut held) {
                             hold = Some(held);
+                            std::thread::yield_now();
                             continue;
                         }
                         let before = value.load(Ordering::Relaxed);

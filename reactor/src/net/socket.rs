@@ -116,6 +116,15 @@ impl Socket {
         Ok(sockopt::set_tcp_nodelay(&self.fd, is_on)?)
     }
 
+    /// Use this congestion control, as the system names it (`cubic`, `reno`, ...). One that paces packets costs even on a
+    /// fabric that never drops any.
+    ///
+    /// # Errors
+    /// The system's, as when it has none of that name.
+    pub fn set_congestion(&self, name: &str) -> io::Result<()> {
+        Ok(sockopt::set_tcp_congestion(&self.fd, name)?)
+    }
+
     /// Give up after sent bytes were not acknowledged for `ms` (`TCP_USER_TIMEOUT`); 0 is the system's default.
     ///
     /// # Errors

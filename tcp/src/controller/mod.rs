@@ -27,6 +27,7 @@ use spindle_target::transport::{CloseReason, Event, Limits, Reply, Transport};
 
 use crate::inbox::RxBatch;
 use crate::lifetime::Phase;
+use crate::outbox::Body;
 use crate::payload::Payload;
 use crate::violation::Violation;
 use crate::wire::{Receiving, Stop, Wire};
@@ -94,6 +95,8 @@ pub struct Conn {
     sent: VecDeque<Slot>,
     transfers: Transfers,
     config: ConnConfig,
+    /// Common header of a command without data; see [`Conn::bare_command`].
+    bare_header: u64,
     /// PDO of the C2HData that this connection sends.
     data_offset: u8,
     is_initialized: bool,
@@ -120,6 +123,7 @@ impl Conn {
             sent: VecDeque::new(),
             transfers: Transfers::new(config.queue_entries),
             config,
+            bare_header: receive::NO_BARE_HEADER,
             data_offset: 24,
             is_initialized: false,
             is_io_queue: false,
@@ -195,6 +199,7 @@ impl Conn {
     pub fn sent(&mut self, count: usize) {
         let mut left = count;
         while let Some(pdu) = self.wire.outbox.advance(&mut left) {
+            pdu.body = Body::None;
             if let Some(slot) = pdu.key {
                 self.sent.push_back(slot);
             }
@@ -262,7 +267,7 @@ impl Conn {
     fn abort(&mut self) {
         self.wire.inbox.clear();
         self.wire.receiving = Receiving::Header;
-        self.wire.outbox.clear();
+        self.wire.outbox.clear(|_, _| ());
         self.transfers.clear();
         self.wire.lifetime.close();
     }
@@ -276,20 +281,18 @@ impl Conn {
         }
     }
 
-    /// What comes of received bytes.
-    #[inline]
+    /// What comes of received bytes, in any state.
+    #[inline(never)]
     fn next_received(&mut self) -> Option<Event> {
-        loop {
+        while self.wire.lifetime.is_open() {
             match self.step() {
                 Ok(None) => {}
                 Ok(event) => return event,
                 Err(Stop::Wait) => return None,
-                Err(Stop::Violation(violation)) => {
-                    self.violate(violation);
-                    return None;
-                }
+                Err(Stop::Violation(violation)) => self.violate(violation),
             }
         }
+        self.last_event()
     }
 
     #[cold]
@@ -308,12 +311,10 @@ impl Transport for Conn {
         if let Some(slot) = self.sent.pop_front() {
             return Some(Event::Sent { slot });
         }
-        if self.wire.lifetime.is_open()
-            && let Some(event) = self.next_received()
-        {
+        if let Some(event) = self.bare_command() {
             return Some(event);
         }
-        if self.wire.lifetime.is_open() { None } else { self.last_event() }
+        self.next_received()
     }
 
     fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf) {

@@ -8,13 +8,12 @@ use nvme_spec::tcp::{
     ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, CommonHeader, DigestBits, H2cData, IcReq, IcResp, LAST_PDU, PDA_MAX, PFV, PduType,
     pda_bytes,
 };
-use nvme_spec::zerocopy::IntoBytes;
+use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_target::transport::{DataPointer, Event};
 
 use super::transfers::Transfer;
 use super::{Conn, Source};
 use crate::frame::{Agreed, Frame, check_initialize};
-use crate::outbox::OutPdu;
 use crate::payload::{Filled, Payload};
 use crate::violation::Violation;
 use crate::wire::{Receiving, Standing, Stop};
@@ -22,7 +21,32 @@ use crate::wire::{Receiving, Standing, Stop};
 /// CPDA: 0, data aligned to 4 bytes, which is all that a Linux host does (`nvme_tcp_init_connection`).
 const CPDA: u8 = 0;
 
+/// The common header of a command without data and without digests, but for PDO, which means nothing then.
+const BARE_HEADER: u64 = u64::from_le_bytes([PduType::CAPSULE_CMD.0, 0, 72, 0, 72, 0, 0, 0]);
+/// Where PDO is in it.
+const PDO_BITS: u64 = u64::from_le_bytes([0, 0, 0, 0xff, 0, 0, 0, 0]);
+/// No header is like this one: its PDO is not masked.
+pub(super) const NO_BARE_HEADER: u64 = u64::MAX;
+
 impl Conn {
+    /// The PDU that most PDUs are, at once: a command without data, whole in the batch. Everything that `step` checks of such
+    /// a header is one comparison; what is not exactly like it, or is a Connect, goes there.
+    #[inline]
+    pub(super) fn bare_command(&mut self) -> Option<Event> {
+        if !matches!(self.wire.receiving, Receiving::Header) || !self.wire.lifetime.is_open() {
+            return None;
+        }
+        let bytes: &[u8; size_of::<CapsuleCmd>()] = self.wire.inbox.peek_batch()?;
+        let header = u64::from_le_bytes(*bytes.first_chunk()?);
+        let CapsuleCmd { sqe, .. } = CapsuleCmd::ref_from_bytes(bytes).ok()?;
+        if header & !PDO_BITS != self.bare_header || sqe.is_fabrics() {
+            return None;
+        }
+        let event = Event::Command { sqe: *sqe, data: data_pointer(sqe, 0) };
+        self.wire.inbox.consume_batch(size_of::<CapsuleCmd>());
+        Some(event)
+    }
+
     /// One step of the receiving side: an event, or go on (`None`).
     #[inline]
     pub(super) fn step(&mut self) -> Result<Option<Event>, Stop> {
@@ -84,9 +108,10 @@ impl Conn {
             .with_header(self.wire.agreed.header_digest)
             .with_data(self.wire.agreed.data_digest);
         let response = IcResp::new(CPDA, digests, self.config.max_h2c_data);
-        self.wire.outbox.push(OutPdu::of_bytes(response.as_bytes().into(), None));
+        self.wire.outbox.push_bytes(response.as_bytes().into(), None);
         self.wire.lifetime.initialized();
         self.is_initialized = true;
+        self.bare_header = if self.wire.agreed.header_digest { NO_BARE_HEADER } else { BARE_HEADER };
         Ok(None)
     }
 

@@ -2,17 +2,14 @@
 
 use nvme_spec::Cqe;
 use nvme_spec::tcp::{C2hData, CapsuleResp, Extent, LAST_PDU, R2t, SUCCESS};
-use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_target::transport::Reply;
 
 use super::transfers::Transfer;
-use super::{Conn, HEAD, TAIL};
+use super::Conn;
 use crate::digest;
-use crate::outbox::{Body, OutPdu};
-
-type Pdu = OutPdu<HEAD, TAIL, Option<Slot>>;
+use crate::outbox::Body;
 
 impl Conn {
     /// Queue a completion, behind its data where there is some.
@@ -28,12 +25,7 @@ impl Conn {
     #[inline]
     fn queue_completion(&mut self, slot: Slot, cqe: &Cqe) {
         let has_digest = self.wire.agreed.header_digest;
-        let response = CapsuleResp::new(*cqe, has_digest);
-        let mut pdu = Pdu::of_head(response.as_bytes(), Some(slot));
-        if has_digest {
-            pdu.push_head(&digest::of_bytes(response.as_bytes()).to_le_bytes());
-        }
-        self.wire.outbox.push(pdu);
+        self.wire.outbox.push(Some(slot)).put_head(&CapsuleResp::new(*cqe, has_digest), has_digest);
     }
 
     /// One C2HData for all of the data (NVMe/TCP 1.0 section 3.6.2.8). Its SUCCESS flag stands for the completion where the
@@ -47,30 +39,23 @@ impl Conn {
         let digest_bytes = if agreed.data_digest { 4 } else { 0 };
         let plen = u32::from(self.data_offset) + bytes + digest_bytes;
         let header = C2hData::new(cqe.cid(), 0, bytes, flags, Extent { pdo: self.data_offset, plen });
-        let mut pdu = Pdu::of_head(header.as_bytes(), Some(slot));
-        if agreed.header_digest {
-            pdu.push_head(&digest::of_bytes(header.as_bytes()).to_le_bytes());
-        }
-        pdu.pad_bytes = self.data_offset - pdu.head_bytes;
+        let pdu = self.wire.outbox.push(Some(slot));
+        pdu.put_head(&header, agreed.header_digest);
+        pdu.pad_to(self.data_offset);
         if agreed.data_digest {
-            pdu.push_tail(&digest::of_buf(&buf, 0, buf.len()).to_le_bytes());
-        }
-        if !omits_cqe {
-            let response = CapsuleResp::new(*cqe, agreed.header_digest);
-            pdu.push_tail(response.as_bytes());
-            if agreed.header_digest {
-                pdu.push_tail(&digest::of_bytes(response.as_bytes()).to_le_bytes());
-            }
+            pdu.put_tail(&digest::of_buf(&buf, 0, buf.len()).to_le_bytes(), false);
         }
         pdu.body = Body::Buf(buf);
         pdu.body_bytes = bytes;
-        self.wire.outbox.push(pdu);
+        if !omits_cqe {
+            pdu.put_tail(&CapsuleResp::new(*cqe, agreed.header_digest), agreed.header_digest);
+        }
     }
 
     /// One R2T for all of a write's data: hosts with MAXR2T 0 (Linux) allow no second (NVMe/TCP 1.0 section 3.6.2.9).
     ///
     /// # Panics
-    /// When there is no data to ask for, or no place for it: R2TL is not 0, and a buffer to fill is writable.
+    /// When there is no data to ask for: R2TL is not 0.
     pub(super) fn ask_host(&mut self, transfer: Transfer) {
         let bytes = transfer.buf.as_ref().map_or(0, Buf::len);
         assert!(bytes > 0, "a fetch of nothing");
@@ -78,10 +63,6 @@ impl Conn {
         let cid = transfer.cid;
         let ttag = self.transfers.insert(transfer);
         let r2t = R2t::new(cid, ttag, 0, u32::try_from(bytes).unwrap_or(u32::MAX), has_digest);
-        let mut pdu = Pdu::of_head(r2t.as_bytes(), None);
-        if has_digest {
-            pdu.push_head(&digest::of_bytes(r2t.as_bytes()).to_le_bytes());
-        }
-        self.wire.outbox.push(pdu);
+        self.wire.outbox.push(None).put_head(&r2t, has_digest);
     }
 }

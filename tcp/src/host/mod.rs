@@ -303,7 +303,8 @@ impl Conn {
     pub fn sent(&mut self, count: usize) {
         let mut left = count;
         while let Some(pdu) = self.wire.outbox.advance(&mut left) {
-            if let (Some(cid), Body::Buf(buf)) = (pdu.key, pdu.body) {
+            let (key, body) = (pdu.key, std::mem::replace(&mut pdu.body, Body::None));
+            if let (Some(cid), Body::Buf(buf)) = (key, body) {
                 self.data_left(cid, buf);
             }
         }
@@ -360,11 +361,11 @@ impl Conn {
         self.cause.get_or_insert(cause);
         self.keep_incoming();
         self.wire.inbox.clear();
-        for pdu in self.wire.outbox.drain() {
-            if let (Some(cid), Body::Buf(buf)) = (pdu.key, pdu.body) {
-                self.commands.keep(cid, buf);
+        self.wire.outbox.clear(|key, body| {
+            if let (Some(cid), Body::Buf(buf)) = (key, body) {
+                self.commands.keep(*cid, buf);
             }
-        }
+        });
         self.wire.lifetime.close();
     }
 

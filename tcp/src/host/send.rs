@@ -10,6 +10,7 @@ use spindle_reactor::mem::Buf;
 use super::commands::{Direction, State};
 use super::{Conn, Full, HEAD, HostData, TAIL};
 use crate::digest;
+use crate::frame::Agreed;
 use crate::outbox::{Body, OutPdu};
 
 type Pdu = OutPdu<HEAD, TAIL, Option<u16>>;
@@ -19,7 +20,7 @@ impl Conn {
     pub(super) fn queue_initialize(&mut self) {
         let digests = DigestBits::new().with_header(self.config.header_digest).with_data(self.config.data_digest);
         let request = IcReq::new(self.config.hpda, digests, self.config.max_r2t_z);
-        self.wire.outbox.push(OutPdu::of_bytes(request.as_bytes().into(), None));
+        self.wire.outbox.push_bytes(request.as_bytes().into(), None);
     }
 
     /// Queue a command capsule (NVMe/TCP 1.0 section 3.6.2.5), and its data where that fits.
@@ -57,21 +58,16 @@ impl Conn {
         let agreed = self.wire.agreed;
         let plen = if agreed.header_digest { 76 } else { 72 };
         let capsule = CapsuleCmd::new(*sqe, agreed.flags(false), Extent { pdo: 0, plen });
-        let mut pdu = Pdu::of_head(capsule.as_bytes(), None);
-        if agreed.header_digest {
-            pdu.push_head(&digest::of_bytes(capsule.as_bytes()).to_le_bytes());
-        }
-        self.wire.outbox.push(pdu);
+        self.wire.outbox.push(None).put_head(&capsule, agreed.header_digest);
     }
 
     fn queue_capsule_with_data(&mut self, sqe: &Sqe, buf: Buf, bytes: u32) {
         let agreed = self.wire.agreed;
-        let capsule = CapsuleCmd::new(*sqe, agreed.flags(true), self.extent(72, bytes));
-        let mut pdu = Pdu::of_head(capsule.as_bytes(), Some(sqe.cid()));
-        if agreed.header_digest {
-            pdu.push_head(&digest::of_bytes(capsule.as_bytes()).to_le_bytes());
-        }
-        self.push_with_body(pdu, capsule.header.pdo, buf, 0, bytes);
+        let extent = self.extent(72, bytes);
+        let capsule = CapsuleCmd::new(*sqe, agreed.flags(true), extent);
+        let pdu = self.wire.outbox.push(Some(sqe.cid()));
+        pdu.put_head(&capsule, agreed.header_digest);
+        put_data(pdu, agreed, extent, buf, 0, bytes);
     }
 
     /// Queue the next H2CData of the R2T that a command is answering (NVMe/TCP 1.0 section 3.6.2.7). The one after it is
@@ -87,22 +83,9 @@ impl Conn {
         let last = if command.queued == command.moved { LAST_PDU } else { 0 };
         let extent = self.extent(24, bytes);
         let header = H2cData::new(cid, ttag, offset, bytes, agreed.flags(true) | last, extent);
-        let mut pdu = Pdu::of_head(header.as_bytes(), Some(cid));
-        if agreed.header_digest {
-            pdu.push_head(&digest::of_bytes(header.as_bytes()).to_le_bytes());
-        }
-        self.push_with_body(pdu, extent.pdo, buf, offset, bytes);
-    }
-
-    fn push_with_body(&mut self, mut pdu: Pdu, data_offset: u8, buf: Buf, at: u32, bytes: u32) {
-        pdu.pad_bytes = data_offset - pdu.head_bytes;
-        if self.wire.agreed.data_digest {
-            pdu.push_tail(&digest::of_buf(&buf, at as usize, bytes as usize).to_le_bytes());
-        }
-        pdu.body = Body::Buf(buf);
-        pdu.body_at = at;
-        pdu.body_bytes = bytes;
-        self.wire.outbox.push(pdu);
+        let pdu = self.wire.outbox.push(Some(cid));
+        pdu.put_head(&header, agreed.header_digest);
+        put_data(pdu, agreed, extent, buf, offset, bytes);
     }
 
     fn extent(&self, hlen: u8, bytes: u32) -> Extent {
@@ -123,6 +106,17 @@ impl Conn {
             State::Waiting | State::Free => {}
         }
     }
+}
+
+/// Padding, data and its digest behind a head.
+fn put_data(pdu: &mut Pdu, agreed: Agreed, extent: Extent, buf: Buf, at: u32, bytes: u32) {
+    pdu.pad_to(extent.pdo);
+    if agreed.data_digest {
+        pdu.put_tail(&digest::of_buf(&buf, at as usize, bytes as usize).to_le_bytes(), false);
+    }
+    pdu.body = Body::Buf(buf);
+    pdu.body_at = at;
+    pdu.body_bytes = bytes;
 }
 
 fn give_back(direction: Direction, buf: Option<Buf>) -> HostData {

@@ -5,11 +5,15 @@ config_file 64MiB
 start_target
 connect_block --reconnect-delay=1 --ctrl-loss-tmo=120 --keep-alive-tmo=5
 
-# fio's blocks carry the seed of their run: what the second run finds of the first is a write that was lost.
+# Each run fills its blocks with their offset and its own name. So what a run finds of the one before is a
+# write that was lost; fio's checksums alone would be content with it.
 run=(--name=v --filename="$BLOCK" --rw=randwrite --bs=4k --size=32M --direct=1 --ioengine=libaio --iodepth=32
-    --verify=crc32c --verify_fatal=1 --verify_state_save=0)
-run_fio before "${run[@]}" --randseed=1
-run_fio killed "${run[@]}" --randseed=2 --rate_iops=700,700 &
+    --verify=pattern --verify_fatal=1 --verify_state_save=0)
+first=(--verify_pattern='%o"first"') second=(--verify_pattern='%o"second"')
+run_fio first "${run[@]}" "${first[@]}"
+run_fio first-again "${run[@]}" "${first[@]}" --verify_only
+if fio "${run[@]}" "${second[@]}" --verify_only >/dev/null 2>&1; then fail 'fio does not tell one run from the other'; fi
+run_fio killed "${run[@]}" "${second[@]}" --rate_iops=700,700 &
 fio=$!
 for pause in 2 3 5; do
     sleep "$pause"
@@ -26,5 +30,5 @@ kill_target
 sleep 1
 start_target
 within 40 has_state live
-run_fio after "${run[@]}" --randseed=2 --verify_only
+run_fio after "${run[@]}" "${second[@]}" --verify_only
 dmesg | grep -q 'Successfully reconnected' || fail 'the host never reconnected'

@@ -5,8 +5,8 @@ start() {
         config
     start_target
 }
-# The names that udev gives to a block device, and what they are made of. As udev lists them, for it names a disk by
-# its serial number alone as well, which several namespaces of one subsystem then compete for.
+# The names that udev gives to a block device, and what they are made of. As udev lists them, for it names a
+# disk by its serial number alone as well, which several namespaces of one subsystem then compete for.
 names() {
     udevadm settle --timeout=20
     udevadm info --query=symlink --name="$1" | tr ' ' '\n' | grep ^disk/by-id/ | sort

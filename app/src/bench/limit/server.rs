@@ -1,0 +1,224 @@
+//! The serving end: blocks out of the span for reads, into the span for writes.
+
+use super::Plan;
+use super::end::Role;
+use super::message::{Kind, Piece};
+use super::outbox::{Outbox, Stock};
+
+/// Messages of a kind that the stock has in a row; more in one turn take a second slice.
+const RUN_SLOTS: usize = 512;
+
+/// The serving end's role.
+#[derive(Debug)]
+pub(super) struct Server<'span> {
+    span: &'span mut [u8],
+    picker: Picker,
+    block_bytes: usize,
+    stock: Stock,
+    /// For each connection where in the span the block that it is sending goes.
+    targets: Vec<usize>,
+}
+
+impl<'span> Server<'span> {
+    /// A server of `plan` out of and into `span`.
+    pub(super) fn new(plan: &Plan, span: &'span mut [u8]) -> Server<'span> {
+        let blocks = span.len() / plan.block_bytes;
+        Server {
+            span,
+            picker: Picker::new(plan.access.is_random(), blocks),
+            block_bytes: plan.block_bytes,
+            stock: Stock::new(&[Kind::ReadyToTransfer, Kind::Done], RUN_SLOTS, plan.block_bytes),
+            targets: vec![0; plan.connections],
+        }
+    }
+
+    /// Copy what of the piece is payload to where it goes.
+    #[inline]
+    fn place(&mut self, link: usize, piece: &Piece<'_>) {
+        if piece.offset == 0 {
+            self.targets[link] = self.picker.pick() * self.block_bytes;
+        }
+        let head = piece.kind.head_bytes();
+        let payload = &piece.bytes[head.saturating_sub(piece.offset).min(piece.bytes.len())..];
+        let at = self.targets[link] + piece.offset.saturating_sub(head);
+        self.span[at..at + payload.len()].copy_from_slice(payload);
+    }
+}
+
+impl Role for Server<'_> {
+    const RECEIVES_WHILE_BLOCKED: bool = false;
+
+    #[inline]
+    fn is_over(&self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn on_piece(&mut self, link: usize, piece: &Piece<'_>, outbox: &mut Outbox) {
+        if piece.kind.has_payload() {
+            self.place(link, piece);
+        }
+        if !piece.is_last {
+            return;
+        }
+        match piece.kind {
+            Kind::Read => outbox.push_block(self.picker.pick() * self.block_bytes),
+            Kind::WriteAnnounced => outbox.push(Kind::ReadyToTransfer, 1, &self.stock),
+            Kind::WriteInline | Kind::WriteData => outbox.push(Kind::Done, 1, &self.stock),
+            // A server's own messages do not come back to it; a requester would not send them.
+            Kind::ReadyToTransfer | Kind::ReadReply | Kind::Done => {}
+        }
+    }
+
+    #[inline]
+    fn on_received(&mut self, _link: usize, _outbox: &mut Outbox) {}
+
+    #[inline]
+    fn stock(&self) -> &Stock {
+        &self.stock
+    }
+
+    #[inline]
+    fn span(&self) -> &[u8] {
+        self.span
+    }
+}
+
+/// Picks the blocks of a span, at random or one after the other.
+#[derive(Debug)]
+struct Picker {
+    is_random: bool,
+    random: Random,
+    next: usize,
+    blocks: usize,
+}
+
+impl Picker {
+    fn new(is_random: bool, blocks: usize) -> Picker {
+        Picker { is_random, random: Random::new(), next: 0, blocks }
+    }
+
+    #[inline]
+    fn pick(&mut self) -> usize {
+        if self.is_random {
+            return self.random.below(self.blocks);
+        }
+        let block = self.next;
+        self.next = if block + 1 == self.blocks { 0 } else { block + 1 };
+        block
+    }
+}
+
+/// Marsaglia's xorshift64: a nanosecond a number, and even enough to defeat caches.
+#[derive(Debug)]
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new() -> Random {
+        Random(88_172_645_463_325_252)
+    }
+
+    /// A number below `bound`, which is at most 2^32.
+    #[inline]
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        let high = usize::try_from(self.0 >> 32).unwrap_or(0);
+        (high * bound) >> 32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpStream};
+    use std::thread;
+
+    use super::super::end::End;
+    use super::super::exchange::{connect, small_plan};
+    use super::super::message::{HEAD_BYTES, REQUEST_BYTES};
+    use super::*;
+    use crate::bench::Access;
+
+    /// Send `bytes` to a server of a numbered span in parts of `step`, and give back its answer and the span after it.
+    fn answers(access: Access, bytes: &[u8], step: usize, expected: usize) -> (Vec<u8>, Vec<u8>) {
+        let plan = small_plan(access);
+        let mut span: Vec<u8> = (0..8u8).flat_map(|block| vec![block; plan.block_bytes]).collect();
+        let (serving, mut requesting) = connect(&plan).expect("connects");
+        let mut answer = vec![0; expected];
+        thread::scope(|scope| {
+            let server = Server::new(&plan, &mut span);
+            let block_bytes = plan.block_bytes;
+            scope.spawn(move || End::new(server, serving, block_bytes).and_then(End::run).map(drop).expect("serves"));
+            let mut client: TcpStream = requesting.remove(0);
+            client.set_nonblocking(false).expect("blocks");
+            for part in bytes.chunks(step) {
+                client.write_all(part).expect("sends");
+            }
+            client.read_exact(&mut answer).expect("answers");
+            client.shutdown(Shutdown::Write).expect("ends");
+            assert_eq!(client.read(&mut [0]).expect("ends"), 0, "no byte more than expected");
+        });
+        (answer, span)
+    }
+
+    fn request(kind: Kind, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![kind.first_byte()];
+        bytes.resize(kind.head_bytes(), 0);
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    #[test]
+    fn reads_are_answered_with_whole_blocks_of_the_span() {
+        let block = small_plan(Access::Read).block_bytes;
+        let requests = request(Kind::Read, &[]).repeat(10);
+        for step in [1, 71, 72, 73, 200, usize::MAX] {
+            let (answer, _) = answers(Access::Read, &requests, step, 10 * (HEAD_BYTES + block));
+            for (index, reply) in answer.chunks(HEAD_BYTES + block).enumerate() {
+                assert_eq!(reply[0], Kind::ReadReply.first_byte());
+                let block_of_span = u8::try_from(index % 8).expect("small");
+                assert!(reply[HEAD_BYTES..].iter().all(|byte| *byte == block_of_span), "reply {index}, parts {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn writes_land_in_the_span_whole_and_in_order() {
+        let block = small_plan(Access::Write).block_bytes;
+        let payload = |value: u8| (0..block).map(|at| u8::try_from(at % 7).expect("small") + value).collect::<Vec<u8>>();
+        let mut requests = request(Kind::WriteInline, &payload(100));
+        requests.extend(request(Kind::WriteInline, &payload(120)));
+        for step in [1, 71, 73, 4096, usize::MAX] {
+            let (answer, span) = answers(Access::Write, &requests, step, 2 * HEAD_BYTES);
+            assert!(answer.chunks(HEAD_BYTES).all(|reply| reply[0] == Kind::Done.first_byte()));
+            assert!(span[..block] == payload(100) && span[block..2 * block] == payload(120), "parts {step}");
+            assert!(span[2 * block..3 * block].iter().all(|byte| *byte == 2), "only its own block is written");
+        }
+    }
+
+    #[test]
+    fn an_announced_write_is_asked_for_and_then_done() {
+        let block = small_plan(Access::Write).block_bytes;
+        let mut requests = request(Kind::WriteAnnounced, &[]);
+        requests.extend(request(Kind::WriteData, &vec![99; block]));
+        let (answer, span) = answers(Access::Write, &requests, REQUEST_BYTES, 2 * HEAD_BYTES);
+        let kinds = [answer[0], answer[HEAD_BYTES]];
+        assert_eq!(kinds, [Kind::ReadyToTransfer.first_byte(), Kind::Done.first_byte()]);
+        assert!(span[..block].iter().all(|byte| *byte == 99));
+    }
+
+    #[test]
+    fn random_blocks_reach_the_whole_span_and_nothing_beyond() {
+        let mut picker = Picker::new(true, 100);
+        let mut seen = [false; 100];
+        for _ in 0..10_000 {
+            seen[picker.pick()] = true;
+        }
+        assert!(seen.iter().all(|seen| *seen));
+        let mut in_order = Picker::new(false, 3);
+        let picked: Vec<usize> = (0..7).map(|_| in_order.pick()).collect();
+        assert_eq!(picked, [0, 1, 2, 0, 1, 2, 0]);
+    }
+}

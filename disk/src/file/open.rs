@@ -1,0 +1,290 @@
+//! Opening the file or block device behind a disk: how it may be used, and that nobody else uses it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
+
+use crate::OpenError;
+use crate::shape::{checked_blocks, size_refusal};
+
+/// Pool buffers begin at multiples of it, so no file may ask for a larger alignment in memory.
+const MEMORY_ALIGN_BYTES: u32 = 4096;
+
+/// What a file disk is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSpec {
+    /// A regular file or a block device.
+    pub path: PathBuf,
+    /// Bytes of a logical block: 512 or 4096, at least what direct I/O on the file asks for.
+    pub block_bytes: u32,
+    /// Make a sparse file of this size when there is none. A file that has bytes keeps its size.
+    pub create_bytes: Option<u64>,
+    /// Refuse writes. Several read-only disks may share a file.
+    pub is_read_only: bool,
+    /// Go past the page cache (`O_DIRECT`) where the file system can.
+    pub is_direct: bool,
+}
+
+impl FileSpec {
+    /// A writable disk with direct I/O on what is at `path` now.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>, block_bytes: u32) -> FileSpec {
+        FileSpec { path: path.into(), block_bytes, create_bytes: None, is_read_only: false, is_direct: true }
+    }
+}
+
+/// What a file disk turned out to be, for the log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FileFacts {
+    /// A block device, not a regular file.
+    pub is_block_device: bool,
+    /// I/O goes past the page cache.
+    pub is_direct: bool,
+    /// The file was made, or was empty and got its size.
+    pub is_new: bool,
+    /// What differs from what was asked for, and why; a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// A file that is open and locked.
+pub(super) struct Opened {
+    pub(super) file: File,
+    pub(super) facts: FileFacts,
+    pub(super) block_count: u64,
+    pub(super) can_punch: bool,
+}
+
+/// One opening: the names for its errors.
+struct Opening<'a> {
+    disk: &'a str,
+    spec: &'a FileSpec,
+    facts: FileFacts,
+}
+
+/// Open what `spec` names.
+pub(super) fn open(disk: &str, spec: &FileSpec) -> Result<Opened, OpenError> {
+    // The block size is checked before anything is made; the size here is only a stand-in for one that is allowed.
+    checked_blocks(disk, spec.create_bytes.unwrap_or(4096), spec.block_bytes)?;
+    Opening { disk, spec, facts: FileFacts::default() }.run()
+}
+
+impl Opening<'_> {
+    fn run(mut self) -> Result<Opened, OpenError> {
+        let path = &self.spec.path;
+        let is_there = match std::fs::metadata(path) {
+            Ok(metadata) => {
+                let kind = metadata.file_type();
+                self.facts.is_block_device = kind.is_block_device();
+                if !kind.is_file() && !kind.is_block_device() {
+                    return self.refuse("path", path.display(), "must be a regular file or a block device");
+                }
+                true
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.spec.create_bytes.is_some() => false,
+            Err(error) => return Err(self.system("look at", error)),
+        };
+        let file = self.open_file(is_there)?;
+        self.lock(&file)?;
+        let bytes = self.size(&file)?;
+        let block_bytes = self.spec.block_bytes;
+        if self.facts.is_direct {
+            self.check_alignment(&file)?;
+        }
+        // A block device may end with a part of a block, which nobody sees; a file that does is not one of ours.
+        let bytes = if self.facts.is_block_device { bytes - bytes % u64::from(block_bytes) } else { bytes };
+        if let Some(allowed) = size_refusal(bytes, block_bytes) {
+            return self.refuse("size of the file", bytes, &allowed);
+        }
+        let can_punch = !self.spec.is_read_only && self.can_punch(&file, bytes);
+        Ok(Opened { file, facts: self.facts, block_count: bytes / u64::from(block_bytes), can_punch })
+    }
+
+    fn refuse<T>(&self, field: &'static str, value: impl ToString, allowed: &str) -> Result<T, OpenError> {
+        let (disk, value, allowed) = (self.disk.to_owned(), value.to_string(), allowed.to_owned());
+        Err(OpenError::Setting { disk, field, value, allowed })
+    }
+
+    fn system(&self, verb: &str, source: impl Into<io::Error>) -> OpenError {
+        let verb = format!("{verb} {}", self.spec.path.display());
+        OpenError::System { disk: self.disk.to_owned(), verb, source: source.into() }
+    }
+
+    /// Opens, or makes, the file; without `O_DIRECT` when the file system refuses that.
+    fn open_file(&mut self, is_there: bool) -> Result<File, OpenError> {
+        let (access, verb) = match self.spec.is_read_only {
+            true => (OFlags::RDONLY, "open for reading"),
+            false => (OFlags::RDWR, "open for reading and writing"),
+        };
+        let mut flags = access | OFlags::CLOEXEC;
+        if self.facts.is_block_device {
+            // Refused while it is mounted or somebody else serves it.
+            flags |= OFlags::EXCL;
+        }
+        if !is_there {
+            flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
+        }
+        let path = &self.spec.path;
+        // Made without O_DIRECT: a file system that refuses the flag may have made the file before it says so.
+        if !is_there {
+            let made = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR);
+            drop(made.map_err(|error| self.system("make", error))?);
+            flags = access | OFlags::CLOEXEC;
+        }
+        if self.spec.is_direct {
+            match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
+                Ok(file) => {
+                    self.facts.is_direct = true;
+                    return Ok(File::from(file));
+                }
+                Err(Errno::INVAL) => self.go_buffered("its file system refuses O_DIRECT"),
+                Err(error) => return Err(self.system(verb, error)),
+            }
+        }
+        rustix::fs::open(path, flags, Mode::empty()).map(File::from).map_err(|error| self.system(verb, error))
+    }
+
+    fn go_buffered(&mut self, reason: &str) {
+        self.facts.is_direct = false;
+        let path = self.spec.path.display();
+        self.facts.notes.push(format!("{path} goes through the page cache, because {reason}"));
+    }
+
+    /// Two targets must not serve one file. The lock goes with the last descriptor; readers share it.
+    fn lock(&self, file: &File) -> Result<(), OpenError> {
+        let operation = match self.spec.is_read_only {
+            true => FlockOperation::NonBlockingLockShared,
+            false => FlockOperation::NonBlockingLockExclusive,
+        };
+        rustix::fs::flock(file, operation).map_err(|error| match error {
+            Errno::WOULDBLOCK => {
+                self.system("lock", io::Error::new(io::ErrorKind::WouldBlock, "somebody else serves it"))
+            }
+            other => self.system("lock", other),
+        })
+    }
+
+    /// Its size in bytes; an empty file gets the one it was to be made with.
+    fn size(&mut self, file: &File) -> Result<u64, OpenError> {
+        let bytes = size_now(file, self.facts.is_block_device).map_err(|error| self.system("ask the size of", error))?;
+        let Some(wanted) = self.spec.create_bytes else { return Ok(bytes) };
+        if bytes == wanted {
+            return Ok(bytes);
+        }
+        if bytes > 0 || self.facts.is_block_device {
+            let path = self.spec.path.display();
+            let note = format!("{path} has {bytes} bytes and keeps them; the size {wanted} is for a new file");
+            self.facts.notes.push(note);
+            return Ok(bytes);
+        }
+        self.give_size(file, wanted).map_err(|error| self.system(&format!("give {wanted} bytes to"), error))?;
+        self.facts.is_new = true;
+        Ok(wanted)
+    }
+
+    /// A new file and its size survive a power loss.
+    fn give_size(&self, file: &File, bytes: u64) -> io::Result<()> {
+        if self.spec.is_read_only {
+            // Opened for reading only: by another descriptor.
+            File::options().write(true).open(&self.spec.path)?.set_len(bytes)?;
+        } else {
+            file.set_len(bytes)?;
+        }
+        file.sync_all()?;
+        let folder = match self.spec.path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        File::open(folder)?.sync_all()
+    }
+
+    /// Direct I/O asks that blocks be no smaller than the device's own.
+    fn check_alignment(&mut self, file: &File) -> Result<(), OpenError> {
+        let block_bytes = self.spec.block_bytes;
+        if let Some((memory, offset)) = direct_alignment(file) {
+            if offset == 0 {
+                self.go_buffered("its file system has no direct I/O for it");
+                return self.open_again(file);
+            }
+            if memory > MEMORY_ALIGN_BYTES {
+                self.go_buffered("direct I/O would ask for buffers aligned to more than 4096 bytes");
+                return self.open_again(file);
+            }
+            if offset > block_bytes {
+                return self.refuse_block_bytes(offset);
+            }
+        } else if self.facts.is_block_device {
+            let offset = rustix::fs::ioctl_blksszget(file).map_err(|e| self.system("ask the block size of", e))?;
+            if offset > block_bytes {
+                return self.refuse_block_bytes(offset);
+            }
+        }
+        // What it says is not always what it does, so try.
+        match (read_aligned(file, block_bytes), read_aligned(file, MEMORY_ALIGN_BYTES)) {
+            (Err(Errno::INVAL), Ok(_)) => self.refuse_block_bytes(MEMORY_ALIGN_BYTES),
+            (Err(Errno::INVAL), Err(_)) => {
+                self.go_buffered("its file system refuses direct reads");
+                self.open_again(file)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn refuse_block_bytes(&self, least: u32) -> Result<(), OpenError> {
+        let path = self.spec.path.display();
+        let allowed = format!("must be at least {least}, the alignment that direct I/O on {path} asks for");
+        self.refuse("block_bytes", self.spec.block_bytes, &allowed)
+    }
+
+    /// Take the flag back; the description, and so the lock, stays the same.
+    fn open_again(&self, file: &File) -> Result<(), OpenError> {
+        let without = |flags: OFlags| rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT);
+        rustix::fs::fcntl_getfl(file).and_then(without).map_err(|error| self.system("take O_DIRECT back from", error))
+    }
+
+    /// Whether holes can be punched: asked where it changes nothing.
+    fn can_punch(&self, file: &File, bytes: u64) -> bool {
+        if self.facts.is_block_device {
+            return queue_limit(file, "discard_max_bytes") > 0 && queue_limit(file, "write_zeroes_max_bytes") > 0;
+        }
+        let end = bytes.next_multiple_of(u64::from(MEMORY_ALIGN_BYTES));
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(file, flags, end, u64::from(MEMORY_ALIGN_BYTES)).is_ok()
+    }
+}
+
+/// Bytes of a file or a block device.
+pub(super) fn size_now(file: &File, is_block_device: bool) -> io::Result<u64> {
+    if is_block_device {
+        return Ok(rustix::fs::seek(file, SeekFrom::End(0))?);
+    }
+    Ok(file.metadata()?.len())
+}
+
+/// Alignment of memory and of offsets for direct I/O, where the kernel (6.1 on) and the file system tell.
+fn direct_alignment(file: &File) -> Option<(u32, u32)> {
+    let statx = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let is_told = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
+    is_told.then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align))
+}
+
+/// Reads the first bytes into memory that is aligned for any direct read.
+fn read_aligned(file: &File, bytes: u32) -> Result<usize, Errno> {
+    let (align, bytes) = (MEMORY_ALIGN_BYTES as usize, bytes as usize);
+    let mut memory = vec![0u8; align + bytes];
+    let start = memory.as_ptr().align_offset(align);
+    rustix::io::pread(file, &mut memory[start..start + bytes], 0)
+}
+
+/// A limit of a block device's queue; a partition's lies with its disk. 0 when unknown.
+fn queue_limit(file: &File, name: &str) -> u64 {
+    let Ok(metadata) = file.metadata() else { return 0 };
+    let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+    let folder = format!("/sys/dev/block/{major}:{minor}");
+    let read = |folder: &str| std::fs::read_to_string(format!("{folder}/queue/{name}")).ok();
+    let text = read(&folder).or_else(|| read(&format!("{folder}/..")));
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}

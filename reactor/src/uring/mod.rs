@@ -1,0 +1,386 @@
+//! [`FileRing`]: reads and writes of files and block devices that complete later (io_uring).
+//!
+//! What it is: a ring that *owns* the buffer of every operation while it is in flight, so that no drop, abort or panic
+//! can free memory that a device writes to. Operations are queued, leave with one system call a turn, and come back
+//! with the caller's token and buffer.
+//!
+//! ```text
+//!   read | write | fsync | fallocate -> queued -> submit (once a turn) -> in flight -> poll -> Completion { token, result, buf }
+//!                                         ^                                              |
+//!                                         └──────────── short: the remainder ────────────┘
+//! ```
+//!
+//! The pool's zones and the files are registered with the kernel where it allows that; where it does not (locked memory
+//! is limited without privilege) the ring works without and says so.
+//!
+//! What it does not do: it orders nothing. A flush covers the writes that have *completed* before it was queued.
+//!
+//! Limits: 4096 operations in flight, 64 registered files (more work unregistered). A ring stays on the thread that made
+//! it.
+//! UNSAFETY: gives addresses of buffers and io vectors to the kernel; the in-flight table keeps both until it is done.
+#![expect(unsafe_code, reason = "hands owned memory to the kernel")]
+
+mod flight;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use arrayvec::ArrayVec;
+use io_uring::{IoUring, squeue};
+use rustix::io::Errno;
+
+use crate::mem::{Buf, Pool};
+use crate::slab::{Slab, Slot};
+use flight::{Flight, Kind, Step, Zones};
+
+/// Largest number of operations in flight.
+pub const RING_ENTRIES_MAX: u32 = 4096;
+/// Files that are registered; the kernel's table is made for so many.
+const FILES_REGISTERED_MAX: u16 = 64;
+
+/// A file of one ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileIndex(u16);
+
+/// So many operations are in flight that this one is not taken: here is its buffer, try again after a completion.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Full<B>(pub B);
+
+/// An operation that has ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// The caller's own name for it.
+    pub token: u64,
+    /// All of it was done, or why not. A read past the end of the file is [`io::ErrorKind::UnexpectedEof`].
+    pub result: io::Result<()>,
+    /// The buffer of a read or write.
+    pub buf: Option<Buf>,
+}
+
+struct File {
+    fd: OwnedFd,
+    is_registered: bool,
+}
+
+/// What an entry of the submission queue names as its file.
+#[derive(Debug, Clone, Copy)]
+struct Target {
+    number: i32,
+    flags: squeue::Flags,
+}
+
+/// A ring for files. See the module.
+pub struct FileRing {
+    ring: IoUring,
+    flights: Slab<Flight>,
+    /// Io vectors of the slots, by index; made when a slot first needs them, then kept.
+    vectors: Box<[Vec<libc::iovec>]>,
+    files: Vec<File>,
+    has_file_table: bool,
+    zones: Zones,
+    /// Keeps the registered memory mapped: an address in `zones` is this pool's as long as the ring lives.
+    pool: Option<Pool>,
+    is_queued: bool,
+    is_draining: bool,
+}
+
+impl FileRing {
+    /// A ring for `entries` operations in flight, with the memory of `pool` registered if the kernel allows that
+    /// (which makes all of it resident).
+    ///
+    /// # Errors
+    /// The system's, as where io_uring is disabled; `InvalidInput` for 0 or more than [`RING_ENTRIES_MAX`] entries.
+    pub fn new(entries: u32, pool: &Pool) -> io::Result<FileRing> {
+        let mut ring = FileRing::without_registered_buffers(entries)?;
+        let zones: Zones = pool.zone_ranges().map(|(addr, bytes)| (addr.as_ptr() as usize, bytes)).collect();
+        let vectors: ArrayVec<libc::iovec, 16> = pool
+            .zone_ranges()
+            .map(|(addr, bytes)| libc::iovec { iov_base: addr.as_ptr().cast(), iov_len: bytes })
+            .collect();
+        // SAFETY: the ranges are mapped, and stay so for the life of the ring, which holds the pool. The kernel writes
+        // to them only for operations of this ring, which hold their buffers.
+        if unsafe { ring.ring.submitter().register_buffers(&vectors) }.is_ok() {
+            ring.zones = zones;
+            ring.pool = Some(pool.clone());
+        }
+        Ok(ring)
+    }
+
+    /// A ring that takes buffers as they come.
+    ///
+    /// # Errors
+    /// As [`FileRing::new`].
+    pub fn without_registered_buffers(entries: u32) -> io::Result<FileRing> {
+        if entries == 0 || entries > RING_ENTRIES_MAX {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let ring = set_up(entries)?;
+        let has_file_table = ring.submitter().register_files_sparse(u32::from(FILES_REGISTERED_MAX)).is_ok();
+        let entries = entries as usize;
+        Ok(FileRing {
+            ring,
+            flights: Slab::with_capacity(entries),
+            vectors: (0..entries).map(|_| Vec::new()).collect(),
+            files: Vec::new(),
+            has_file_table,
+            zones: Zones::new(),
+            pool: None,
+            is_queued: false,
+            is_draining: false,
+        })
+    }
+
+    /// True when the pool's memory is registered.
+    #[must_use]
+    pub fn has_registered_buffers(&self) -> bool {
+        self.pool.is_some()
+    }
+
+    /// True when `file` is registered.
+    #[must_use]
+    pub fn is_registered(&self, file: FileIndex) -> bool {
+        self.files[usize::from(file.0)].is_registered
+    }
+
+    /// Take `fd` for operations of this ring. It is closed when the ring is dropped.
+    ///
+    /// # Panics
+    /// At the 65536th file.
+    pub fn register_file(&mut self, fd: OwnedFd) -> FileIndex {
+        let index = self.files.len();
+        let name = u16::try_from(index).expect("at most 65535 files in a ring");
+        let is_registered = self.has_file_table
+            && name < FILES_REGISTERED_MAX
+            && self.ring.submitter().register_files_update(u32::from(name), &[fd.as_raw_fd()]).is_ok();
+        self.files.push(File { fd, is_registered });
+        FileIndex(name)
+    }
+
+    /// The descriptor of `file`, to ask for its size and kind.
+    ///
+    /// # Panics
+    /// When `file` is of another ring and there is no such file here.
+    #[must_use]
+    pub fn file(&self, file: FileIndex) -> BorrowedFd<'_> {
+        self.files[usize::from(file.0)].fd.as_fd()
+    }
+
+    /// Operations that were taken and have not come back.
+    #[inline]
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Operations that may be in flight.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.flights.capacity()
+    }
+
+    /// Read as many bytes as `buf` has from `offset` on.
+    ///
+    /// # Errors
+    /// [`Full`] with the buffer.
+    ///
+    /// # Panics
+    /// When `buf` is shared, or `file` is not of this ring: bugs of the caller.
+    pub fn read(&mut self, token: u64, file: FileIndex, offset: u64, buf: Buf) -> Result<(), Full<Buf>> {
+        assert!(buf.is_writable(), "a shared buffer is not read into");
+        self.take(Flight::new(token, file, Kind::Read, offset, Some(buf))).map_err(with_buffer)
+    }
+
+    /// Write the bytes of `buf` at `offset`; with `dsync` they are on the medium when it completes (FUA).
+    ///
+    /// # Errors
+    /// [`Full`] with the buffer.
+    ///
+    /// # Panics
+    /// When `file` is not of this ring.
+    pub fn write(&mut self, token: u64, file: FileIndex, offset: u64, buf: Buf, dsync: bool) -> Result<(), Full<Buf>> {
+        self.take(Flight::new(token, file, Kind::Write { dsync }, offset, Some(buf))).map_err(with_buffer)
+    }
+
+    /// Bring what was written to the medium; with `data_only` not what is only about the file (fdatasync).
+    ///
+    /// # Errors
+    /// [`Full`].
+    ///
+    /// # Panics
+    /// When `file` is not of this ring.
+    pub fn fsync(&mut self, token: u64, file: FileIndex, data_only: bool) -> Result<(), Full<()>> {
+        self.take(Flight::new(token, file, Kind::Fsync { data_only }, 0, None)).map_err(without_buffer)
+    }
+
+    /// Take, free or zero the space of `offset .. offset + len`, as `mode` of fallocate(2) says.
+    ///
+    /// # Errors
+    /// [`Full`].
+    ///
+    /// # Panics
+    /// When `file` is not of this ring.
+    pub fn fallocate(
+        &mut self,
+        token: u64,
+        file: FileIndex,
+        mode: rustix::fs::FallocateFlags,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Full<()>> {
+        let mode = i32::from_ne_bytes(mode.bits().to_ne_bytes());
+        self.take(Flight::new(token, file, Kind::Fallocate { mode, len }, offset, None)).map_err(without_buffer)
+    }
+
+    fn take(&mut self, flight: Flight) -> Result<(), Full<Option<Buf>>> {
+        assert!(usize::from(flight.file.0) < self.files.len(), "a file of another ring");
+        let slot = self.flights.insert(flight).map_err(|flight| Full(flight.into_buf()))?;
+        self.queue(slot);
+        Ok(())
+    }
+
+    /// Queue what is left of the operation in `slot`.
+    fn queue(&mut self, slot: Slot) {
+        let Some(flight) = self.flights.get_mut(slot) else { return };
+        let file = &self.files[usize::from(flight.file.0)];
+        let target = if file.is_registered {
+            Target { number: i32::from(flight.file.0), flags: squeue::Flags::FIXED_FILE }
+        } else {
+            Target { number: file.fd.as_raw_fd(), flags: squeue::Flags::empty() }
+        };
+        let entry = flight.entry(target, &mut self.vectors[slot.index()], &self.zones);
+        let entry = entry.user_data(u64::from(slot.to_wire()));
+        // SAFETY: the entry's memory is the flight's buffer and the slot's vectors; both are kept, unmoved, until the
+        // completion is seen (`remove` in `on_result`), or for ever (`drop`).
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        assert!(pushed.is_ok(), "the queue holds an entry for each operation in flight");
+        self.is_queued = true;
+    }
+
+    /// Send what is queued to the kernel: at most one call, none when nothing is queued. What the kernel does not take
+    /// now (it is out of memory for the moment) stays queued for the next turn.
+    ///
+    /// # Errors
+    /// The system's, when the ring is broken.
+    #[inline]
+    pub fn submit(&mut self) -> io::Result<()> {
+        if self.is_queued { self.enter(0) } else { Ok(()) }
+    }
+
+    /// Send what is queued and wait until an operation comes back; returns at once when none is in flight. For the
+    /// control path and tests.
+    ///
+    /// # Errors
+    /// The system's, when the ring is broken.
+    pub fn wait(&mut self) -> io::Result<()> {
+        if self.flights.is_empty() || !self.ring.completion().is_empty() { Ok(()) } else { self.enter(1) }
+    }
+
+    fn enter(&mut self, want: usize) -> io::Result<()> {
+        loop {
+            let result = self.ring.submitter().submit_and_wait(want);
+            self.is_queued = !self.ring.submission().is_empty();
+            match result.map_err(|error| Errno::from_io_error(&error).ok_or(error)) {
+                Ok(_) | Err(Ok(Errno::AGAIN | Errno::BUSY)) => return Ok(()),
+                Err(Ok(Errno::INTR)) => {}
+                Err(Ok(errno)) => return Err(errno.into()),
+                Err(Err(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Give each operation that has come back to `each`, at most as many as can be in flight; returns how many.
+    #[inline]
+    pub fn poll(&mut self, mut each: impl FnMut(Completion)) -> usize {
+        if self.flights.is_empty() {
+            return 0;
+        }
+        self.run_kernel_work();
+        let mut count = 0;
+        for _ in 0..self.flights.capacity() {
+            // One at a time: if `each` panics, the others are still in the queue and the drop finds them.
+            let Some(entry) = self.ring.completion().next() else { break };
+            if let Some(completion) = self.on_result(entry.user_data(), entry.result()) {
+                count += 1;
+                each(completion);
+            }
+        }
+        count
+    }
+
+    /// The kernel completes operations on this thread when it enters it; a thread that only polls has to be told.
+    #[inline]
+    fn run_kernel_work(&mut self) {
+        if self.ring.completion().is_empty() && self.ring.submission().taskrun() {
+            // Refused now is asked again by the next poll.
+            let _ = self.enter(0);
+        }
+    }
+
+    fn on_result(&mut self, user_data: u64, result: i32) -> Option<Completion> {
+        let slot = Slot::from_wire(u32::try_from(user_data).unwrap_or(0));
+        let flight = self.flights.get_mut(slot)?;
+        let result = match flight.on_result(result) {
+            Step::Again if !self.is_draining => {
+                self.queue(slot);
+                return None;
+            }
+            Step::Again => Err(io::Error::from(io::ErrorKind::Interrupted)),
+            Step::Ended(result) => result,
+        };
+        let flight = self.flights.remove(slot)?;
+        Some(Completion { token: flight.token, result, buf: flight.into_buf() })
+    }
+}
+
+impl AsFd for FileRing {
+    /// Readable (for [`Readiness`](crate::net::Readiness)) when [`FileRing::poll`] has something to give.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring owns its descriptor and outlives the borrow.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
+impl Drop for FileRing {
+    /// Waits for all operations in flight: a device may still write to their buffers.
+    fn drop(&mut self) {
+        self.is_draining = true;
+        while !self.flights.is_empty() {
+            if self.wait().is_err() {
+                // The kernel does not talk to us any more. What it may still write to must never be used again.
+                std::mem::forget(std::mem::replace(&mut self.flights, Slab::with_capacity(0)));
+                std::mem::forget(std::mem::take(&mut self.vectors));
+                return;
+            }
+            self.poll(drop);
+        }
+    }
+}
+
+impl std::fmt::Debug for FileRing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FileRing({} of {} in flight, {} files)", self.in_flight(), self.capacity(), self.files.len())
+    }
+}
+
+fn with_buffer(Full(buf): Full<Option<Buf>>) -> Full<Buf> {
+    Full(buf.unwrap_or_else(|| Buf::zeroes(0)))
+}
+
+fn without_buffer(_: Full<Option<Buf>>) -> Full<()> {
+    Full(())
+}
+
+/// A ring with the best manners that this kernel knows: it does not interrupt a polling thread to complete something
+/// (5.19), and knows that only one thread submits (6.0).
+fn set_up(entries: u32) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.dontfork().setup_coop_taskrun().setup_taskrun_flag().setup_single_issuer();
+    if let Ok(ring) = builder.build(entries) {
+        return Ok(ring);
+    }
+    let mut builder = IoUring::builder();
+    builder.dontfork().setup_coop_taskrun().setup_taskrun_flag();
+    builder.build(entries).or_else(|_| IoUring::builder().dontfork().build(entries))
+}

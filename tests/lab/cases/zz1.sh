@@ -1,3 +1,0 @@
-# crash
-echo c >/proc/sysrq-trigger
-sleep 5
