@@ -22,6 +22,7 @@ pub struct Cli {
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "one value for the life of the process")]
 pub enum Command {
     /// Serve disks; without a configuration one RAM disk of 1 GiB on 127.0.0.1:4420
     Serve(ServeArgs),
@@ -157,7 +158,7 @@ pub struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
     pub qd: usize,
     /// How long to measure, after a short warm-up; a fraction is allowed
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds, allow_negative_numbers = true)]
     pub seconds: Duration,
 }
 
@@ -251,7 +252,7 @@ mod tests {
             ("spindle bench a --qd 0", ["--qd", "`0`", "from 1 up"]),
             ("spindle bench a --mix 101", ["--mix", "101", "0..=100"]),
             ("spindle bench a --rw both", ["--rw", "both", "randwrite"]),
-            ("spindle bench a --seconds -1", ["--seconds", "-1", "tip"]),
+            ("spindle bench a --seconds -1", ["--seconds", "`-1`", "0.01 to 86400"]),
             ("spindle bench a --seconds=0", ["--seconds", "`0`", "0.01 to 86400"]),
             ("spindle bench limit --cores 1,1", ["--cores", "core 1", "both ends"]),
             ("spindle bench limit --cores 1", ["--cores", "`1`", "0,1"]),

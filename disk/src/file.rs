@@ -1,2 +1,198 @@
-//! x
+//! A disk in a regular file or on a block device, through io_uring.
+//!
+//! Each core has a ring of its own with the file and the core's buffers registered; nothing on the data path is shared
+//! but one word that says whether somebody compares and writes.
+//!
+//! ```text
+//!   submit ──> Request ── room in the ring, no guard on its blocks ──> begun ──> ring ──> Done
+//!                 └── no room: queue, in order; guarded: waiting ──────^   │       │
+//!                                                                          └───────┴ zeroing: the next piece, or a
+//!                                                                                    humbler way; with FUA a sync last
+//! ```
+//!
+//! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far as the
+//! device keeps what it says (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process, not of the power.
+//! Where I/O goes through the page cache, a flush that failed has lost data that the kernel will not report again, so
+//! every later flush fails too, until the disk is opened anew.
+//!
+//! What it does not do: it does not notice when somebody else changes the file; the lock that it takes is advisory. It
+//! makes no block atomic that the device or the page cache does not: through the page cache, a read may see a part of a
+//! write to the same block that is under way.
+//!
+//! Limits: [`REQUESTS_MAX`](core::REQUESTS_MAX) requests of a core in its ring, the rest queued; 256 cores.
+
+mod core;
 mod guard;
+mod open;
+mod request;
+mod swap;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+use crate::shape::{resize_error, size_refusal};
+use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, ResizeError, Usage};
+
+pub use open::{FileFacts, FileSpec};
+
+use self::core::FileCore;
+use guard::Guard;
+
+/// A disk in a file, shared by all cores. See the module.
+pub struct FileDisk {
+    shared: Arc<Shared>,
+    facts: FileFacts,
+}
+
+/// What the cores have in common.
+struct Shared {
+    name: String,
+    path: PathBuf,
+    file: File,
+    block_bytes: u32,
+    block_count: AtomicU64,
+    is_block_device: bool,
+    is_direct: bool,
+    is_read_only: bool,
+    /// Cleared when the file refuses it.
+    can_punch: AtomicBool,
+    /// Cleared when the file refuses it.
+    can_zero_range: AtomicBool,
+    /// The page cache lost data: flushes fail from now on.
+    has_lost_data: AtomicBool,
+    guard: Arc<Guard>,
+}
+
+impl Shared {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: self.block_bytes,
+            block_count: self.block_count.load(Ordering::Relaxed),
+            is_read_only: self.is_read_only,
+            has_volatile_cache: true,
+            can_deallocate: self.can_punch.load(Ordering::Relaxed),
+            atomic_blocks: 1,
+            can_compare_and_write: !self.is_read_only,
+        }
+    }
+
+    /// A sync failed. Through the page cache the kernel says so once, to one core; the others must hear of it too.
+    fn on_sync_error(&self) {
+        if !self.is_direct {
+            self.has_lost_data.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl FileDisk {
+    /// Open, and make if `spec` says so, the file of a disk. It is locked until the disk and all its cores are dropped.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] that names what is out of range, [`OpenError::System`] that names the path.
+    pub fn new(name: &str, spec: &FileSpec) -> Result<Arc<FileDisk>, OpenError> {
+        let opened = open::open(name, spec)?;
+        let shared = Shared {
+            name: name.to_owned(),
+            path: spec.path.clone(),
+            file: opened.file,
+            block_bytes: spec.block_bytes,
+            block_count: AtomicU64::new(opened.block_count),
+            is_block_device: opened.facts.is_block_device,
+            is_direct: opened.facts.is_direct,
+            is_read_only: spec.is_read_only,
+            can_punch: AtomicBool::new(opened.can_punch),
+            can_zero_range: AtomicBool::new(true),
+            has_lost_data: AtomicBool::new(false),
+            guard: Guard::new(guard::CORES_MAX),
+        };
+        Ok(Arc::new(FileDisk { shared: Arc::new(shared), facts: opened.facts }))
+    }
+
+    /// What it turned out to be, and what differs from what was asked for.
+    #[must_use]
+    pub fn facts(&self) -> &FileFacts {
+        &self.facts
+    }
+}
+
+impl DiskSource for FileDisk {
+    fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "file"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry()
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        Ok(Box::new(FileCore::open(Arc::clone(&self.shared), context)?))
+    }
+
+    /// A regular file is grown or cut; of a block device the size is asked anew, and must be enough.
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        let shared = &self.shared;
+        let refuse = |allowed: String| Err(resize_error(&shared.name, bytes, allowed));
+        if let Some(allowed) = size_refusal(bytes, shared.block_bytes) {
+            return refuse(allowed);
+        }
+        let path = shared.path.display();
+        let has = match open::size_now(&shared.file, shared.is_block_device) {
+            Ok(has) => has,
+            Err(error) => return refuse(format!("cannot ask the size of {path}: {error}")),
+        };
+        let is_cut_to_fit = shared.is_block_device || shared.is_read_only;
+        if is_cut_to_fit && bytes > has {
+            return refuse(format!("{path} has {has} bytes"));
+        }
+        let block_count = bytes / u64::from(shared.block_bytes);
+        if block_count < shared.block_count.load(Ordering::Relaxed) {
+            // Before the file is cut, so that no new command goes where nothing will be.
+            shared.block_count.store(block_count, Ordering::Release);
+        }
+        if !is_cut_to_fit && bytes != has {
+            if let Err(error) = shared.file.set_len(bytes).and_then(|()| shared.file.sync_all()) {
+                return refuse(format!("cannot change the size of {path}: {error}"));
+            }
+        }
+        shared.block_count.store(block_count, Ordering::Release);
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        if self.shared.is_block_device {
+            return Usage { bytes_used: self.shared.geometry().bytes() };
+        }
+        // stat(2) counts in units of 512 bytes, whatever the file system's block is.
+        Usage { bytes_used: self.shared.file.metadata().map_or(0, |metadata| metadata.blocks() * 512) }
+    }
+}
+
+/// What the system's error means for the host.
+fn disk_error(error: &io::Error, is_write: bool) -> DiskError {
+    let medium = if is_write { DiskError::MediaWrite } else { DiskError::MediaRead };
+    // The file ends before the disk does: somebody has cut it.
+    if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero) {
+        return medium;
+    }
+    match Errno::from_io_error(error) {
+        Some(Errno::IO | Errno::ILSEQ) => medium,
+        Some(Errno::NOSPC | Errno::DQUOT) => DiskError::NoSpace,
+        Some(Errno::ROFS | Errno::BADF | Errno::PERM) => DiskError::WriteProtected,
+        Some(Errno::NXIO | Errno::NODEV) => DiskError::Gone,
+        Some(Errno::OPNOTSUPP) => DiskError::NotSupported,
+        Some(_) | None => DiskError::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests;

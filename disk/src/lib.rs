@@ -27,6 +27,7 @@ pub mod source;
 use spindle_reactor::mem::{Buf, Pool};
 
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
+pub use file::{FileDisk, FileFacts, FileSpec};
 pub use null::{NullDisk, NullSpec};
 pub use ram::{RamDisk, RamSpec};
 pub use source::{CoreContext, DiskSource, OpenError, ResizeError, Usage};
@@ -191,3 +192,10 @@ pub trait Disk {
 
 /// What a disk's opener takes along from the core: see [`CoreContext`].
 pub type CorePool = Pool;
+
+#[cfg(test)]
+mod testing;
+
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: spindle_reactor::alloc_count::CountingAllocator = spindle_reactor::alloc_count::CountingAllocator;

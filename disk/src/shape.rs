@@ -24,7 +24,7 @@ pub(crate) fn checked_blocks(disk: &str, bytes: u64, block_bytes: u32) -> Result
 
 /// Why a disk cannot have `bytes`, or `None` when it can.
 pub(crate) fn size_refusal(bytes: u64, block_bytes: u32) -> Option<String> {
-    if bytes == 0 || !bytes.is_multiple_of(u64::from(block_bytes)) || bytes > BYTES_MAX {
+    if bytes == 0 || bytes % u64::from(block_bytes) != 0 || bytes > BYTES_MAX {
         return Some(format!("must be a multiple of the block size, {block_bytes}, from 1 block to 2^62 bytes"));
     }
     None
@@ -63,11 +63,5 @@ impl BlockRange {
             panic!("{} blocks are more than one buffer holds; the caller checks its transfer limit", self.blocks)
         };
         bytes
-    }
-
-    /// True when the two have a block in common.
-    #[inline]
-    pub(crate) fn overlaps(self, other: BlockRange) -> bool {
-        self.lba < other.lba + u64::from(other.blocks) && other.lba < self.lba + u64::from(self.blocks)
     }
 }

@@ -45,6 +45,18 @@ impl<M> Inbox<M> {
         }
         Ok(())
     }
+
+    /// The next message, beginning with the sender at `cursor`, which moves on.
+    fn look(&self, cursor: &mut usize) -> Option<(usize, M)> {
+        for _ in 0..self.queues.len() {
+            let from = *cursor;
+            *cursor = (from + 1) % self.queues.len();
+            if let Some(message) = self.queues[from].pop() {
+                return Some((from, message));
+            }
+        }
+        None
+    }
 }
 
 /// One core's end of the mesh.
@@ -143,29 +155,17 @@ impl<M: Send> Mailbox<M> {
     }
 
     fn take(&mut self) -> Option<(usize, M)> {
-        let inboxes = Arc::clone(&self.inboxes);
-        let inbox = &inboxes[self.core];
-        if let Some(found) = self.look(inbox) {
+        let inbox = &self.inboxes[self.core];
+        if let Some(found) = inbox.look(&mut self.cursor) {
             return Some(found);
         }
         // Lower the flag, then look once more: a push that this look misses raises the flag after the exchange.
         inbox.has_mail.swap(false, Ordering::AcqRel);
-        let found = self.look(inbox);
+        let found = inbox.look(&mut self.cursor);
         if found.is_some() {
             inbox.has_mail.store(true, Ordering::Relaxed);
         }
         found
-    }
-
-    fn look(&mut self, inbox: &Inbox<M>) -> Option<(usize, M)> {
-        for _ in 0..inbox.queues.len() {
-            let from = self.cursor;
-            self.cursor = (self.cursor + 1) % inbox.queues.len();
-            if let Some(message) = inbox.queues[from].pop() {
-                return Some((from, message));
-            }
-        }
-        None
     }
 
     /// Announce that this core is about to wait for its [`Mailbox::waker`]. False: there is mail, do not wait. True:
@@ -177,7 +177,7 @@ impl<M: Send> Mailbox<M> {
         fence(Ordering::SeqCst);
         let is_empty = inbox.queues.iter().all(ArrayQueue::is_empty);
         if !is_empty {
-            self.awake();
+            inbox.is_asleep.store(false, Ordering::Relaxed);
         }
         is_empty
     }
@@ -185,10 +185,10 @@ impl<M: Send> Mailbox<M> {
     /// The wait is over.
     pub fn awake(&mut self) {
         let inbox = &self.inboxes[self.core];
-        if !inbox.is_asleep.swap(false, Ordering::AcqRel) {
-            // A sender took the flag and wakes. It may not have come to that yet: then the next wait ends at once, once.
-            inbox.waker.drain();
-        }
+        inbox.is_asleep.store(false, Ordering::Relaxed);
+        // A sender may have taken the flag and not yet come to waking: then the next wait ends early, once, because it
+        // lowers the waker too. No wake that matters is lost: whoever calls this looks at the mail next.
+        inbox.waker.drain();
     }
 
     /// True from a [`Mailbox::prepare_sleep`] that said so until a sender wakes this core or it awakes.
@@ -287,6 +287,15 @@ mod tests {
         assert!(b.waker().drain(), "raised by the first of the two");
         b.awake();
         assert_eq!((b.receive(), b.receive(), b.receive()), (Some((0, 2)), Some((0, 3)), None));
+    }
+
+    #[test]
+    fn a_late_wake_ends_one_wait_early_and_no_more() {
+        let (_a, mut b) = two(1);
+        b.waker().wake();
+        assert!(b.prepare_sleep());
+        b.awake();
+        assert!(!b.waker().drain());
     }
 
     #[test]

@@ -405,7 +405,13 @@ impl<T: Transport> TargetCore<T> {
         self.waiting.is_empty()
             && self.env.outbox.is_empty()
             && self.touched.is_empty()
-            && self.env.disks.iter().flatten().all(|disk| disk.in_flight() == 0)
+            && self.is_disk_idle()
+    }
+
+    /// True when no disk has anything in flight on this core.
+    #[must_use]
+    pub fn is_disk_idle(&self) -> bool {
+        self.env.disks.iter().flatten().all(|disk| disk.in_flight() == 0)
     }
 
     /// When the timer is due next.

@@ -193,3 +193,123 @@ fn tsas(transport: TransportKind) -> [u8; 256] {
     }
     field
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::tests::{HOST, OTHER_HOST, PRIVATE, SUBSYSTEM, World, nqn, u16_at, u64_at};
+    use proptest::prelude::*;
+
+    fn read(world: &World, host: &str) -> Vec<u8> {
+        let host = nqn(host);
+        let log = DiscoveryLog::new(&world.snapshot, &world.peer, &host);
+        let mut data = vec![0; usize::try_from(log.bytes()).unwrap()];
+        log.read(0, &mut data);
+        data
+    }
+
+    /// Type, subsystem, address, port of each entry.
+    fn entries(log: &[u8]) -> Vec<(u8, String, String, String)> {
+        let text = |field: &[u8]| {
+            let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+            String::from_utf8(field[..end].to_vec()).unwrap().trim_end().to_owned()
+        };
+        let entry =
+            |entry: &[u8]| (entry[2], text(&entry[256..512]), text(&entry[512..768]), text(&entry[32..64]));
+        log[1024..].chunks(1024).map(entry).collect()
+    }
+
+    const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+    fn owned(list: &[(u8, &str, &str, &str)]) -> Vec<(u8, String, String, String)> {
+        list.iter().map(|(t, n, a, p)| (*t, (*n).to_owned(), (*a).to_owned(), (*p).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_host_sees_the_service_its_subsystems_and_the_referrals() {
+        let world = World::new();
+        let log = read(&world, HOST);
+        assert_eq!((u64_at(&log, 0), u64_at(&log, 8), u16_at(&log, 16)), (7, 4, 0), "GENCTR, NUMREC, RECFMT");
+        assert_eq!(
+            entries(&log),
+            owned(&[
+                (3, DISCOVERY, "192.0.2.1", "4420"),
+                (3, DISCOVERY, "fe80::1", "4421"),
+                (2, SUBSYSTEM, "192.0.2.1", "4420"),
+                (1, DISCOVERY, "10.9.8.7", "8009"),
+            ])
+        );
+        assert!(entries(&read(&world, OTHER_HOST)).iter().any(|(_, name, ..)| name == PRIVATE));
+    }
+
+    #[test]
+    fn an_entry_has_its_fields_where_the_figure_has_them() {
+        let world = World::new();
+        let log = read(&world, HOST);
+        let subsystem = &log[3 * 1024..4 * 1024];
+        // TCP, IPv4, NVM subsystem, no secure channel needed and SQ flow control may be disabled, port 1, dynamic.
+        assert_eq!(subsystem[..12], [3, 1, 2, 0b110, 1, 0, 0xff, 0xff, 32, 0, 0, 0]);
+        assert!(subsystem[768..].iter().all(|byte| *byte == 0), "TSAS: no security");
+        let own = &log[1024..2048];
+        assert_eq!(u16_at(own, 10), 0b11, "EFLAGS: duplicate information, persistent connections");
+        let rdma = &log[2048..3072];
+        assert_eq!((rdma[0], rdma[1], &rdma[768..771]), (1, 2, &[1, 1, 1][..]));
+        assert_eq!(u16_at(&log[4 * 1024..], 4), 9, "PORTID of the referral");
+    }
+
+    #[test]
+    fn unspecified_addresses_are_replaced_by_the_one_the_host_used() {
+        let mut world = World::new();
+        world.snapshot.listeners[1].address = "[::]:4422".parse().unwrap();
+        world.peer.local = "[2001:db8::5]:4422".parse().unwrap();
+        let log = read(&world, HOST);
+        let addresses: Vec<_> = entries(&log).into_iter().map(|(_, _, address, _)| address).collect();
+        // An IPv6 connection does not tell which IPv4 address to use.
+        assert_eq!(addresses, ["0.0.0.0", "2001:db8::5", "0.0.0.0", "10.9.8.7"]);
+        assert_eq!(log[2 * 1024 + 1], 2, "ADRFAM: IPv6");
+    }
+
+    #[test]
+    fn a_listener_that_is_not_there_any_more_has_no_entry() {
+        let mut world = World::new();
+        world.subsystem().listeners = vec![7, 1];
+        let subsystems = entries(&read(&world, HOST)).into_iter().filter(|(kind, ..)| *kind == 2);
+        assert_eq!(subsystems.map(|(_, _, address, _)| address).collect::<Vec<_>>(), ["fe80::1"]);
+    }
+
+    #[test]
+    fn any_change_that_the_host_can_see_is_a_difference() {
+        let old = World::new();
+        let host = nqn(HOST);
+        assert!(!differs(&old.snapshot, &World::new().snapshot, &host));
+        let changes: [fn(&mut World); 5] = [
+            |world| world.snapshot.listeners[0].address.set_port(4430),
+            |world| world.subsystem().listeners.push(1),
+            |world| world.snapshot.referrals.clear(),
+            |world| drop(world.snapshot.subsystems.remove(0)),
+            |world| world.subsystem().hosts = crate::snapshot::AllowedHosts::Only(Vec::new()),
+        ];
+        for change in changes {
+            let mut new = World::new();
+            change(&mut new);
+            assert!(differs(&old.snapshot, &new.snapshot, &host));
+        }
+        let mut unseen = World::new();
+        unseen.snapshot.generation += 1;
+        unseen.snapshot.subsystems.remove(1);
+        assert!(!differs(&old.snapshot, &unseen.snapshot, &host));
+    }
+
+    proptest! {
+        #[test]
+        fn a_partial_read_is_that_part_of_the_whole(dword in 0_usize..1400, dwords in 0_usize..1400) {
+            let world = World::new();
+            let mut whole = read(&world, HOST);
+            whole.resize(16 * 1024, 0);
+            let host = nqn(HOST);
+            let mut part = vec![0; dwords * 4];
+            DiscoveryLog::new(&world.snapshot, &world.peer, &host).read(u64::try_from(dword * 4).unwrap(), &mut part);
+            prop_assert_eq!(&part[..], &whole[dword * 4..(dword + dwords) * 4]);
+        }
+    }
+}

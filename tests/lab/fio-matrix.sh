@@ -12,19 +12,23 @@ fio_matrix() {
     # wrote.
     local -A checksum=([1]=crc32c [32]=xxhash)
     shift
-    { reactor "$cores"; disk_ram d0 128MiB; listener "$ADDRESS:$PORT"; subsystem "$NQN" d0; } | config
+    { reactor "$cores"; disk_ram d0 128MiB; listener; subsystem "$NQN" d0; } | config
     start_target
     connect_block "$@"
     for depth in 1 32; do
         jobs=() offset=0
         for size in "${sizes[@]}"; do
             # Off the MiB by a sector: nothing here may lean on alignment.
-            jobs+=(--name="${size%:*}" --stonewall --bs="${size%:*}" --size="${size#*:}" --offset=$(((offset << 20) + 512)))
+            jobs+=(--name="${size%:*}" --stonewall --bs="${size%:*}" --size="${size#*:}")
+            jobs+=(--offset=$(((offset << 20) + 512)))
             offset=$((offset + 17))
             [ "$offset" -le 110 ] || offset=0
         done
-        run_fio "depth-$depth" --filename="$BLOCK" --direct=1 --thread --ioengine=libaio --iodepth="$depth" \
-            --rw=randwrite --verify="${checksum[$depth]}" --verify_fatal=1 --verify_state_save=0 "${jobs[@]}"
+        # Not run_fio: what comes before the first --name holds for all of them.
+        fio --output="$WORK/fio.$depth" --filename="$BLOCK" --direct=1 --thread --ioengine=libaio \
+            --iodepth="$depth" --rw=randwrite --verify="${checksum[$depth]}" --verify_fatal=1 \
+            --verify_state_save=0 "${jobs[@]}" ||
+            { grep -v '^ ' "$WORK/fio.$depth" >&2; fail "fio at depth $depth"; }
     done
     disconnect
 }

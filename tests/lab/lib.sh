@@ -17,6 +17,8 @@ ADDRESS=127.0.0.1
 PORT=4420
 PORTAL=(-t tcp -a "$ADDRESS" -s "$PORT")
 CONFIG=$WORK/target.toml
+# Behind the file disk of a case that has one.
+FILE=$SCRATCH/$CASE.img
 
 # shellcheck source=tests/lab/target-spindle.sh
 # Inside: target_start, target_stop, target_kill, target_reload, target_memory_kib.
@@ -67,14 +69,19 @@ within() {
 expect_kernel_log() { printf '%s\n' "$@" >>"$WORK/expected.kernel"; }
 
 # I/O that waits for a path: said once for each, then counted.
-requeued=('block nvme[0-9]+n[0-9]+: no usable path - requeuing I/O' 'nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed')
+requeued=(
+    'block nvme[0-9]+n[0-9]+: no usable path - requeuing I/O'
+    'nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed'
+)
 
 # What the host's driver says when its target goes away and comes back.
 expect_reconnect() {
-    expect_kernel_log 'nvme nvme[0-9]+: (starting error recovery|Reconnecting in|failed to connect socket|Failed reconnect)' \
-        'nvme nvme[0-9]+: (Connect command failed|queue_size|rescanning namespaces|failed nvme_keep_alive_end_io)' \
+    expect_kernel_log "${requeued[@]}" \
+        'nvme nvme[0-9]+: (starting error recovery|Reconnecting in|Failed reconnect)' \
+        'nvme nvme[0-9]+: (Connect command failed|failed to connect (queue|socket))' \
+        'nvme nvme[0-9]+: failed nvme_keep_alive_end_io' \
         'nvme nvme[0-9]+: (failed to send request|failed to receive|receive failed|I/O tag .* type)' \
-        "${requeued[@]}" 'nvme nvme[0-9]+: (Property (Set|Get) error|Shutdown timeout|icreq|queue [0-9]+: failed)'
+        'nvme nvme[0-9]+: (Property (Set|Get) error|Shutdown timeout|icreq|queue [0-9]+: failed)'
 }
 
 # no_kernel_warnings [EXPECTED-FILE]: what the log has since the case began; prints the offenders.
@@ -96,18 +103,20 @@ no_kernel_warnings() {
 # The configuration comes on standard input.
 config() { cat >"$CONFIG"; }
 
-# config_one DISK-LINES...: one disk, one subsystem with it as namespace 1, one listener, any host.
-config_one() {
-    { reactor; printf '%s\n' '[[disk]]' 'name = "disk0"' "$@"; listener "$ADDRESS:$PORT"; subsystem "$NQN" disk0; } | config
+# What most cases want: a subsystem for any host, with a RAM disk, a file disk, or both as namespaces 1 and 2.
+config_ram() { { reactor; disk_ram ram "${1:-256MiB}"; listener; subsystem "$NQN" ram; } | config; }
+config_file() {
+    { reactor; disk_file file "$FILE" "${1:-256MiB}"; listener; subsystem "$NQN" file; } | config
 }
-config_ram() { config_one 'kind = "ram"' "size = \"${1:-256MiB}\""; }
-config_file() { config_one 'kind = "file"' "path = \"$SCRATCH/$CASE.img\"" "size = \"${1:-256MiB}\""; }
+config_both() {
+    { reactor; disk_ram ram "$1"; disk_file file "$FILE" "$1"; listener; subsystem "$NQN" ram file; } | config
+}
 
 # The parts of a configuration, printed.
 reactor() { printf '%s\n' '[reactor]' "cores = [${1:-0}]" 'idle = "adaptive"'; }
 disk_ram() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "ram"' "size = \"$2\""; }
 disk_file() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "file"' "path = \"$2\"" "size = \"$3\""; }
-listener() { printf '%s\n' '[[listener]]' "address = \"$1\""; }
+listener() { printf '%s\n' '[[listener]]' "address = \"${1:-$ADDRESS:$PORT}\""; }
 # subsystem NQN DISK...: the disks become namespaces 1, 2, ...
 subsystem() {
     local nsid=0 disk
@@ -164,8 +173,8 @@ connect() {
 connect_directly() {
     local said
     exec {fabrics}<>/dev/nvme-fabrics
-    printf 'transport=tcp,traddr=%s,trsvcid=%s,nqn=%s,hostnqn=%s,hostid=%s' "$ADDRESS" "$PORT" "$3" "$1" "$2" >&"$fabrics" ||
-        fail "the kernel does not connect $1 to $3"
+    printf 'transport=tcp,traddr=%s,trsvcid=%s,hostnqn=%s,hostid=%s,nqn=%s' \
+        "$ADDRESS" "$PORT" "$1" "$2" "$3" >&"$fabrics" || fail "the kernel does not connect $1 to $3"
     read -r said <&"$fabrics"
     exec {fabrics}>&-
     [[ $said =~ instance=([0-9]+), ]] || fail "the kernel says of $1: $said"
@@ -204,8 +213,9 @@ has_bytes() { [ "$(block_bytes "$1" 2>/dev/null)" = "$2" ]; }
 # read.
 field() {
     awk -v name="$1" '
-        { colon = index($0, ":"); key = substr($0, 1, colon - 1); gsub(/^[ \t]+|[ \t]+$/, "", key) }
-        key == name && !n++ { value = substr($0, colon + 1); gsub(/^[ \t]+|[ \t]+$/, "", value); print value }'
+        function bare(text) { gsub(/^[ \t]+|[ \t]+$/, "", text); return text }
+        { colon = index($0, ":") }
+        bare(substr($0, 1, colon - 1)) == name && !n++ { print bare(substr($0, colon + 1)) }'
 }
 
 # --- data ---
@@ -214,13 +224,18 @@ field() {
 pattern() { head -c "$2" /dev/urandom >"$1"; }
 # write_blocks FILE BYTE-OFFSET and read_blocks FILE BYTE-OFFSET BYTES: past the page cache.
 write_blocks() { dd if="$1" of="$BLOCK" bs=4k oflag=direct,seek_bytes seek="$2" conv=notrunc status=none; }
-read_blocks() { dd if="$BLOCK" of="$1" bs=4k iflag=direct,skip_bytes,count_bytes skip="$2" count="$3" status=none; }
+read_blocks() {
+    dd if="$BLOCK" of="$1" bs=4k iflag=direct,skip_bytes,count_bytes skip="$2" count="$3" status=none
+}
 # is_zero FILE
 is_zero() { cmp -s -n "$(stat -c %s "$1")" "$1" /dev/zero; }
 
-# run_fio NAME OPTION...: one fio run; what it says goes to the case's directory, and to the log if it fails.
+# run_fio NAME OPTION...: one fio run on $BLOCK; what it says goes to a file, and to the log if it fails.
 run_fio() {
     local name=$1
     shift
-    fio --output="$WORK/fio.$name" --aux-path="$WORK" "$@" || { tail -n 40 "$WORK/fio.$name" >&2; fail "fio $name"; }
+    fio --name="$name" --filename="$BLOCK" --direct=1 --ioengine=libaio --output="$WORK/fio.$name" "$@" ||
+        { tail -n 40 "$WORK/fio.$name" >&2; fail "fio $name"; }
 }
+# verify_fio NAME OPTION...: random writes, then all of it read and checked.
+verify_fio() { run_fio "$@" --rw=randwrite --verify=crc32c --verify_fatal=1 --verify_state_save=0; }

@@ -47,7 +47,7 @@ mebibytes() {
 # Sets disk_path of the named disk, which it makes, or makes larger.
 apply_disk() {
     local i path size
-    for ((i = 1; i <= ${counts[disk]}; i++)); do
+    for ((i = 1; i <= counts[disk]; i++)); do
         [ "${settings[disk.$i.name]}" = "$1" ] || continue
         size=$(mebibytes "${settings[disk.$i.size]}")
         case ${settings[disk.$i.kind]} in
@@ -108,7 +108,7 @@ apply_hosts() {
 target_apply() {
     local i nqn subsystem port address ports=()
     read_config
-    for ((i = 1; i <= ${counts[listener]}; i++)); do
+    for ((i = 1; i <= counts[listener]; i++)); do
         port=$nvmet/ports/$i
         ports+=("$port")
         [ ! -d "$port" ] || continue
@@ -122,7 +122,7 @@ target_apply() {
         echo "${address%:*}" >"$port/addr_traddr"
         echo "${address##*:}" >"$port/addr_trsvcid"
     done
-    for ((i = 1; i <= ${counts[subsystem]}; i++)); do
+    for ((i = 1; i <= counts[subsystem]; i++)); do
         nqn=${settings[subsystem.$i.nqn]}
         subsystem=$nvmet/subsystems/$nqn
         if [ ! -d "$subsystem" ]; then

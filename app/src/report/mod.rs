@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(latency.count(), 1000);
         for (percentile, expected) in [(50.0, 500.0), (99.0, 990.0), (99.9, 999.0), (100.0, 1000.0)] {
             let found = latency.percentile_us(percentile);
-            assert!((found / expected - 1.0).abs() < 1e-3, "{percentile}: {found}");
+            assert!((found / expected - 1.0).abs() < 2e-3, "{percentile}: {found}");
         }
         assert!((latency.mean_us() - 500.5).abs() < 0.5);
     }

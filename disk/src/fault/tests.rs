@@ -107,7 +107,11 @@ fn a_delayed_write_takes_effect_before_or_after_the_delay_but_before_its_end() {
     let (mut early, mut late) = (0, 0);
     for fill in 1..=50u8 {
         assert!(write(&mut *disk, u64::from(fill), ONE, fill).is_none());
-        if fill_of(&mut *disk, ONE) == fill { early += 1 } else { late += 1 }
+        if fill_of(&mut *disk, ONE) == fill {
+            early += 1
+        } else {
+            late += 1
+        }
         let mut done = Vec::with_capacity(1);
         let polls = (1..=4).find(|_| disk.poll(&mut done) && !done.is_empty());
         assert!(polls.is_some(), "ends within 4 polls");

@@ -172,8 +172,8 @@ impl Member {
         let lines_used = self.guard.lines_used.load(Ordering::SeqCst);
         while hold.line_next < lines_used {
             let line = &self.guard.lines[hold.line_next];
-            let is_clear = line.in_flight.load(Ordering::SeqCst) == 0
-                || line.answered.load(Ordering::Acquire) == hold.generation;
+            let is_clear =
+                line.in_flight.load(Ordering::SeqCst) == 0 || line.answered.load(Ordering::Acquire) == hold.generation;
             if !is_clear {
                 return false;
             }
@@ -357,7 +357,10 @@ mod tests {
                 }
             }
             let is_comparing = holds.iter().flatten().any(|(_, is_clear)| *is_clear);
-            let is_writing = inside.iter().flatten().any(|range| range.overlaps(BLOCK));
+            let is_writing = inside
+                .iter()
+                .flatten()
+                .any(|range| (range.lba..range.lba + u64::from(range.blocks)).contains(&BLOCK.lba));
             assert!(!(is_comparing && is_writing), "order {prefix:?}, step {step}");
         }
         choices

@@ -87,7 +87,27 @@ impl Opening<'_> {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.spec.create_bytes.is_some() => false,
             Err(error) => return Err(self.system("look at", error)),
         };
-        let file = self.open_file(is_there)?;
+        if !is_there {
+            self.make()?;
+        }
+        let path = &self.spec.path;
+        let opened = self.open_there();
+        if !is_there && opened.is_err() {
+            // Ours, and of no use.
+            let _ = std::fs::remove_file(path);
+        }
+        opened
+    }
+
+    /// A new, empty file. Without `O_DIRECT`: a file system that refuses the flag may make the file before it says so.
+    fn make(&self) -> Result<(), OpenError> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
+        let made = rustix::fs::open(&self.spec.path, flags, Mode::RUSR | Mode::WUSR);
+        made.map(drop).map_err(|error| self.system("make", error))
+    }
+
+    fn open_there(mut self) -> Result<Opened, OpenError> {
+        let file = self.open_file()?;
         self.lock(&file)?;
         let bytes = self.size(&file)?;
         let block_bytes = self.spec.block_bytes;
@@ -113,8 +133,8 @@ impl Opening<'_> {
         OpenError::System { disk: self.disk.to_owned(), verb, source: source.into() }
     }
 
-    /// Opens, or makes, the file; without `O_DIRECT` when the file system refuses that.
-    fn open_file(&mut self, is_there: bool) -> Result<File, OpenError> {
+    /// Opens the file; without `O_DIRECT` when the file system refuses that.
+    fn open_file(&mut self) -> Result<File, OpenError> {
         let (access, verb) = match self.spec.is_read_only {
             true => (OFlags::RDONLY, "open for reading"),
             false => (OFlags::RDWR, "open for reading and writing"),
@@ -124,16 +144,7 @@ impl Opening<'_> {
             // Refused while it is mounted or somebody else serves it.
             flags |= OFlags::EXCL;
         }
-        if !is_there {
-            flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
-        }
         let path = &self.spec.path;
-        // Made without O_DIRECT: a file system that refuses the flag may have made the file before it says so.
-        if !is_there {
-            let made = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR);
-            drop(made.map_err(|error| self.system("make", error))?);
-            flags = access | OFlags::CLOEXEC;
-        }
         if self.spec.is_direct {
             match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
                 Ok(file) => {
@@ -169,7 +180,8 @@ impl Opening<'_> {
 
     /// Its size in bytes; an empty file gets the one it was to be made with.
     fn size(&mut self, file: &File) -> Result<u64, OpenError> {
-        let bytes = size_now(file, self.facts.is_block_device).map_err(|error| self.system("ask the size of", error))?;
+        let bytes =
+            size_now(file, self.facts.is_block_device).map_err(|error| self.system("ask the size of", error))?;
         let Some(wanted) = self.spec.create_bytes else { return Ok(bytes) };
         if bytes == wanted {
             return Ok(bytes);

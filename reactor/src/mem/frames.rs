@@ -33,8 +33,8 @@ const FRAME: u64 = FRAME_BYTES as u64;
 const NONE: u32 = 0;
 /// Fresh frames that a core takes at a time, so that sequential writes lie side by side: 2 MiB, a huge page.
 const FRESH_BATCH: u32 = 512;
-/// Free frames that a core keeps before it spills half of them to the others.
-const CACHE_MAX: usize = 2048;
+/// Free frames that a core keeps at most, see `FrameStore::hoard_max`.
+const HOARD_MAX: u32 = 2048;
 
 /// All frames of one disk and the table of its pages.
 pub struct FrameStore {
@@ -43,6 +43,12 @@ pub struct FrameStore {
     table: Box<[AtomicU32]>,
     counts: Box<[AtomicU32]>,
     spill: ArrayQueue<u32>,
+    /// Frames beyond one for each page.
+    surplus: u32,
+    /// Free frames that a core may keep before it spills half of them to the others. All cores together keep a quarter
+    /// of the surplus, so that one which idles on free frames never keeps another's writes waiting.
+    hoard_max: AtomicU32,
+    cores: AtomicU32,
     fresh: AtomicU32,
     pages_used: AtomicU64,
 }
@@ -84,6 +90,9 @@ impl FrameStore {
             table: zeroed(pages_count),
             counts: zeroed(u64::from(frames)),
             spill: ArrayQueue::new(frames as usize),
+            surplus: frames - u32::try_from(pages_count).unwrap_or(frames),
+            hoard_max: AtomicU32::new(HOARD_MAX),
+            cores: AtomicU32::new(0),
             fresh: AtomicU32::new(1),
             pages_used: AtomicU64::new(0),
         }))
@@ -112,11 +121,18 @@ impl FrameStore {
     /// This core's handle.
     #[must_use]
     pub fn core(self: &Arc<Self>) -> Rc<FrameCore> {
+        self.share_out(self.cores.fetch_add(1, Ordering::Relaxed) + 1);
         Rc::new(FrameCore {
             store: Arc::clone(self),
-            free: RefCell::new(Vec::with_capacity(CACHE_MAX + FRESH_BATCH as usize)),
+            free: RefCell::new(Vec::with_capacity((HOARD_MAX + FRESH_BATCH) as usize + super::SEGMENTS_MAX)),
             tails: RefCell::new(Vec::new()),
         })
+    }
+
+    /// The number of cores has changed. (When two change it at once, the hoards are off by a core until the next.)
+    fn share_out(&self, cores: u32) {
+        let each = self.surplus / (4 * cores.max(1));
+        self.hoard_max.store(each.clamp(1, HOARD_MAX), Ordering::Relaxed);
     }
 
     fn addr(&self, frame: u32) -> NonNull<u8> {
@@ -201,6 +217,7 @@ pub struct FrameCore {
 impl Drop for FrameCore {
     fn drop(&mut self) {
         self.free.get_mut().drain(..).for_each(|frame| self.store.spill_one(frame));
+        self.store.share_out(self.store.cores.fetch_sub(1, Ordering::Relaxed) - 1);
     }
 }
 
@@ -344,12 +361,17 @@ impl FrameCore {
                 free.push(frame);
                 continue;
             }
-            let batch = FRESH_BATCH.max(u32::try_from(count).unwrap_or(FRESH_BATCH));
+            let hoard_max = self.store.hoard_max.load(Ordering::Relaxed);
+            let batch = FRESH_BATCH.min(hoard_max).max(u32::try_from(count).unwrap_or(FRESH_BATCH));
             let taken = self.store.fresh.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |fresh| {
                 let next = fresh.saturating_add(batch).min(self.store.frames);
                 (next > fresh).then_some(next)
             });
-            let Ok(first) = taken else { return false };
+            let Ok(first) = taken else {
+                // Not enough. What was collected goes back, or two cores might wait for each other's.
+                self.trim(free);
+                return false;
+            };
             let end = first.saturating_add(batch).min(self.store.frames);
             // At the front: they lie side by side and are taken from the end, last in first out.
             free.splice(0..0, first..end);
@@ -362,8 +384,14 @@ impl FrameCore {
     fn put_frame(&self, frame: u32) {
         let mut free = self.free.borrow_mut();
         free.push(frame);
-        if free.len() > CACHE_MAX {
-            free.drain(..CACHE_MAX / 2).for_each(|frame| self.store.spill_one(frame));
+        self.trim(&mut free);
+    }
+
+    #[inline]
+    fn trim(&self, free: &mut Vec<u32>) {
+        let hoard_max = self.store.hoard_max.load(Ordering::Relaxed) as usize;
+        if free.len() > hoard_max {
+            free.drain(..free.len() - hoard_max / 2).for_each(|frame| self.store.spill_one(frame));
         }
     }
 
@@ -555,190 +583,4 @@ impl FrameCore {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn store(pages: u64, slack: u64) -> Arc<FrameStore> {
-        FrameStore::new(pages * FRAME, slack * FRAME, Pages::Base).expect("store")
-    }
-
-    fn write(core: &Rc<FrameCore>, offset: u64, bytes: &[u8]) {
-        let mut buf = core.take(offset, u32::try_from(bytes.len()).expect("small")).expect("frames");
-        buf.copy_in(0, bytes);
-        core.write(offset, buf);
-    }
-
-    fn read(core: &Rc<FrameCore>, offset: u64, bytes: u32) -> Vec<u8> {
-        core.read(offset, bytes).segments().flatten().copied().collect()
-    }
-
-    #[test]
-    fn what_was_written_is_read_at_any_alignment() {
-        let store = store(16, 4);
-        let core = store.core();
-        let mut model = vec![0u8; 16 * 4096];
-        let mut seed = 1u64;
-        for round in 0..2000u32 {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let offset = usize::try_from((seed >> 33) % 128).expect("small") * 512;
-            let bytes = (usize::try_from((seed >> 20) % 24).expect("small") + 1) * 512;
-            let bytes = bytes.min(model.len() - offset);
-            let fill = vec![u8::try_from(round % 251).expect("small") + 1; bytes];
-            if round % 7 == 0 {
-                assert!(core.zero(offset as u64, u32::try_from(bytes).expect("small"), round % 2 == 0));
-                model[offset..offset + bytes].fill(0);
-            } else {
-                write(&core, offset as u64, &fill);
-                model[offset..offset + bytes].copy_from_slice(&fill);
-            }
-            assert_eq!(read(&core, 0, 16 * 4096), model, "round {round}");
-        }
-        assert!(core.zero(0, 16 * 4096, true));
-        assert_eq!(store.usage().pages_used, 0);
-    }
-
-    #[test]
-    fn a_pinned_page_keeps_its_bytes_while_it_is_overwritten() {
-        let core = store(2, 8).core();
-        write(&core, 0, &[1; 4096]);
-        let pinned = core.read(0, 4096);
-        for fill in 2..10 {
-            write(&core, 0, &[fill; 4096]);
-        }
-        assert!(core.zero(0, 4096, true));
-        assert!(pinned.equals_at(0, &[1; 4096]));
-        assert_eq!(read(&core, 0, 4096), [0; 4096]);
-    }
-
-    #[test]
-    fn frames_run_out_and_come_back() {
-        let store = FrameStore::new(4 * FRAME, 0, Pages::Base).expect("store");
-        let core = store.core();
-        let mut held = Vec::new();
-        while let Some(buf) = core.take(0, 4096) {
-            held.push(buf);
-        }
-        assert!(held.len() >= 4);
-        held.pop();
-        assert!(core.take(0, 8192).is_none());
-        assert!(core.take(0, 4096).is_some());
-        held.clear();
-        assert!(core.take(0, 8192).is_some());
-    }
-
-    #[test]
-    fn a_zeroing_that_finds_no_frame_for_its_ragged_end_loses_none() {
-        let core = store(8, 0).core();
-        for page in 0..8 {
-            write(&core, page * FRAME, &[3; 4096]);
-        }
-        let take_all = || std::iter::from_fn(|| core.take(0, 4096)).collect::<Vec<_>>();
-        let held = take_all();
-        assert!(!core.zero(0, 512, true), "a ragged range alone finds no frame");
-        assert_eq!(read(&core, 0, 4096), [3; 4096]);
-        assert!(core.zero(0, 7 * 4096 + 512, true), "the ragged end takes one of those that were freed before it");
-        assert_eq!(read(&core, 7 * FRAME, 1024), [[0; 512], [3; 512]].concat());
-        let freed = take_all();
-        assert_eq!(freed.len(), 7);
-        // A page that a reply is being sent from is not free, so the ragged end after it finds none.
-        core.write(0, freed.into_iter().next().expect("a frame"));
-        let held_too = take_all();
-        assert_eq!(held_too.len(), 6);
-        let pinned = core.read(0, 4096);
-        assert!(core.zero(0, 4096, true));
-        assert!(!core.zero(6 * FRAME, 4096 + 512, true));
-        drop(pinned);
-        assert_eq!(take_all().len(), 1);
-        let free = held.len() + held_too.len() + 1;
-        drop((held, held_too));
-        assert_eq!(take_all().len(), free);
-    }
-
-    #[test]
-    fn a_cut_buffer_gives_back_what_was_cut() {
-        for (cut_to, kept) in [(0, 0), (1, 1), (4096, 1), (4097, 2), (16383, 4), (16384, 4)] {
-            let core = store(8, 0).core();
-            let take_all = || std::iter::from_fn(|| core.take(0, 4096)).collect::<Vec<_>>();
-            let mut buf = core.take(0, 16384).expect("frames");
-            let others = take_all();
-            buf.truncate(cut_to); // fresh frames lie side by side
-            let cut = take_all();
-            assert_eq!(cut.len(), 4 - kept, "cut to {cut_to}");
-            drop(buf);
-            assert_eq!(take_all().len(), kept, "cut to {cut_to}, then dropped");
-            drop((others, cut));
-        }
-    }
-
-    #[test]
-    fn unwritten_pages_are_one_piece_of_zeroes() {
-        let core = store(600, 8).core();
-        assert!(core.read(0, 512 * 4096).as_slice().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)));
-        write(&core, 4096, &[1; 4096]);
-        let buf = core.read(0, 600 * 4096);
-        assert_eq!(buf.segments().map(<[u8]>::len).collect::<Vec<_>>(), [4096, 4096, 512 * 4096, 86 * 4096]);
-    }
-
-    #[test]
-    #[should_panic(expected = "taken for another offset")]
-    fn a_buffer_of_another_offset_is_not_published() {
-        let core = store(2, 8).core();
-        let buf = core.take(0, 4096).expect("frame");
-        core.write(512, buf);
-    }
-
-    #[test]
-    fn compare_and_write_changes_only_what_is_as_expected() {
-        let core = store(1, 4).core();
-        write(&core, 0, &[5; 4096]);
-        let expected = |fill: u8| {
-            let mut buf = core.take(512, 512).expect("frame");
-            buf.copy_in(0, &[fill; 512]);
-            buf
-        };
-        let new = || expected(9);
-        assert_eq!(core.compare_and_write(512, new(), &expected(4)), Err(SwapError::Differs));
-        assert_eq!(read(&core, 512, 512), [5; 512]);
-        assert_eq!(core.compare_and_write(512, new(), &expected(5)), Ok(()));
-        assert_eq!(read(&core, 0, 1536), [[5u8; 512], [9; 512], [5; 512]].concat());
-    }
-
-    #[test]
-    fn two_cores_that_write_and_read_one_page_never_see_a_torn_one() {
-        let store = store(1, 64);
-        std::thread::scope(|scope| {
-            for thread in 0..2u8 {
-                let store = &store;
-                scope.spawn(move || {
-                    let core = store.core();
-                    for round in 0..20_000u32 {
-                        let fill = thread * 100 + u8::try_from(round % 100).expect("small");
-                        write(&core, 0, &[fill; 4096]);
-                        let seen = core.read(0, 4096);
-                        let first = seen.as_slice().expect("one piece")[0];
-                        assert!(seen.equals_at(0, &[first; 4096]), "torn page");
-                    }
-                });
-            }
-        });
-        assert_eq!(store.usage().pages_used, 1);
-    }
-
-    #[test]
-    fn two_cores_that_write_halves_of_a_page_lose_nothing() {
-        let store = store(1, 64);
-        std::thread::scope(|scope| {
-            for thread in 0..2u64 {
-                let store = &store;
-                scope.spawn(move || {
-                    let core = store.core();
-                    for round in 0..20_000u32 {
-                        let fill = [u8::try_from(round % 256).expect("small"); 512];
-                        write(&core, thread * 512, &fill);
-                        assert_eq!(read(&core, thread * 512, 512), fill);
-                    }
-                });
-            }
-        });
-    }
-}
+mod tests;

@@ -76,10 +76,9 @@ impl Controller {
         data: &mut [u8],
     ) -> Result<Outcome, Failure> {
         let need = self.need_of(cx, command)?;
-        if u32::try_from(data.len()) != Ok(need.bytes()) {
-            // The caller's mistake, or a configuration that changed in between: nothing was done.
-            return Err(Failure::of(Status::INTERNAL_ERROR, None));
-        }
+        // Too short is the caller's mistake, or a configuration that changed in between: nothing is done.
+        let data = usize::try_from(need.bytes()).ok().and_then(|bytes| data.get_mut(..bytes));
+        let data = data.ok_or(Failure::of(Status::INTERNAL_ERROR, None))?;
         match command {
             Command::Identify(identify) => self.identify(cx, *identify, data).map(|()| Outcome::success(0)),
             Command::GetLogPage(log) => self.get_log(cx, *log, data).map(|()| Outcome::success(0)),

@@ -354,11 +354,18 @@ impl Controller {
         let is_allowed = match set.fid() {
             FeatureId::ARBITRATION => value & !arbitration_mask() == 0,
             // There is power state 0 only (NPSS 0).
-            FeatureId::POWER_MANAGEMENT => PowerManagement::from_bits(value).power_state() == 0,
+            FeatureId::POWER_MANAGEMENT => {
+                let hint = PowerManagement::from_bits(value).workload_hint();
+                PowerManagement::new().with_workload_hint(hint).into_bits() == value
+            }
             FeatureId::TEMPERATURE_THRESHOLD => {
                 let asked = TemperatureThreshold::from_bits(value);
                 let is_sensor_known = asked.sensor() == SENSOR_COMPOSITE || asked.sensor() == SENSOR_ALL;
-                is_sensor_known && asked.threshold_type() <= THRESHOLD_UNDER && asked.hysteresis() == 0
+                let known = TemperatureThreshold::new()
+                    .with_kelvins(asked.kelvins())
+                    .with_sensor(asked.sensor())
+                    .with_threshold_type(asked.threshold_type());
+                is_sensor_known && asked.threshold_type() <= THRESHOLD_UNDER && known == asked
             }
             // NSFEAT bit 2 is clear: deallocated blocks read as zeroes, never as errors.
             FeatureId::ERROR_RECOVERY => {

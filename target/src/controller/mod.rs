@@ -32,7 +32,7 @@ mod log;
 mod property;
 mod smart;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod window;
 
 use std::fmt;
@@ -274,7 +274,6 @@ impl Controller {
         queues: u16,
     ) -> Controller {
         let configured = &cx.snapshot.limits;
-        let listener = cx.snapshot.listeners.get(cx.peer.listener);
         let timeout_ms = keep_alive::granted_ms(kato_ms);
         Controller {
             shared,
@@ -282,7 +281,7 @@ impl Controller {
             state: State::Disabled,
             cc: Cc::new(),
             transport: cx.peer.transport,
-            in_capsule_bytes: listener.map_or(limits.in_capsule_bytes, |listener| listener.in_capsule_bytes),
+            in_capsule_bytes: limits.in_capsule_bytes,
             queue_entries_max: connect::queue_entries_max(cx, limits),
             transfer_bytes: limits.transfer_bytes.min(configured.transfer_bytes).max(limits::PAGE_BYTES),
             keep_alive_ms_max: configured.keep_alive_ms_max,

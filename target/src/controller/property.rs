@@ -88,7 +88,7 @@ impl Controller {
         let mut effect = Effect::None;
         if old.en() && !new.en() {
             effect = self.step(cx.now, Event::Disable);
-        } else if new.en() && (!old.en() || self.state == State::Disabled) {
+        } else if new.en() && !old.en() {
             effect = self.step(cx.now, Event::Enable);
         }
         let (had, has) = (is_shutdown(old), is_shutdown(new));

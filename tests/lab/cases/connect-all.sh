@@ -1,6 +1,8 @@
 # connect-all: everything that discovery lists, once
-{ reactor; disk_ram d0 32MiB; disk_ram d1 32MiB; listener "$ADDRESS:$PORT"; subsystem "$NQN" d0; subsystem "$NQN1" d1; } |
-    config
+{
+    reactor; disk_ram d0 32MiB; disk_ram d1 32MiB; listener
+    subsystem "$NQN" d0; subsystem "$NQN1" d1
+} | config
 start_target
 nvme connect-all "${PORTAL[@]}" "${HOST_A[@]}" >/dev/null || fail 'connect-all'
 connected() { cat /sys/class/nvme/nvme*/subsysnqn 2>/dev/null | sort | tr '\n' ' '; }

@@ -1,13 +1,17 @@
 # what `nvme discover` finds, and that a wildcard listener is named by the address that the host used
-{ reactor; disk_ram d0 64MiB; listener "0.0.0.0:$PORT"; listener "[::1]:$PORT"; subsystem "$NQN" d0; subsystem "$NQN1" d0; } |
-    config
+{
+    reactor; disk_ram d0 32MiB; disk_ram d1 32MiB; listener "0.0.0.0:$PORT"; listener "[::1]:$PORT"
+    subsystem "$NQN" d0; subsystem "$NQN1" d1
+} | config
 start_target
 
 log=$(nvme discover "${PORTAL[@]}" "${HOST_A[@]}")
-expect_match 'the log'"'"'s head' "$(grep 'Number of Records' <<<"$log")" '.*Number of Records [0-9]+, Generation counter [0-9]+'
+head=$(grep 'Number of Records' <<<"$log")
+expect_match 'the head of the log' "$head" '.*Number of Records [0-9]+, Generation counter [0-9]+'
 for nqn in "$NQN" "$NQN1"; do
     # The entry of this subsystem at the address that we came by.
-    entry=$(awk -v RS='=====Discovery Log Entry' -v n="$nqn" 'index($0, "subnqn:  " n "\n") && /traddr:  127.0.0.1\n/' <<<"$log")
+    entry=$(awk -v RS='=====Discovery Log Entry' -v n="$nqn" \
+        'index($0, "subnqn:  " n "\n") && /traddr:  127.0.0.1\n/' <<<"$log")
     [ -n "$entry" ] || fail "no entry of $nqn at 127.0.0.1 in: $log"
     expect 'its transport' "$(field trtype <<<"$entry")" tcp
     expect 'its address family' "$(field adrfam <<<"$entry")" ipv4
@@ -18,7 +22,8 @@ done
 
 # Asking again is no change.
 generation() { sed -n 's/.*Generation counter //p' <<<"$1"; }
-expect 'the generation, asked twice' "$(generation "$(nvme discover "${PORTAL[@]}" "${HOST_A[@]}")")" "$(generation "$log")"
+again=$(nvme discover "${PORTAL[@]}" "${HOST_A[@]}")
+expect 'the generation, asked twice' "$(generation "$again")" "$(generation "$log")"
 
 log=$(nvme discover -t tcp -a ::1 -s "$PORT" "${HOST_A[@]}")
 grep -qE 'adrfam: +ipv6' <<<"$log" || fail "no IPv6 entry in: $log"

@@ -4,8 +4,7 @@ expect_reconnect
 config_file 64MiB
 start_target
 connect_block --reconnect-delay=1 --ctrl-loss-tmo=120
-run_fio drained --name=v --filename="$BLOCK" --rw=randwrite --bs=4k --size=16M --direct=1 --ioengine=libaio --iodepth=32 \
-    --rate_iops=800 --verify=crc32c --verify_fatal=1 --verify_state_save=0 &
+verify_fio drained --bs=4k --size=16M --iodepth=32 --rate_iops=800 &
 fio=$!
 sleep 2
 kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'

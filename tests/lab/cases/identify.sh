@@ -1,10 +1,10 @@
 # id-ctrl, id-ns, list-ns, ns-descs: the answers, and that they agree with each other
-{ reactor; disk_ram d0 64MiB; disk_ram d1 32MiB; listener "$ADDRESS:$PORT"; subsystem "$NQN" d0 d1; } | config
+{ reactor; disk_ram d0 64MiB; disk_ram d1 32MiB; listener; subsystem "$NQN" d0 d1; } | config
 start_target
 connect_block
 
-ctrl=$(nvme id-ctrl "/dev/$CTRL")
-get() { field "$1" <<<"$ctrl"; }
+answer=$(nvme id-ctrl "/dev/$CTRL")
+get() { field "$1" <<<"$answer"; }
 expect 'subnqn' "$(get subnqn)" "$NQN"
 expect 'cntlid' "$(($(get cntlid)))" "$(cat "/sys/class/nvme/$CTRL/cntlid")"
 expect_match 'sn' "$(get sn)" '[!-~][ -~]*'
@@ -35,10 +35,12 @@ for nsid in 1 2; do
     # Nobody's namespaces look alike.
     nguid=$(field nguid <<<"$ns")
     descs=$(nvme ns-descs "/dev/$CTRL" -n "$nsid")
-    uuid=$(sed -n 's/^uuid *: *//p' <<<"$descs")
+    uuid=$(field uuid <<<"$descs")
     expect_match "the UUID of $nsid" "$uuid" '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}'
-    expect "the UUID of $nsid in sysfs" "$(cat "/sys/class/nvme/$CTRL/"nvme*n"$nsid/uuid")" "$uuid"
-    if grep -q ^nguid <<<"$descs"; then expect "the NGUID of $nsid" "$(sed -n 's/^nguid *: *//p' <<<"$descs")" "$nguid"; fi
+    # The kernel scans them at once: nvme0n2 may be namespace 1.
+    wait_for_block "$nsid"
+    expect "the UUID of $nsid in sysfs" "$(cat "/sys/block/${BLOCK##*/}/uuid")" "$uuid"
+    if grep -q ^nguid <<<"$descs"; then expect "the NGUID of $nsid" "$(field nguid <<<"$descs")" "$nguid"; fi
     echo "$uuid"
 done | sort | uniq -d | { ! grep . >&2; } || fail 'two namespaces with one UUID'
 

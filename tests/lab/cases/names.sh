@@ -1,10 +1,6 @@
-# the same names in /dev/disk/by-id after the target was restarted: for a host that waits, and one that connects anew
+# names in /dev/disk/by-id survive a restart of the target, for a host that waits and for a new connection
 expect_reconnect
-start() {
-    { reactor; disk_ram d0 64MiB; disk_file d1 "$SCRATCH/names.img" 64MiB; listener "$ADDRESS:$PORT"; subsystem "$NQN" d0 d1; } |
-        config
-    start_target
-}
+config_both 64MiB
 # The names that udev gives to a block device, and what they are made of. As udev lists them, for it names a
 # disk by its serial number alone as well, which several namespaces of one subsystem then compete for.
 names() {
@@ -23,19 +19,19 @@ both_names() {
     cat "/sys/class/nvme/$CTRL/"{serial,model}
 }
 
-start
+start_target
 connect --reconnect-delay=1 --ctrl-loss-tmo=120
 before=$(both_names)
 grep -q '^disk/by-id/nvme-' <<<"$before" || fail "no by-id names: $before"
 
 stop_target
-start
+start_target
 within 40 has_state live
 expect 'the names after a restart' "$(both_names)" "$before"
 
 disconnect
 stop_target
-start
+start_target
 connect
 expect 'the names after a restart and a new connection' "$(both_names)" "$before"
 echo "$before"

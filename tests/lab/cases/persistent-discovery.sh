@@ -1,5 +1,5 @@
 # persistent discovery: the controller stays, and tells the host when a subsystem appears
-{ reactor; disk_ram d0 32MiB; disk_ram d1 32MiB; listener "$ADDRESS:$PORT"; subsystem "$NQN" d0; } | config
+{ reactor; disk_ram d0 32MiB; disk_ram d1 32MiB; listener; subsystem "$NQN" d0; } | config
 start_target
 log=$(nvme discover "${PORTAL[@]}" "${HOST_A[@]}" --persistent --keep-alive-tmo=5)
 find_discovery() {

@@ -8,8 +8,7 @@ within 20 has_state live
 cntlid=$(cat "/sys/class/nvme/$CTRL/cntlid")
 expect 'the controller id, in Identify and sysfs' "$(($(nvme id-ctrl "/dev/$CTRL" | field cntlid)))" "$cntlid"
 
-run_fio under-reset --name=v --filename="$BLOCK" --rw=randwrite --bs=4k --direct=1 --ioengine=libaio --iodepth=16 \
-    --size=16M --rate_iops=800 --verify=crc32c --verify_fatal=1 &
+verify_fio under-reset --bs=4k --size=16M --iodepth=16 --rate_iops=800 &
 fio=$!
 for _ in 1 2 3; do
     sleep 1

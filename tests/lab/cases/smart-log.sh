@@ -6,7 +6,7 @@ get() { nvme smart-log "$@" | field "$name"; }
 
 name=host_write_commands before=$(get "/dev/$CTRL")
 name='Data Units Written' units_before=$(get "/dev/$CTRL" | sed 's/ .*//')
-run_fio write --name=w --filename="$BLOCK" --rw=write --bs=64k --direct=1 --ioengine=psync --size=16M
+run_fio write --rw=write --bs=64k --size=16M
 name=host_write_commands after=$(get "/dev/$CTRL")
 name='Data Units Written' units_after=$(get "/dev/$CTRL" | sed 's/ .*//')
 # 256 writes of 64 KiB: 32 MiB hold 65536 sectors, and a data unit is a thousand of them, rounded up.

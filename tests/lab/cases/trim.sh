@@ -1,9 +1,8 @@
 # what is trimmed is given back: the blocks of the file behind a file disk, and the memory of a RAM disk
-{ reactor; disk_ram d0 128MiB; disk_file d1 "$SCRATCH/trim.img" 128MiB; listener "$ADDRESS:$PORT"; subsystem "$NQN" d0 d1; } |
-    config
+config_both 128MiB
 start_target
 connect
-file_kib() { echo $(($(stat -c %b "$SCRATCH/trim.img") / 2)); }
+file_kib() { echo $(($(stat -c %b "$FILE") / 2)); }
 fill() { dd if=/dev/urandom of="$BLOCK" bs=1M count=64 oflag=direct status=none; }
 # trimmed FROM-MIB TO-MIB: that stretch reads as zeroes.
 trimmed() {
@@ -20,7 +19,7 @@ blkdiscard --offset 0 --length $((48 << 20)) "$BLOCK"
 trimmed 0 48
 sync -f "$SCRATCH"
 [ "$(file_kib)" -le $((20 << 10)) ] || fail "after 48 of 64 MiB were trimmed the file has $(file_kib) KiB"
-expect 'the file keeps its length' "$(stat -c %s "$SCRATCH/trim.img")" $((128 << 20))
+expect 'the file keeps its length' "$(stat -c %s "$FILE")" $((128 << 20))
 
 wait_for_block 1
 [ "$TARGET_KIND" != nvmet ] || exit 0 # its RAM disk is not a process, whose memory could be asked for
@@ -30,4 +29,5 @@ full=$(target_memory_kib)
 [ $((full - empty)) -ge 60000 ] || fail "64 MiB written took $((full - empty)) KiB of memory (huge pages?)"
 blkdiscard --offset 0 --length $((64 << 20)) "$BLOCK"
 trimmed 0 64
-[ $(($(target_memory_kib) - empty)) -le 8192 ] || fail "64 MiB trimmed left $(($(target_memory_kib) - empty)) KiB"
+left=$(($(target_memory_kib) - empty))
+[ "$left" -le 8192 ] || fail "64 MiB trimmed left $left KiB"

@@ -1,11 +1,11 @@
 # two hosts: each finds and gets what it is allowed, and both work on the namespaces of one subsystem
 # One kernel would take its two connections for two paths of one host; without multipath it keeps them apart.
 host_modules N
-expect_kernel_log 'Found shared namespace [0-9]+, but multipathing not supported' 'Support for shared namespaces' \
-    'nvme nvme[0-9]+: (Connect |failed to connect queue)'
+expect_kernel_log 'Found shared namespace [0-9]+, but multipathing not supported' \
+    'Support for shared namespaces' 'nvme nvme[0-9]+: (Connect |failed to connect queue)'
 a=${HOST_A[1]} b=${HOST_B[1]}
 {
-    reactor; disk_ram d0 64MiB; disk_ram d1 64MiB; disk_ram d2 32MiB; listener "$ADDRESS:$PORT"
+    reactor; disk_ram d0 64MiB; disk_ram d1 64MiB; disk_ram d2 32MiB; listener
     subsystem_for "$a,$b" "$NQN" d0 d1
     subsystem_for "$a" "$NQN1" d2
 } | config
@@ -21,7 +21,8 @@ connect
 ctrl_a=$CTRL
 connect_directly "$b" "${HOST_B[3]}" "$NQN"
 ctrl_b=$CTRL
-[ "$(cat "/sys/class/nvme/$ctrl_a/cntlid")" != "$(cat "/sys/class/nvme/$ctrl_b/cntlid")" ] || fail 'one controller id for both'
+id_of() { cat "/sys/class/nvme/$1/cntlid"; }
+[ "$(id_of "$ctrl_a")" != "$(id_of "$ctrl_b")" ] || fail 'one controller id for both'
 on() { CTRL=$1; wait_for_block "$2"; }
 for nsid in 1 2; do
     pattern "$WORK/data" $((1 << 20))
@@ -35,8 +36,7 @@ done
 on "$ctrl_a" 1
 for half in 0 1; do
     if [ "$half" = 1 ]; then on "$ctrl_b" 1; fi
-    run_fio "half-$half" --name=v --filename="$BLOCK" --offset=$((half * 32))M --size=12M --rw=randwrite --direct=1 --bs=8k \
-        --ioengine=libaio --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_state_save=0 &
+    verify_fio "half-$half" --offset=$((half * 32))M --size=12M --bs=8k --iodepth=16 &
     jobs[half]=$!
 done
 wait "${jobs[0]}"

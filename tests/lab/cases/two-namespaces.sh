@@ -1,13 +1,13 @@
 # two namespaces: each its own data and size; one is added and one removed while the host is connected
-subsystem_lines() { reactor; disk_ram d0 64MiB; disk_ram d1 32MiB; listener "$ADDRESS:$PORT"; subsystem "$NQN" "$@"; }
-subsystem_lines d0 | config
+lines_with() { reactor; disk_ram d0 64MiB; disk_ram d1 32MiB; listener; subsystem "$NQN" "$@"; }
+lines_with d0 | config
 start_target
 connect_block
 first=$BLOCK
 pattern "$WORK/one" 65536
 write_blocks "$WORK/one" 0
 
-subsystem_lines d0 d1 | config
+lines_with d0 d1 | config
 reload_target
 wait_for_block 2
 expect 'the size of namespace 2' "$(block_bytes "$BLOCK")" $((32 << 20))
@@ -19,7 +19,7 @@ BLOCK=$first
 read_blocks "$WORK/back" 0 65536
 cmp "$WORK/one" "$WORK/back"
 
-subsystem_lines d0 | config
+lines_with d0 | config
 reload_target
 second_gone() { ! find_block 2; }
 within 15 second_gone

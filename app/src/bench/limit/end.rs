@@ -118,7 +118,7 @@ impl<R: Role> End<R> {
         let link = &mut self.links[at];
         let received = match recv(&link.socket, &mut *self.buffer, RecvFlags::empty()) {
             Ok((_, 0)) | Err(Errno::CONNRESET) => {
-                self.open -= usize::from(std::mem::replace(&mut link.is_open, false));
+                self.close(at);
                 return Ok(());
             }
             Ok((_, received)) => received,
@@ -141,8 +141,10 @@ impl<R: Role> End<R> {
         }
         match link.outbox.flush(&link.socket, self.role.stock(), self.role.span()) {
             Ok(()) => {}
-            // The other end is over; the next receive sees that too.
-            Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+                self.close(at);
+                return Ok(());
+            }
             Err(error) => return Err(LimitError::socket("cannot send")(error)),
         }
         if !link.outbox.is_empty() {
@@ -150,6 +152,14 @@ impl<R: Role> End<R> {
             self.blocked.push(at);
         }
         Ok(())
+    }
+
+    /// The other end is over: what waits for it will never be sent.
+    #[cold]
+    fn close(&mut self, at: usize) {
+        let link = &mut self.links[at];
+        link.outbox = Outbox::default();
+        self.open -= usize::from(std::mem::replace(&mut link.is_open, false));
     }
 }
 

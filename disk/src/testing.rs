@@ -1,0 +1,179 @@
+//! What the tests of all kinds share: a core that drives a disk, files that go away, random numbers.
+
+pub(crate) mod model;
+mod steady;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+
+use crate::{BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Op, Token};
+
+/// A test that takes longer hangs.
+pub(crate) const TEST_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Random numbers (PCG-like; the same for the same seed).
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+
+    pub(crate) fn byte(&mut self) -> u8 {
+        u8::try_from(self.below(255) + 1).expect("a byte, not zero")
+    }
+}
+
+/// A path for a file that is removed at the end of the test.
+pub(crate) struct TempPath(PathBuf);
+
+impl TempPath {
+    pub(crate) fn new() -> TempPath {
+        TempPath::in_folder(&std::env::temp_dir())
+    }
+
+    pub(crate) fn in_folder(folder: &Path) -> TempPath {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        TempPath(folder.join(format!("spindle-disk-{}-{number}", std::process::id())))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempPath {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A pool of a core.
+pub(crate) fn pool() -> Pool {
+    let zones = [ZoneSpec { buffer_bytes: 4096, count: 64 }, ZoneSpec { buffer_bytes: 65536, count: 64 }];
+    Pool::new(&zones, Pages::Base).expect("pool")
+}
+
+/// One core that drives a disk as the target does.
+pub(crate) struct Driver {
+    pub(crate) pool: Pool,
+    pub(crate) disk: Box<dyn Disk>,
+    pub(crate) block_bytes: u32,
+    token_next: u64,
+    done: Vec<Done>,
+    ended: Vec<Done>,
+}
+
+impl Driver {
+    pub(crate) fn new(source: &dyn DiskSource) -> Driver {
+        Driver::with_depth(source, 0, 32)
+    }
+
+    pub(crate) fn with_depth(source: &dyn DiskSource, core: usize, depth: u32) -> Driver {
+        let pool = pool();
+        let disk = source.open(&CoreContext { core, pool: pool.clone(), depth }).expect("opens");
+        let block_bytes = disk.geometry().block_bytes;
+        Driver { pool, disk, block_bytes, token_next: 1, done: Vec::with_capacity(8), ended: Vec::new() }
+    }
+
+    pub(crate) fn bytes(&self, range: BlockRange) -> u32 {
+        range.blocks * self.block_bytes
+    }
+
+    /// A buffer for a write, from whom the disk says.
+    pub(crate) fn buffer(&mut self, range: BlockRange, data: &[u8]) -> Buf {
+        let buf = match self.disk.write_buffers() {
+            BufferFrom::Disk => self.disk.take(range),
+            BufferFrom::Pool => self.pool.take(self.bytes(range)),
+        };
+        let mut buf = buf.expect("a buffer is free");
+        buf.copy_in(0, data);
+        buf
+    }
+
+    /// Begins a command; its token.
+    pub(crate) fn submit(&mut self, op: Op, range: BlockRange, data: &[u8]) -> Token {
+        let token = Token(self.token_next);
+        self.token_next += 1;
+        let buf = match (op, self.disk.read_buffers()) {
+            (Op::Write { .. }, _) => Some(self.buffer(range, data)),
+            (Op::Read, BufferFrom::Pool) => Some(self.pool.take(self.bytes(range)).expect("a buffer is free")),
+            (Op::Read | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate, _) => None,
+        };
+        self.ended.extend(self.disk.submit(token, op, range, buf));
+        token
+    }
+
+    /// Begins a compare-and-write of one block; its token.
+    pub(crate) fn submit_swap(&mut self, lba: u64, expected: &[u8], data: &[u8]) -> Token {
+        let token = Token(self.token_next);
+        self.token_next += 1;
+        let range = BlockRange { lba, blocks: 1 };
+        let mut expects = self.pool.take(self.block_bytes).expect("a buffer is free");
+        expects.copy_in(0, expected);
+        let data = self.buffer(range, data);
+        self.ended.extend(self.disk.compare_and_write(token, range, expects, data));
+        token
+    }
+
+    /// One turn.
+    pub(crate) fn poll(&mut self) -> bool {
+        let is_busy = self.disk.poll(&mut self.done);
+        self.ended.append(&mut self.done);
+        is_busy
+    }
+
+    /// The end of a command, if it has ended.
+    pub(crate) fn try_end(&mut self, token: Token) -> Option<Done> {
+        let index = self.ended.iter().position(|done| done.token == token)?;
+        Some(self.ended.swap_remove(index))
+    }
+
+    /// Turns until a command has ended.
+    pub(crate) fn wait(&mut self, token: Token) -> Done {
+        let start = Instant::now();
+        loop {
+            if let Some(done) = self.try_end(token) {
+                return done;
+            }
+            self.poll();
+            assert!(start.elapsed() < TEST_TIME_MAX, "{token:?} does not end");
+        }
+    }
+
+    /// Turns until nothing is in flight.
+    pub(crate) fn drain(&mut self) {
+        let start = Instant::now();
+        while self.disk.in_flight() > 0 {
+            self.poll();
+            assert!(start.elapsed() < TEST_TIME_MAX, "{} do not end", self.disk.in_flight());
+        }
+    }
+
+    pub(crate) fn run(&mut self, op: Op, lba: u64, blocks: u32) -> Result<(), DiskError> {
+        let token = self.submit(op, BlockRange { lba, blocks }, &[]);
+        self.wait(token).result
+    }
+
+    pub(crate) fn write(&mut self, lba: u64, data: &[u8], fua: bool) -> Result<(), DiskError> {
+        let blocks = u32::try_from(data.len()).expect("small") / self.block_bytes;
+        let token = self.submit(Op::Write { fua }, BlockRange { lba, blocks }, data);
+        self.wait(token).result
+    }
+
+    pub(crate) fn read(&mut self, lba: u64, blocks: u32) -> Result<Vec<u8>, DiskError> {
+        let token = self.submit(Op::Read, BlockRange { lba, blocks }, &[]);
+        let done = self.wait(token);
+        done.result.map(|()| done.buf.expect("a read has a buffer").segments().flatten().copied().collect())
+    }
+
+    pub(crate) fn swap(&mut self, lba: u64, expected: &[u8], data: &[u8]) -> Result<(), DiskError> {
+        let token = self.submit_swap(lba, expected, data);
+        self.wait(token).result
+    }
+}

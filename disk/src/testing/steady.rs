@@ -1,0 +1,66 @@
+//! Nothing allocates once a disk is warm.
+
+use spindle_reactor::alloc_count::allocations_here;
+use spindle_reactor::mem::{Buf, Pages};
+
+use super::{TempPath, pool};
+use crate::{
+    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, FileDisk, FileSpec, NullDisk, NullSpec, Op, RamDisk,
+    RamSpec, Token,
+};
+
+const DEPTH: u64 = 16;
+
+/// 16 commands in flight, of all kinds, and all of them back.
+fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, blocks: u32) {
+    let mut left = DEPTH;
+    for token in 0..DEPTH {
+        let range = BlockRange { lba: token * u64::from(blocks), blocks };
+        let op = match token % 8 {
+            0 | 1 | 2 => Op::Write { fua: false },
+            3 => Op::WriteZeroes { deallocate: true, fua: false },
+            4 => Op::Flush,
+            _ => Op::Read,
+        };
+        let from = if op == Op::Read { disk.read_buffers() } else { disk.write_buffers() };
+        let buf: Option<Buf> = match (op, from) {
+            (Op::Read | Op::Write { .. }, BufferFrom::Pool) => context.pool.take(blocks * 512),
+            (Op::Write { .. }, BufferFrom::Disk) => disk.take(range),
+            (_, _) => None,
+        };
+        left -= u64::from(disk.submit(Token(token), op, range, buf).is_some());
+    }
+    for _ in 0..100_000_000u64 {
+        if left == 0 {
+            break;
+        }
+        disk.poll(done);
+        left -= done.len() as u64;
+        done.clear();
+    }
+    assert_eq!(left, 0, "all ended");
+}
+
+fn check(source: &dyn DiskSource, rounds: u32) {
+    let context = CoreContext { core: 0, pool: pool(), depth: 32 };
+    let mut disk = source.open(&context).expect("opens");
+    let mut done = Vec::with_capacity(32);
+    for blocks in [1, 8, 100] {
+        (0..4).for_each(|_| round(&mut *disk, &context, &mut done, blocks));
+    }
+    let before = allocations_here();
+    for blocks in [1, 8, 100] {
+        (0..rounds).for_each(|_| round(&mut *disk, &context, &mut done, blocks));
+    }
+    assert_eq!(allocations_here() - before, 0, "{}", source.kind());
+}
+
+#[test]
+fn a_warm_disk_allocates_nothing() {
+    let bytes = 4 << 20;
+    check(&*RamDisk::new("r", RamSpec { bytes, block_bytes: 512, pages: Pages::Base }).expect("ram disk"), 50);
+    check(&*NullDisk::new("n", NullSpec { bytes, block_bytes: 512 }).expect("null disk"), 50);
+    let at = TempPath::new();
+    let spec = FileSpec { create_bytes: Some(bytes), ..FileSpec::new(at.path(), 512) };
+    check(&*FileDisk::new("f", &spec).expect("file disk"), 5);
+}

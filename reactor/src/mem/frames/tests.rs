@@ -1,0 +1,242 @@
+//! Stores of frames, alone and from several cores.
+
+use super::*;
+
+fn store(pages: u64, slack: u64) -> Arc<FrameStore> {
+    FrameStore::new(pages * FRAME, slack * FRAME, Pages::Base).expect("store")
+}
+
+fn write(core: &Rc<FrameCore>, offset: u64, bytes: &[u8]) {
+    let mut buf = core.take(offset, u32::try_from(bytes.len()).expect("small")).expect("frames");
+    buf.copy_in(0, bytes);
+    core.write(offset, buf);
+}
+
+fn read(core: &Rc<FrameCore>, offset: u64, bytes: u32) -> Vec<u8> {
+    core.read(offset, bytes).segments().flatten().copied().collect()
+}
+
+#[test]
+fn what_was_written_is_read_at_any_alignment() {
+    let store = store(16, 4);
+    let core = store.core();
+    let mut model = vec![0u8; 16 * 4096];
+    let mut seed = 1u64;
+    for round in 0..2000u32 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let offset = usize::try_from((seed >> 33) % 128).expect("small") * 512;
+        let bytes = (usize::try_from((seed >> 20) % 24).expect("small") + 1) * 512;
+        let bytes = bytes.min(model.len() - offset);
+        let fill = vec![u8::try_from(round % 251).expect("small") + 1; bytes];
+        if round % 7 == 0 {
+            assert!(core.zero(offset as u64, u32::try_from(bytes).expect("small"), round % 2 == 0));
+            model[offset..offset + bytes].fill(0);
+        } else {
+            write(&core, offset as u64, &fill);
+            model[offset..offset + bytes].copy_from_slice(&fill);
+        }
+        assert_eq!(read(&core, 0, 16 * 4096), model, "round {round}");
+    }
+    assert!(core.zero(0, 16 * 4096, true));
+    assert_eq!(store.usage().pages_used, 0);
+}
+
+#[test]
+fn a_pinned_page_keeps_its_bytes_while_it_is_overwritten() {
+    let core = store(2, 8).core();
+    write(&core, 0, &[1; 4096]);
+    let pinned = core.read(0, 4096);
+    for fill in 2..10 {
+        write(&core, 0, &[fill; 4096]);
+    }
+    assert!(core.zero(0, 4096, true));
+    assert!(pinned.equals_at(0, &[1; 4096]));
+    assert_eq!(read(&core, 0, 4096), [0; 4096]);
+}
+
+#[test]
+fn frames_run_out_and_come_back() {
+    let store = FrameStore::new(4 * FRAME, 0, Pages::Base).expect("store");
+    let core = store.core();
+    let mut held = Vec::new();
+    while let Some(buf) = core.take(0, 4096) {
+        held.push(buf);
+    }
+    assert!(held.len() >= 4);
+    held.pop();
+    assert!(core.take(0, 8192).is_none());
+    assert!(core.take(0, 4096).is_some());
+    held.clear();
+    assert!(core.take(0, 8192).is_some());
+}
+
+#[test]
+fn a_zeroing_that_finds_no_frame_for_its_ragged_end_loses_none() {
+    let core = store(8, 0).core();
+    for page in 0..8 {
+        write(&core, page * FRAME, &[3; 4096]);
+    }
+    let take_all = || std::iter::from_fn(|| core.take(0, 4096)).collect::<Vec<_>>();
+    let held = take_all();
+    assert!(!core.zero(0, 512, true), "a ragged range alone finds no frame");
+    assert_eq!(read(&core, 0, 4096), [3; 4096]);
+    assert!(core.zero(0, 7 * 4096 + 512, true), "the ragged end takes one of those that were freed before it");
+    assert_eq!(read(&core, 7 * FRAME, 1024), [[0; 512], [3; 512]].concat());
+    let freed = take_all();
+    assert_eq!(freed.len(), 7);
+    // A page that a reply is being sent from is not free, so the ragged end after it finds none.
+    core.write(0, freed.into_iter().next().expect("a frame"));
+    let held_too = take_all();
+    assert_eq!(held_too.len(), 6);
+    let pinned = core.read(0, 4096);
+    assert!(core.zero(0, 4096, true));
+    assert!(!core.zero(6 * FRAME, 4096 + 512, true));
+    drop(pinned);
+    assert_eq!(take_all().len(), 1);
+    let free = held.len() + held_too.len() + 1;
+    drop((held, held_too));
+    assert_eq!(take_all().len(), free);
+}
+
+#[test]
+fn a_cut_buffer_gives_back_what_was_cut() {
+    for (cut_to, kept) in [(0, 0), (1, 1), (4096, 1), (4097, 2), (16383, 4), (16384, 4)] {
+        let core = store(8, 0).core();
+        let take_all = || std::iter::from_fn(|| core.take(0, 4096)).collect::<Vec<_>>();
+        let mut buf = core.take(0, 16384).expect("frames");
+        let others = take_all();
+        buf.truncate(cut_to); // fresh frames lie side by side
+        let cut = take_all();
+        assert_eq!(cut.len(), 4 - kept, "cut to {cut_to}");
+        drop(buf);
+        assert_eq!(take_all().len(), kept, "cut to {cut_to}, then dropped");
+        drop((others, cut));
+    }
+}
+
+#[test]
+fn unwritten_pages_are_one_piece_of_zeroes() {
+    let core = store(600, 8).core();
+    assert!(core.read(0, 512 * 4096).as_slice().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)));
+    write(&core, 4096, &[1; 4096]);
+    let buf = core.read(0, 600 * 4096);
+    assert_eq!(buf.segments().map(<[u8]>::len).collect::<Vec<_>>(), [4096, 4096, 512 * 4096, 86 * 4096]);
+}
+
+#[test]
+#[should_panic(expected = "taken for another offset")]
+fn a_buffer_of_another_offset_is_not_published() {
+    let core = store(2, 8).core();
+    let buf = core.take(0, 4096).expect("frame");
+    core.write(512, buf);
+}
+
+#[test]
+fn a_core_that_idles_on_free_frames_keeps_nobody_waiting() {
+    for slack in [0, 64, 1024] {
+        let store = store(256, slack);
+        let (idle, busy) = (store.core(), store.core());
+        // Everything passes through the idle core's hands and is free again.
+        drop(std::iter::from_fn(|| idle.take(0, 4096)).collect::<Vec<_>>());
+        let total = 256 + u64::from(FRESH_BATCH) + slack - 1;
+        let taken = std::iter::from_fn(|| busy.take(0, 4096)).collect::<Vec<_>>().len() as u64;
+        assert!(taken >= total - total / 4, "{taken} of {total}");
+        for page in 0..256 {
+            write(&busy, page * FRAME, &[1; 4096]);
+        }
+        // Nor does one that tried to take more than there was.
+        let held: Vec<Buf> = std::iter::from_fn(|| busy.take(0, 4096)).collect();
+        assert!(idle.take(0, 256 * 4096).is_none());
+        drop(held);
+        assert!(busy.take(0, 256 * 4096).is_some());
+    }
+}
+
+#[test]
+fn compare_and_write_changes_only_what_is_as_expected() {
+    let core = store(1, 4).core();
+    write(&core, 0, &[5; 4096]);
+    let expected = |fill: u8| {
+        let mut buf = core.take(512, 512).expect("frame");
+        buf.copy_in(0, &[fill; 512]);
+        buf
+    };
+    let new = || expected(9);
+    assert_eq!(core.compare_and_write(512, new(), &expected(4)), Err(SwapError::Differs));
+    assert_eq!(read(&core, 512, 512), [5; 512]);
+    assert_eq!(core.compare_and_write(512, new(), &expected(5)), Ok(()));
+    assert_eq!(read(&core, 0, 1536), [[5u8; 512], [9; 512], [5; 512]].concat());
+}
+
+#[test]
+fn two_cores_that_write_and_read_one_page_never_see_a_torn_one() {
+    let store = store(1, 64);
+    std::thread::scope(|scope| {
+        for thread in 0..2u8 {
+            let store = &store;
+            scope.spawn(move || {
+                let core = store.core();
+                for round in 0..20_000u32 {
+                    let fill = thread * 100 + u8::try_from(round % 100).expect("small");
+                    write(&core, 0, &[fill; 4096]);
+                    let seen = core.read(0, 4096);
+                    let first = seen.as_slice().expect("one piece")[0];
+                    assert!(seen.equals_at(0, &[first; 4096]), "torn page");
+                }
+            });
+        }
+    });
+    assert_eq!(store.usage().pages_used, 1);
+}
+
+#[test]
+fn two_cores_that_write_halves_of_a_page_lose_nothing() {
+    let store = store(1, 64);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let store = &store;
+            scope.spawn(move || {
+                let core = store.core();
+                for round in 0..20_000u32 {
+                    let fill = [u8::try_from(round % 256).expect("small"); 512];
+                    write(&core, thread * 512, &fill);
+                    assert_eq!(read(&core, thread * 512, 512), fill);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn frames_that_go_from_page_to_page_are_never_seen_as_another_page() {
+    let store = store(4, 0);
+    // Only seven frames, none of them fresh, so that each is used again at once.
+    store.fresh.store(store.frames, Ordering::Relaxed);
+    (1..8).for_each(|frame| store.spill_one(frame));
+    std::thread::scope(|scope| {
+        for thread in 0..3u8 {
+            let store = &store;
+            scope.spawn(move || {
+                let core = store.core();
+                for round in 0..20_000u32 {
+                    let page = u64::from((round * 7 + u32::from(thread)) % 4);
+                    let tag = u8::try_from(page + 1).expect("small");
+                    if let Some(mut buf) = core.take(page * FRAME, 4096) {
+                        buf.copy_in(0, &[tag; 4096]);
+                        core.write(page * FRAME, buf);
+                    }
+                    if round % 5 == 0 {
+                        assert!(core.zero((page + 1) % 4 * FRAME, 4096, round % 2 == 0));
+                    }
+                    let seen = core.read(page * FRAME, 4096);
+                    let first = seen.as_slice().expect("one piece")[0];
+                    assert!(first == 0 || first == tag, "page {page} shows {first}");
+                    assert!(seen.equals_at(0, &[first; 4096]), "torn page");
+                }
+            });
+        }
+    });
+    let core = store.core();
+    assert!(core.zero(0, 4 * 4096, false));
+    assert_eq!(std::iter::from_fn(|| core.take(0, 4096)).collect::<Vec<_>>().len(), 7, "all come back");
+}

@@ -1,0 +1,16 @@
+//! The connection of both ends, byte by byte and against each other. No sockets, no clock, no sleep.
+
+mod closing;
+mod digests;
+mod direct;
+mod golden;
+mod paused;
+mod rig;
+mod sgl;
+mod splits;
+mod violations_controller;
+mod violations_host;
+mod wire;
+
+#[global_allocator]
+static ALLOCATOR: spindle_reactor::alloc_count::CountingAllocator = spindle_reactor::alloc_count::CountingAllocator;

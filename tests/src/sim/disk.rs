@@ -1,0 +1,115 @@
+//! [`PoolDisk`]: memory behind the pool's buffers, as a file is, so that the path of drives is simulated too.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use spindle_disk::{
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token, Usage,
+};
+use spindle_reactor::mem::Buf;
+
+/// A disk that reads into and writes from the pool's buffers.
+pub struct PoolDisk {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    geometry: Geometry,
+}
+
+impl PoolDisk {
+    /// All zeroes.
+    #[must_use]
+    pub fn new(block_bytes: u32, block_count: u64) -> Arc<dyn DiskSource> {
+        let geometry = Geometry {
+            block_bytes,
+            block_count,
+            is_read_only: false,
+            has_volatile_cache: true,
+            can_deallocate: true,
+            atomic_blocks: 1,
+            can_compare_and_write: true,
+        };
+        let bytes = vec![0; usize::try_from(geometry.bytes()).unwrap_or(0)];
+        Arc::new(PoolDisk { bytes: Arc::new(Mutex::new(bytes)), geometry })
+    }
+}
+
+impl DiskSource for PoolDisk {
+    fn name(&self) -> &str {
+        "pool-disk"
+    }
+
+    fn kind(&self) -> &'static str {
+        "sim"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        Ok(Box::new(PoolCore { bytes: Arc::clone(&self.bytes), geometry: self.geometry }))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        Err(ResizeError { disk: "pool-disk".to_owned(), bytes, allowed: "never".to_owned() })
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+struct PoolCore {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    geometry: Geometry,
+}
+
+impl PoolCore {
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn span(&self, range: BlockRange) -> std::ops::Range<usize> {
+        let block = u64::from(self.geometry.block_bytes);
+        let start = usize::try_from(range.lba * block).expect("checked by the target");
+        start..start + usize::try_from(u64::from(range.blocks) * block).expect("checked by the target")
+    }
+}
+
+impl Disk for PoolCore {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn submit(&mut self, token: Token, op: Op, range: BlockRange, mut buf: Option<Buf>) -> Option<Done> {
+        let span = self.span(range);
+        let mut bytes = self.lock();
+        match (op, &mut buf) {
+            (Op::Read, Some(buf)) => buf.copy_in(0, &bytes[span]),
+            (Op::Write { .. }, Some(buf)) => buf.copy_out(0, &mut bytes[span]),
+            (Op::WriteZeroes { .. } | Op::Deallocate, _) => bytes[span].fill(0),
+            (Op::Flush, _) => {}
+            (Op::Read | Op::Write { .. }, None) => panic!("a command came without its buffer"),
+        }
+        drop(bytes);
+        Some(Done { token, result: Ok(()), buf })
+    }
+
+    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+        let span = self.span(range);
+        let mut bytes = self.lock();
+        let is_same = expected.equals_at(0, &bytes[span.clone()]);
+        if is_same {
+            data.copy_out(0, &mut bytes[span]);
+        }
+        drop(bytes);
+        let result = if is_same { Ok(()) } else { Err(DiskError::CompareDiffers) };
+        Some(Done { token, result, buf: Some(data) })
+    }
+
+    fn poll(&mut self, _done: &mut Vec<Done>) -> bool {
+        false
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+}

@@ -1,0 +1,34 @@
+//! The seeded simulator: the shipped target cores and NVMe/TCP connections of both ends, wires, disks and time in one thread.
+//!
+//! ```text
+//!   SimHost (admin queue, I/O queues, model) ── host::Conn ══ Wire (bytes, any split) ══ controller::Conn ── TargetCore ── disks
+//!                                                                                       cores: messages in any interleaving
+//! ```
+//!
+//! A seed draws everything ([`Swarm`]): cores, hosts, queues, queue sizes, buffers, block size, digests, in-capsule size, kind of disk,
+//! faults, how wires split and stall, when hosts vanish. A model ([`model::Model`]) knows for each block which contents are possible and
+//! judges every read; at the end every buffer must be home. The same seed gives the same run.
+//!
+//! What it does not do: no sockets, no threads, no wall clock; the lab and the loopback tests have those.
+
+pub mod disk;
+pub mod host;
+pub mod model;
+pub mod rng;
+pub mod wire;
+pub mod world;
+
+pub use rng::Rng;
+pub use world::{Report, Swarm, World};
+
+/// Run one seed for `commands` commands.
+///
+/// # Panics
+/// When the target breaks a promise; the message names the seed and the command that replays it.
+pub fn run(seed: u64, commands: u64) -> Report {
+    let outcome = std::panic::catch_unwind(|| World::new(Swarm::draw(seed)).run(commands));
+    outcome.unwrap_or_else(|panic| {
+        eprintln!("SEED={seed} failed; replay: SPINDLE_SIM_SEED={seed} cargo nextest run -p spindle-tests one_seed");
+        std::panic::resume_unwind(panic)
+    })
+}
