@@ -26,8 +26,8 @@ use spindle_reactor::mem::Buf;
 pub use control::{Broken, Fault, FaultControl, OpKind};
 
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, ResizeError,
-    Token, Usage,
+    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError,
+    ResizeError, Token, Usage,
 };
 
 /// The layer, shared by all cores. See the module.
@@ -263,7 +263,9 @@ impl FaultCore {
     fn on_inner_done(&mut self, done: Done) -> Option<Done> {
         let slot = usize::try_from(done.token.0).unwrap_or(usize::MAX);
         let plan = self.plans.get_mut(slot).and_then(Option::take);
-        let Some(plan) = plan else { panic!("the inner disk ended {:?}, which it does not have", done.token) };
+        let Some(plan) = plan else {
+            panic!("the inner disk ended {:?}, which it does not have", done.token)
+        };
         self.plans_free.push(slot);
         self.end(plan, Done { token: plan.token, ..done })
     }
@@ -334,7 +336,13 @@ impl Disk for FaultCore {
         self.begin(plan, Call::Op { op, range, buf })
     }
 
-    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+    fn compare_and_write(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        expected: Buf,
+        data: Buf,
+    ) -> Option<Done> {
         let plan = self.judge(token, OpKind::CompareAndWrite, range);
         self.begin(plan, Call::CompareAndWrite { range, expected, data })
     }

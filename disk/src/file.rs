@@ -19,7 +19,7 @@
 //! makes no block atomic that the device or the page cache does not: through the page cache, a read may see a part of a
 //! write to the same block that is under way.
 //!
-//! Limits: [`REQUESTS_MAX`](core::REQUESTS_MAX) requests of a core in its ring, the rest queued; 256 cores.
+//! Limits: 1024 requests of a core in its ring, the rest queued; 256 cores.
 
 mod core;
 mod guard;
@@ -33,6 +33,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -43,6 +44,10 @@ pub use open::{FileFacts, FileSpec};
 
 use self::core::FileCore;
 use guard::Guard;
+
+/// How long the file may be held by whoever served it before: the kernel takes milliseconds to end what a dead target's
+/// rings had in flight, more on a slow device.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A disk in a file, shared by all cores. See the module.
 pub struct FileDisk {
@@ -96,7 +101,11 @@ impl FileDisk {
     /// # Errors
     /// [`OpenError::Setting`] that names what is out of range, [`OpenError::System`] that names the path.
     pub fn new(name: &str, spec: &FileSpec) -> Result<Arc<FileDisk>, OpenError> {
-        let opened = open::open(name, spec)?;
+        Self::open_within(name, spec, LOCK_WAIT)
+    }
+
+    fn open_within(name: &str, spec: &FileSpec, lock_wait: Duration) -> Result<Arc<FileDisk>, OpenError> {
+        let opened = open::open(name, spec, lock_wait)?;
         let shared = Shared {
             name: name.to_owned(),
             path: spec.path.clone(),
@@ -159,10 +168,11 @@ impl DiskSource for FileDisk {
             // Before the file is cut, so that no new command goes where nothing will be.
             shared.block_count.store(block_count, Ordering::Release);
         }
-        if !is_cut_to_fit && bytes != has {
-            if let Err(error) = shared.file.set_len(bytes).and_then(|()| shared.file.sync_all()) {
-                return refuse(format!("cannot change the size of {path}: {error}"));
-            }
+        if !is_cut_to_fit
+            && bytes != has
+            && let Err(error) = shared.file.set_len(bytes).and_then(|()| shared.file.sync_all())
+        {
+            return refuse(format!("cannot change the size of {path}: {error}"));
         }
         shared.block_count.store(block_count, Ordering::Release);
         Ok(())

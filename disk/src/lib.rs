@@ -177,7 +177,13 @@ pub trait Disk {
 
     /// Write `data` to the range of one block if it holds `expected` now, in one step as seen by every core.
     /// Where [`Geometry::can_compare_and_write`]; [`DiskError::NotSupported`] elsewhere.
-    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+    fn compare_and_write(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        expected: Buf,
+        data: Buf,
+    ) -> Option<Done> {
         let _ = (range, expected, data);
         Some(Done { token, result: Err(DiskError::NotSupported), buf: None })
     }
@@ -198,4 +204,5 @@ mod testing;
 
 #[cfg(test)]
 #[global_allocator]
-static ALLOCATOR: spindle_reactor::alloc_count::CountingAllocator = spindle_reactor::alloc_count::CountingAllocator;
+static ALLOCATOR: spindle_reactor::alloc_count::CountingAllocator =
+    spindle_reactor::alloc_count::CountingAllocator;

@@ -10,7 +10,8 @@ use spindle_reactor::mem::Buf;
 
 use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token, Usage,
+    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token,
+    Usage,
 };
 
 /// What a null disk is to be.
@@ -162,7 +163,10 @@ mod tests {
         source.resize(1 << 40).expect("any size");
         assert_eq!(disk.geometry().bytes(), 1 << 40);
         let error = source.resize(5000).expect_err("not whole blocks");
-        assert!(error.to_string().contains("size = 5000 bytes: must be a multiple of the block size, 4096"), "{error}");
+        assert!(
+            error.to_string().contains("size = 5000 bytes: must be a multiple of the block size, 4096"),
+            "{error}"
+        );
     }
 
     #[test]

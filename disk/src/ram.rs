@@ -25,8 +25,8 @@ use spindle_reactor::mem::{Buf, FRAME_BYTES, FrameCore, FrameStore, Pages};
 
 use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, ResizeError,
-    Token, Usage,
+    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError,
+    ResizeError, Token, Usage,
 };
 
 const FRAME: u64 = FRAME_BYTES as u64;
@@ -299,8 +299,14 @@ impl Disk for RamCore {
                 Some(Done { token, result: Ok(()), buf: Some(buf) })
             }
             Op::Write { .. } => {
-                let Some(buf) = buf else { return Some(Done { token, result: Err(DiskError::Internal), buf: None }) };
-                assert_eq!(buf.len() as u64, range.bytes(self.shift), "the data of a write are as long as its range");
+                let Some(buf) = buf else {
+                    return Some(Done { token, result: Err(DiskError::Internal), buf: None });
+                };
+                assert_eq!(
+                    buf.len() as u64,
+                    range.bytes(self.shift),
+                    "the data of a write are as long as its range"
+                );
                 self.frames.write(range.offset(self.shift), buf);
                 Some(Done { token, result: Ok(()), buf: None })
             }
@@ -310,7 +316,13 @@ impl Disk for RamCore {
         }
     }
 
-    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+    fn compare_and_write(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        expected: Buf,
+        data: Buf,
+    ) -> Option<Done> {
         assert_eq!(range.blocks, 1, "compare-and-write is of one block");
         let swapped = self.frames.compare_and_write(range.offset(self.shift), data, &expected);
         Some(Done { token, result: swapped.map_err(|_differs| DiskError::CompareDiffers), buf: None })

@@ -24,8 +24,10 @@ pub(crate) fn checked_blocks(disk: &str, bytes: u64, block_bytes: u32) -> Result
 
 /// Why a disk cannot have `bytes`, or `None` when it can.
 pub(crate) fn size_refusal(bytes: u64, block_bytes: u32) -> Option<String> {
-    if bytes == 0 || bytes % u64::from(block_bytes) != 0 || bytes > BYTES_MAX {
-        return Some(format!("must be a multiple of the block size, {block_bytes}, from 1 block to 2^62 bytes"));
+    if bytes == 0 || !bytes.is_multiple_of(u64::from(block_bytes)) || bytes > BYTES_MAX {
+        return Some(format!(
+            "must be a multiple of the block size, {block_bytes}, from 1 block to 2^62 bytes"
+        ));
     }
     None
 }
@@ -60,7 +62,10 @@ impl BlockRange {
     #[inline]
     pub(crate) fn data_bytes(self, shift: u32) -> u32 {
         let Ok(bytes) = u32::try_from(self.bytes(shift)) else {
-            panic!("{} blocks are more than one buffer holds; the caller checks its transfer limit", self.blocks)
+            panic!(
+                "{} blocks are more than one buffer holds; the caller checks its transfer limit",
+                self.blocks
+            )
         };
         bytes
     }

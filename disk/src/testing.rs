@@ -102,7 +102,9 @@ impl Driver {
         self.token_next += 1;
         let buf = match (op, self.disk.read_buffers()) {
             (Op::Write { .. }, _) => Some(self.buffer(range, data)),
-            (Op::Read, BufferFrom::Pool) => Some(self.pool.take(self.bytes(range)).expect("a buffer is free")),
+            (Op::Read, BufferFrom::Pool) => {
+                Some(self.pool.take(self.bytes(range)).expect("a buffer is free"))
+            }
             (Op::Read | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate, _) => None,
         };
         self.ended.extend(self.disk.submit(token, op, range, buf));

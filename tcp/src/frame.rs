@@ -81,19 +81,20 @@ impl Frame {
             return Err(digest_flags(ch, agreed));
         }
         let data_at = u32::from(ch.pdo);
-        if data_at < header_bytes || ch.pdo % agreed.receive_unit != 0 {
+        if data_at < header_bytes || !ch.pdo.is_multiple_of(agreed.receive_unit) {
             let least = u8::try_from(header_bytes).unwrap_or(u8::MAX);
-            return Err(Violation::Pdo { pdu_type: ch.pdu_type, pdo: ch.pdo, least, unit: agreed.receive_unit });
+            return Err(Violation::Pdo {
+                pdu_type: ch.pdu_type,
+                pdo: ch.pdo,
+                least,
+                unit: agreed.receive_unit,
+            });
         }
         let around = data_at + if agreed.data_digest { DIGEST } else { 0 };
         if ch.plen() <= around {
             return Err(plen(ch, "at least", around + 1));
         }
-        Ok(Frame {
-            header_bytes: data_at,
-            data_bytes: ch.plen() - around,
-            data_digest: agreed.data_digest,
-        })
+        Ok(Frame { header_bytes: data_at, data_bytes: ch.plen() - around, data_digest: agreed.data_digest })
     }
 
     /// Bytes of header and header digest; checks HLEN and the digest flags.

@@ -38,7 +38,11 @@ impl RxBatch {
     /// # Panics
     /// When there is less room than that.
     pub fn filled(&mut self, count: usize) {
-        assert!(count <= self.bytes.len() - self.end, "filled {count} bytes of {}", self.bytes.len() - self.end);
+        assert!(
+            count <= self.bytes.len() - self.end,
+            "filled {count} bytes of {}",
+            self.bytes.len() - self.end
+        );
         self.end += count;
     }
 
@@ -145,7 +149,9 @@ impl Inbox {
 
     /// The next bytes as a wire structure, if they are here. Its alignment is 1, so it is looked at where it lies.
     #[inline]
-    pub(crate) fn peek_as<T: FromBytes + nvme_spec::zerocopy::KnownLayout + nvme_spec::zerocopy::Immutable>(
+    pub(crate) fn peek_as<
+        T: FromBytes + nvme_spec::zerocopy::KnownLayout + nvme_spec::zerocopy::Immutable,
+    >(
         &mut self,
     ) -> Option<&T> {
         let bytes = self.peek(size_of::<T>())?;

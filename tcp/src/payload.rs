@@ -59,11 +59,23 @@ impl<K> Payload<K> {
         u32::try_from(self.end).unwrap_or(u32::MAX)
     }
 
+    /// Take what is here of the data; not yet of its digest.
+    #[inline]
+    pub(crate) fn copy(&mut self, inbox: &mut Inbox) {
+        self.at += inbox.copy_to(&mut self.buf, self.at, self.end - self.at);
+    }
+
+    /// True when all data is here and there is no digest to wait for.
+    #[inline]
+    pub(crate) fn is_whole(&self) -> bool {
+        self.at == self.end && !self.has_digest
+    }
+
     /// Take what is here.
     #[inline]
     pub(crate) fn fill(&mut self, inbox: &mut Inbox) -> Filled {
         if self.at < self.end {
-            self.at += inbox.copy_to(&mut self.buf, self.at, self.end - self.at);
+            self.copy(inbox);
             if self.at < self.end {
                 return Filled::Partly;
             }

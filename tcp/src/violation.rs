@@ -260,11 +260,13 @@ impl Violation {
             | Violation::Maxh2cdata { .. }
             | Violation::R2tEmpty { .. }
             | Violation::CompletionCid { .. } => Some(Fes::INVALID_HEADER_FIELD),
-            Violation::BeforeInitialize { .. } | Violation::InitializedTwice { .. } | Violation::DataShort { .. } => {
-                Some(Fes::PDU_SEQUENCE_ERROR)
-            }
+            Violation::BeforeInitialize { .. }
+            | Violation::InitializedTwice { .. }
+            | Violation::DataShort { .. } => Some(Fes::PDU_SEQUENCE_ERROR),
             Violation::HeaderDigest { .. } => Some(Fes::HEADER_DIGEST_ERROR),
-            Violation::DataOffset { .. } | Violation::DataRange { .. } => Some(Fes::DATA_TRANSFER_OUT_OF_RANGE),
+            Violation::DataOffset { .. } | Violation::DataRange { .. } => {
+                Some(Fes::DATA_TRANSFER_OUT_OF_RANGE)
+            }
             Violation::InCapsuleBytes { .. } | Violation::H2cDataBytes { .. } => {
                 Some(Fes::DATA_TRANSFER_LIMIT_EXCEEDED)
             }

@@ -155,6 +155,14 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         self.receiving = Receiving::Skip(frame.data_bytes as usize + digest);
     }
 
+    /// Take what is here of a payload.
+    #[inline]
+    pub(crate) fn copy_payload(&mut self) {
+        if let Receiving::Payload(payload) = &mut self.receiving {
+            payload.copy(&mut self.inbox);
+        }
+    }
+
     /// Go on with a payload; when it is whole, it is taken out.
     #[inline]
     pub(crate) fn fill(&mut self) -> Option<(Payload<In>, Filled)> {

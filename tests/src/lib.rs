@@ -3,4 +3,5 @@
 //! The tests themselves are in `tests/`: simulation seeds, two-process loopback, tidy rules; the lab's bodies are in `tests/lab`.
 #![forbid(unsafe_code)]
 
+pub mod direct;
 pub mod sim;

@@ -42,6 +42,9 @@ use crate::size::Bytes;
 /// Time before the measurement in which windows, caches and clocks settle.
 const WARM_UP: Duration = Duration::from_millis(200);
 
+/// The share of their cores that both ends must have had for the figures to say something about the machine.
+const CPU_SHARE_MIN: f64 = 0.97;
+
 /// What the two ends are to do.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
@@ -176,6 +179,7 @@ fn measure(plan: &Plan, progress: Progress) -> Result<BenchResult, LimitError> {
         errors: 0,
         latency: outcome.latency,
         line_round_trip_ns: Some(before.max(after)),
+        cpu_share: Some(outcome.cpu_share),
     })
 }
 
@@ -187,6 +191,9 @@ fn show(args: &LimitArgs, result: &BenchResult) -> Result<(), LimitError> {
         println!("{}", report::table::render(&[("limit", result)]));
         if let (Some(nanoseconds), [server, requester]) = (result.line_round_trip_ns, result.run.cores.as_slice()) {
             println!("cache line between core {server} (serving) and {requester} (requesting): {nanoseconds:.0} ns");
+        }
+        if let Some(share) = result.cpu_share.filter(|share| *share < CPU_SHARE_MIN) {
+            println!("disturbed: the two ends had their cores for only {:.0} % of the time", share * 100.0);
         }
     }
     if let Some(path) = &args.output.plot {

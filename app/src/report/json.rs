@@ -1,7 +1,8 @@
 //! A result as one JSON object, for programs.
 //!
 //! The keys are a promise: `iops`, `mb_per_s`, `latency_us` with `mean`, `p50`, `p99`, `p99_9`, `p99_99`, `max`,
-//! `errors`, and `run` with what was run. `line_round_trip_ns` stands beside them where it was measured.
+//! `errors`, and `run` with what was run. `line_round_trip_ns` and
+//! `cpu_share` stand beside them where they were measured: the conditions that the figures hold under.
 
 use serde_json::{Map, Value, json};
 
@@ -27,6 +28,9 @@ pub fn render(result: &BenchResult) -> serde_json::Result<Value> {
     object.insert("errors".to_owned(), json!(result.errors));
     if let Some(line_round_trip_ns) = result.line_round_trip_ns {
         object.insert("line_round_trip_ns".to_owned(), rounded(line_round_trip_ns, 1));
+    }
+    if let Some(cpu_share) = result.cpu_share {
+        object.insert("cpu_share".to_owned(), rounded(cpu_share, 3));
     }
     Ok(Value::Object(object))
 }

@@ -158,6 +158,9 @@ pub struct BenchResult {
     /// What a cache line takes from one pinned core to the other and back, measured beside the run: it tells which of
     /// a virtual machine's moods the figures were taken in.
     pub line_round_trip_ns: Option<f64>,
+    /// The share of the time in which the polling threads really had their cores. Below 0.97 others were running there,
+    /// and the figures say little.
+    pub cpu_share: Option<f64>,
 }
 
 impl BenchResult {
@@ -224,6 +227,7 @@ pub(crate) fn example_result() -> BenchResult {
         errors: 0,
         latency,
         line_round_trip_ns: None,
+        cpu_share: None,
     }
 }
 

@@ -82,6 +82,7 @@ fn draw(svg: &mut String, title: &str, series: &[(&str, &Latencies)]) -> Result<
     root.fill(&WHITE).map_err(draw_error)?;
     let mut chart = ChartBuilder::on(&root)
         .margin(18)
+        .margin_right(38)
         .caption(title, (FONT, 20, FontStyle::Bold).into_font().color(&INK))
         .x_label_area_size(52)
         .y_label_area_size(76)

@@ -26,7 +26,7 @@ impl Progress {
         let is_hidden = wants_json || !stderr().is_terminal();
         let target = if is_hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(Some(milliseconds(total)), target);
-        if let Ok(style) = ProgressStyle::with_template("{prefix}  {bar:32.cyan/dim} {percent:>3} %  {msg}") {
+        if let Ok(style) = ProgressStyle::with_template("{prefix}  {bar:20.cyan/dim} {percent:>3} %  {msg}") {
             bar.set_style(style.progress_chars("━╸─"));
         }
         bar.set_prefix(title.to_owned());

@@ -40,8 +40,14 @@ pub enum OpKind {
 
 impl OpKind {
     /// All of them.
-    pub const ALL: [OpKind; 6] =
-        [OpKind::Read, OpKind::Write, OpKind::Flush, OpKind::WriteZeroes, OpKind::Deallocate, OpKind::CompareAndWrite];
+    pub const ALL: [OpKind; 6] = [
+        OpKind::Read,
+        OpKind::Write,
+        OpKind::Flush,
+        OpKind::WriteZeroes,
+        OpKind::Deallocate,
+        OpKind::CompareAndWrite,
+    ];
 
     /// The kind of an op.
     #[must_use]

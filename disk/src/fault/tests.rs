@@ -139,10 +139,23 @@ fn broken_blocks_fail_until_healed_and_a_gone_disk_fails_all() {
     assert_eq!(result(Op::Write { fua: true }, 6, 4), Err(DiskError::MediaWrite));
     assert_eq!((result(zeroes, 0, 6), result(zeroes, 7, 1)), (Err(DiskError::MediaWrite), Ok(())));
     assert_eq!(result(Op::Flush, 0, 0), Ok(()));
+    let mut swap = |lba| {
+        let range = BlockRange { lba, blocks: 1 };
+        let data = disk.take(range).expect("frames");
+        disk.compare_and_write(Token(0), range, Buf::zeroes(4096), data).expect("at once").result
+    };
+    assert_eq!((swap(3), swap(5)), (Err(DiskError::MediaRead), Err(DiskError::MediaWrite)));
+    assert_eq!(swap(200), Ok(()));
     control.heal();
+    let mut result = |op, lba, blocks| {
+        disk.submit(Token(0), op, BlockRange { lba, blocks }, None).expect("at once").result
+    };
     assert_eq!((result(Op::Read, 3, 1), result(zeroes, 0, 6)), (Ok(()), Ok(())));
     control.set_gone(true);
-    assert_eq!((result(Op::Read, 0, 1), result(Op::Flush, 0, 0)), (Err(DiskError::Gone), Err(DiskError::Gone)));
+    assert_eq!(
+        (result(Op::Read, 0, 1), result(Op::Flush, 0, 0)),
+        (Err(DiskError::Gone), Err(DiskError::Gone))
+    );
     control.set_gone(false);
     assert_eq!(result(Op::Read, 0, 1), Ok(()));
 }
@@ -163,6 +176,23 @@ fn a_dropped_compare_and_write_ends_when_it_is_released() {
     assert!(disk.poll(&mut done));
     assert_eq!((done[0].token, done[0].result, disk.in_flight()), (Token(4), Ok(()), 0));
     assert_eq!(fill_of(&mut *disk, ONE), 8);
+}
+
+#[test]
+fn reordered_commands_end_in_an_order_that_the_seed_draws() {
+    let order = |seed| {
+        let (mut disk, control) = over_null(seed);
+        control.set_all(Fault::Reorder, ALWAYS);
+        for token in 0..8 {
+            assert!(disk.submit(Token(token), Op::Read, ONE, None).is_none());
+        }
+        let mut done = Vec::with_capacity(8);
+        assert!(disk.poll(&mut done));
+        done.iter().map(|done| done.token.0).collect::<Vec<_>>()
+    };
+    let orders: std::collections::HashSet<_> = (0..20).map(order).collect();
+    assert!(orders.len() > 15, "{orders:?}");
+    assert!(orders.iter().all(|order| order.len() == 8));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use spindle_reactor::mem::{Buf, Pool};
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_reactor::uring::{Completion, FileIndex, FileRing, Full};
 
-use super::request::{Request, State, Way, Zeroing};
+use super::request::{Request, State, Way, Zeroing, is_medium_error};
 use super::swap::{Gate, Swap, SwapState};
 use super::{Shared, disk_error, guard};
 use crate::shape::block_shift;
@@ -112,7 +112,9 @@ impl FileCore {
         match request.op {
             Op::Read | Op::Write { .. } => {
                 request.state = State::Transfer;
-                let Some(buf) = request.buf.take() else { return self.end(slot, Err(DiskError::Internal), None) };
+                let Some(buf) = request.buf.take() else {
+                    return self.end(slot, Err(DiskError::Internal), None);
+                };
                 assert_eq!(buf.len() as u64, range.bytes(self.shift), "a buffer is as long as its range");
                 let token = u64::from(slot.to_wire());
                 took(match request.op {
@@ -136,8 +138,11 @@ impl FileCore {
 
     fn step_zeroing(&mut self, slot: Slot, at: u64, gives_back: bool) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        let zeroing =
-            Zeroing { way: Way::best(&self.shared, gives_back), at, end: at + request.range.bytes(self.shift) };
+        let zeroing = Zeroing {
+            way: Way::best(&self.shared, gives_back),
+            at,
+            end: at + request.range.bytes(self.shift),
+        };
         self.step_piece(slot, zeroing);
     }
 
@@ -183,11 +188,15 @@ impl FileCore {
                 }
             },
             State::New | State::Transfer | State::Sync => {
-                if error.is_some() && request.is_durable() {
+                if error.is_some_and(|error| request.lost_data(error)) {
                     self.shared.on_sync_error();
                 }
                 let is_write = !matches!(request.op, Op::Read);
-                self.end(slot, completion.result.map_err(|error| disk_error(&error, is_write)), completion.buf);
+                self.end(
+                    slot,
+                    completion.result.map_err(|error| disk_error(&error, is_write)),
+                    completion.buf,
+                );
             }
         }
     }
@@ -207,7 +216,9 @@ impl FileCore {
             SwapState::Clearing => panic!("nothing of this compare-and-write is in the ring"),
             SwapState::Reading => match (completion.result, &completion.buf) {
                 (Err(error), _) => Err(disk_error(&error, false)),
-                (Ok(()), Some(buf)) if buf.as_slice().is_some_and(|now| active.swap.expected.equals_at(0, now)) => {
+                (Ok(()), Some(buf))
+                    if buf.as_slice().is_some_and(|now| active.swap.expected.equals_at(0, now)) =>
+                {
                     let offset = active.swap.range.offset(self.shift);
                     let Some(data) = active.swap.data.take() else {
                         panic!("the data are here until they are written")
@@ -219,7 +230,7 @@ impl FileCore {
             },
             SwapState::Writing => {
                 active.swap.data = completion.buf;
-                if completion.result.is_err() {
+                if completion.result.as_ref().is_err_and(is_medium_error) {
                     self.shared.on_sync_error();
                 }
                 completion.result.map_err(|error| disk_error(&error, true))
@@ -232,7 +243,7 @@ impl FileCore {
 
     /// What the guard has for this core to do.
     #[inline]
-    fn step_gate(&mut self) {
+    pub(super) fn step_gate(&mut self) {
         if let Some(guarded) = self.gate.member.unanswered() {
             let has_block = |request: &Request| request.is_write() && guarded.is_in(request.range);
             if !self.requests.iter().any(|(_, request)| has_block(request)) {
@@ -322,7 +333,13 @@ impl Disk for FileCore {
         None
     }
 
-    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+    fn compare_and_write(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        expected: Buf,
+        data: Buf,
+    ) -> Option<Done> {
         assert_eq!(range.blocks, 1, "compare-and-write is of one block");
         assert_eq!(expected.len() as u64, range.bytes(self.shift), "what is expected is one block");
         assert_eq!(data.len(), expected.len(), "compared and written bytes are of one length");

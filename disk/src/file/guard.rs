@@ -133,7 +133,7 @@ impl Member {
     pub(super) fn guarded(&self) -> Option<Guarded> {
         loop {
             let generation = self.guard.generation.load(Ordering::SeqCst);
-            if generation % 2 == 0 {
+            if generation.is_multiple_of(2) {
                 return None;
             }
             let lba = self.guard.lba.load(Ordering::Acquire);
@@ -163,7 +163,7 @@ impl Member {
         }
         self.guard.lba.store(lba, Ordering::Release);
         let before = self.guard.generation.fetch_add(1, Ordering::SeqCst);
-        debug_assert!(before % 2 == 0, "a guard was published over another");
+        debug_assert!(before.is_multiple_of(2), "a guard was published over another");
         Some(Hold { generation: before + 1, line_next: 0 })
     }
 
@@ -172,8 +172,8 @@ impl Member {
         let lines_used = self.guard.lines_used.load(Ordering::SeqCst);
         while hold.line_next < lines_used {
             let line = &self.guard.lines[hold.line_next];
-            let is_clear =
-                line.in_flight.load(Ordering::SeqCst) == 0 || line.answered.load(Ordering::Acquire) == hold.generation;
+            let is_clear = line.in_flight.load(Ordering::SeqCst) == 0
+                || line.answered.load(Ordering::Acquire) == hold.generation;
             if !is_clear {
                 return false;
             }
@@ -284,37 +284,81 @@ mod tests {
         assert!(orders > 1000, "{orders}");
     }
 
-    #[derive(Clone, Copy)]
-    enum Actor {
-        Writer,
-        Holder,
-    }
-
     /// Steps of which every order is played.
     const STEPS_ENUMERATED: usize = 8;
+
+    /// A core that writes some ranges and once compares and writes.
+    struct Player {
+        member: Member,
+        /// Still to write, the next at the end.
+        writes: Vec<BlockRange>,
+        inside: Option<BlockRange>,
+        /// The hold, and whether it is clear.
+        hold: Option<(Hold, bool)>,
+        has_compared: bool,
+    }
+
+    impl Player {
+        fn new(guard: &Arc<Guard>, writes: Vec<BlockRange>) -> Player {
+            let member = guard.join().expect("a line");
+            Player { member, writes, inside: None, hold: None, has_compared: false }
+        }
+
+        /// As every poll does.
+        fn answer(&mut self) {
+            let guarded = self.member.unanswered();
+            if let Some(guarded) = guarded.filter(|it| !self.inside.is_some_and(|range| it.is_in(range))) {
+                self.member.answer(guarded);
+            }
+        }
+
+        fn step_write(&mut self) {
+            if self.inside.take().is_some() {
+                return self.member.leave();
+            }
+            if self.writes.last().is_some_and(|range| self.member.enter(*range)) {
+                self.inside = self.writes.pop();
+            }
+        }
+
+        fn step_compare(&mut self) {
+            self.hold = match self.hold.take() {
+                None => self.member.try_hold(BLOCK.lba).map(|hold| (hold, false)),
+                Some((mut hold, false)) => {
+                    let is_clear = self.member.is_clear(&mut hold);
+                    Some((hold, is_clear))
+                }
+                Some((hold, true)) => {
+                    self.member.release(hold);
+                    self.has_compared = true;
+                    None
+                }
+            };
+        }
+
+        fn is_comparing(&self) -> bool {
+            self.hold.as_ref().is_some_and(|(_, is_clear)| *is_clear)
+        }
+
+        fn is_writing_the_block(&self) -> bool {
+            self.inside.is_some_and(|range| range == BLOCK || range == AROUND)
+        }
+    }
 
     /// Plays one order: `prefix` first, then the first, then everybody in turn. The choices taken and of how many.
     fn play(prefix: &[(usize, usize)]) -> Vec<(usize, usize)> {
         let guard = Guard::new(4);
-        let mut members: Vec<Member> = (0..2).map(|_| guard.join().expect("a line")).collect();
-        // Core 0: a write to the block, then one beside it. Core 1: a write around it. Each core compares once.
-        let writes = [vec![BLOCK, BESIDE], vec![AROUND]];
-        let mut inside: [Option<BlockRange>; 2] = [None; 2];
-        let mut begun = [0usize; 2];
-        let mut holds: [Option<(Hold, bool)>; 2] = [None, None];
-        let mut compared = [false; 2];
+        // A write to the block, then one beside it; and on the other core a write around it.
+        let mut players = [Player::new(&guard, vec![BESIDE, BLOCK]), Player::new(&guard, vec![AROUND])];
         let mut choices = Vec::new();
         for step in 0.. {
             assert!(step < 200, "no progress");
-            let mut able = Vec::new();
-            for core in 0..2 {
-                if inside[core].is_some() || begun[core] < writes[core].len() {
-                    able.push((core, Actor::Writer));
-                }
-                if !compared[core] {
-                    able.push((core, Actor::Holder));
-                }
-            }
+            let can = |core: usize, player: &Player| {
+                let writes = (player.inside.is_some() || !player.writes.is_empty()).then_some((core, true));
+                writes.into_iter().chain((!player.has_compared).then_some((core, false)))
+            };
+            let able: Vec<_> =
+                players.iter().enumerate().flat_map(|(core, player)| can(core, player)).collect();
             if able.is_empty() {
                 break;
             }
@@ -324,43 +368,15 @@ mod tests {
             if step < STEPS_ENUMERATED {
                 choices.push((choice, able.len()));
             }
-            let (core, actor) = able[choice];
-            let member = &mut members[core];
-            // As every poll does.
-            if let Some(guarded) = member.unanswered()
-                && !inside[core].is_some_and(|range| guarded.is_in(range))
-            {
-                member.answer(guarded);
+            let (core, is_write) = able[choice];
+            players[core].answer();
+            if is_write {
+                players[core].step_write()
+            } else {
+                players[core].step_compare()
             }
-            match (actor, inside[core], holds[core].take()) {
-                (Actor::Writer, Some(_), hold) => {
-                    member.leave();
-                    inside[core] = None;
-                    holds[core] = hold;
-                }
-                (Actor::Writer, None, hold) => {
-                    let range = writes[core][begun[core]];
-                    if member.enter(range) {
-                        inside[core] = Some(range);
-                        begun[core] += 1;
-                    }
-                    holds[core] = hold;
-                }
-                (Actor::Holder, _, None) => holds[core] = member.try_hold(5).map(|hold| (hold, false)),
-                (Actor::Holder, _, Some((hold, true))) => {
-                    member.release(hold);
-                    compared[core] = true;
-                }
-                (Actor::Holder, _, Some((mut hold, false))) => {
-                    let is_clear = member.is_clear(&mut hold);
-                    holds[core] = Some((hold, is_clear));
-                }
-            }
-            let is_comparing = holds.iter().flatten().any(|(_, is_clear)| *is_clear);
-            let is_writing = inside
-                .iter()
-                .flatten()
-                .any(|range| (range.lba..range.lba + u64::from(range.blocks)).contains(&BLOCK.lba));
+            let is_comparing = players.iter().any(Player::is_comparing);
+            let is_writing = players.iter().any(Player::is_writing_the_block);
             assert!(!(is_comparing && is_writing), "order {prefix:?}, step {step}");
         }
         choices

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
@@ -13,6 +14,9 @@ use crate::shape::{checked_blocks, size_refusal};
 
 /// Pool buffers begin at multiples of it, so no file may ask for a larger alignment in memory.
 const MEMORY_ALIGN_BYTES: u32 = 4096;
+
+/// Pause between two questions whether the lock is free.
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 /// What a file disk is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,14 +66,18 @@ pub(super) struct Opened {
 struct Opening<'a> {
     disk: &'a str,
     spec: &'a FileSpec,
+    lock_until: Instant,
     facts: FileFacts,
 }
 
 /// Open what `spec` names.
-pub(super) fn open(disk: &str, spec: &FileSpec) -> Result<Opened, OpenError> {
+///
+/// Whoever served the file before may be dead, with the kernel still ending what its rings had in flight: that must not
+/// come after what we write. It keeps the lock meanwhile, so we ask for it again until `lock_wait` is over.
+pub(super) fn open(disk: &str, spec: &FileSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
     // The block size is checked before anything is made; the size here is only a stand-in for one that is allowed.
     checked_blocks(disk, spec.create_bytes.unwrap_or(4096), spec.block_bytes)?;
-    Opening { disk, spec, facts: FileFacts::default() }.run()
+    Opening { disk, spec, lock_until: Instant::now() + lock_wait, facts: FileFacts::default() }.run()
 }
 
 impl Opening<'_> {
@@ -84,7 +92,9 @@ impl Opening<'_> {
                 }
                 true
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.spec.create_bytes.is_some() => false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.spec.create_bytes.is_some() => {
+                false
+            }
             Err(error) => return Err(self.system("look at", error)),
         };
         if !is_there {
@@ -133,6 +143,18 @@ impl Opening<'_> {
         OpenError::System { disk: self.disk.to_owned(), verb, source: source.into() }
     }
 
+    /// Asks until nobody else holds it, or the time for that is over.
+    fn patiently<T>(&self, ask: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        loop {
+            match ask() {
+                Err(Errno::BUSY | Errno::WOULDBLOCK) if Instant::now() < self.lock_until => {
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                other => return other,
+            }
+        }
+    }
+
     /// Opens the file; without `O_DIRECT` when the file system refuses that.
     fn open_file(&mut self) -> Result<File, OpenError> {
         let (access, verb) = match self.spec.is_read_only {
@@ -146,7 +168,7 @@ impl Opening<'_> {
         }
         let path = &self.spec.path;
         if self.spec.is_direct {
-            match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
+            match self.patiently(|| rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())) {
                 Ok(file) => {
                     self.facts.is_direct = true;
                     return Ok(File::from(file));
@@ -155,7 +177,8 @@ impl Opening<'_> {
                 Err(error) => return Err(self.system(verb, error)),
             }
         }
-        rustix::fs::open(path, flags, Mode::empty()).map(File::from).map_err(|error| self.system(verb, error))
+        let opened = self.patiently(|| rustix::fs::open(path, flags, Mode::empty()));
+        opened.map(File::from).map_err(|error| self.system(verb, error))
     }
 
     fn go_buffered(&mut self, reason: &str) {
@@ -170,7 +193,7 @@ impl Opening<'_> {
             true => FlockOperation::NonBlockingLockShared,
             false => FlockOperation::NonBlockingLockExclusive,
         };
-        rustix::fs::flock(file, operation).map_err(|error| match error {
+        self.patiently(|| rustix::fs::flock(file, operation)).map_err(|error| match error {
             Errno::WOULDBLOCK => {
                 self.system("lock", io::Error::new(io::ErrorKind::WouldBlock, "somebody else serves it"))
             }
@@ -180,19 +203,21 @@ impl Opening<'_> {
 
     /// Its size in bytes; an empty file gets the one it was to be made with.
     fn size(&mut self, file: &File) -> Result<u64, OpenError> {
-        let bytes =
-            size_now(file, self.facts.is_block_device).map_err(|error| self.system("ask the size of", error))?;
+        let bytes = size_now(file, self.facts.is_block_device)
+            .map_err(|error| self.system("ask the size of", error))?;
         let Some(wanted) = self.spec.create_bytes else { return Ok(bytes) };
         if bytes == wanted {
             return Ok(bytes);
         }
         if bytes > 0 || self.facts.is_block_device {
             let path = self.spec.path.display();
-            let note = format!("{path} has {bytes} bytes and keeps them; the size {wanted} is for a new file");
+            let note =
+                format!("{path} has {bytes} bytes and keeps them; the size {wanted} is for a new file");
             self.facts.notes.push(note);
             return Ok(bytes);
         }
-        self.give_size(file, wanted).map_err(|error| self.system(&format!("give {wanted} bytes to"), error))?;
+        self.give_size(file, wanted)
+            .map_err(|error| self.system(&format!("give {wanted} bytes to"), error))?;
         self.facts.is_new = true;
         Ok(wanted)
     }
@@ -210,7 +235,11 @@ impl Opening<'_> {
             Some(folder) if folder != Path::new("") => folder,
             _ => Path::new("."),
         };
-        File::open(folder)?.sync_all()
+        match File::open(folder)?.sync_all() {
+            // A file system whose folders need none.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
+            other => other,
+        }
     }
 
     /// Direct I/O asks that blocks be no smaller than the device's own.
@@ -229,7 +258,8 @@ impl Opening<'_> {
                 return self.refuse_block_bytes(offset);
             }
         } else if self.facts.is_block_device {
-            let offset = rustix::fs::ioctl_blksszget(file).map_err(|e| self.system("ask the block size of", e))?;
+            let offset =
+                rustix::fs::ioctl_blksszget(file).map_err(|e| self.system("ask the block size of", e))?;
             if offset > block_bytes {
                 return self.refuse_block_bytes(offset);
             }
@@ -254,13 +284,16 @@ impl Opening<'_> {
     /// Take the flag back; the description, and so the lock, stays the same.
     fn open_again(&self, file: &File) -> Result<(), OpenError> {
         let without = |flags: OFlags| rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT);
-        rustix::fs::fcntl_getfl(file).and_then(without).map_err(|error| self.system("take O_DIRECT back from", error))
+        rustix::fs::fcntl_getfl(file)
+            .and_then(without)
+            .map_err(|error| self.system("take O_DIRECT back from", error))
     }
 
     /// Whether holes can be punched: asked where it changes nothing.
     fn can_punch(&self, file: &File, bytes: u64) -> bool {
         if self.facts.is_block_device {
-            return queue_limit(file, "discard_max_bytes") > 0 && queue_limit(file, "write_zeroes_max_bytes") > 0;
+            return queue_limit(file, "discard_max_bytes") > 0
+                && queue_limit(file, "write_zeroes_max_bytes") > 0;
         }
         let end = bytes.next_multiple_of(u64::from(MEMORY_ALIGN_BYTES));
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -9,9 +9,11 @@
 //!                  Punch -> Range -> Write where the file does not know the better way
 //! ```
 
+use std::io;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use spindle_reactor::mem::Buf;
 
 use super::Shared;
@@ -91,6 +93,11 @@ pub(super) enum State {
     Sync,
 }
 
+/// True for an error that the page cache keeps for whoever syncs next.
+pub(super) fn is_medium_error(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::IO)
+}
+
 /// One command.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -119,6 +126,16 @@ impl Request {
     /// True when it ends with a sync of the file.
     pub(super) fn syncs_last(&self) -> bool {
         matches!(self.op, Op::WriteZeroes { fua: true, .. })
+    }
+
+    /// True when `error` may be about bytes that were acknowledged before: any that a sync ends with, and of a write
+    /// with FUA those of the medium (others are about the write itself).
+    pub(super) fn lost_data(&self, error: &io::Error) -> bool {
+        match self.state {
+            State::Sync => true,
+            State::Transfer => self.is_durable() && is_medium_error(error),
+            State::New | State::Zeroing(_) => false,
+        }
     }
 
     /// True when the medium has to have the bytes at the end of it.

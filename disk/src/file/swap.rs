@@ -77,7 +77,8 @@ impl Gate {
         let Some(scratch) = pool.take(bytes) else { return };
         let Some(hold) = self.member.try_hold(next.range.lba) else { return };
         let scratch = Some(scratch);
-        self.active = self.queue.pop_front().map(|swap| ActiveSwap { swap, state: SwapState::Clearing, scratch, hold });
+        self.active =
+            self.queue.pop_front().map(|swap| ActiveSwap { swap, state: SwapState::Clearing, scratch, hold });
     }
 
     /// The buffer and the block to read, when no other write to the block is in flight any more.

@@ -24,8 +24,9 @@ fn disk(at: &TempPath, bytes: u64) -> Arc<FileDisk> {
     FileDisk::new("f", &spec(at, bytes)).expect("file disk")
 }
 
+/// Why a disk cannot be opened, told without patience.
 fn refusal(spec: &FileSpec) -> String {
-    FileDisk::new("f", spec).err().expect("refused").to_string()
+    FileDisk::open_within("f", spec, Duration::ZERO).err().expect("refused").to_string()
 }
 
 fn range(lba: u64, blocks: u32) -> BlockRange {
@@ -51,18 +52,21 @@ fn a_file_is_made_sparse_locked_and_opened_again_as_it_is() {
     assert!(error.contains(&format!("cannot lock {}", at.path().display())), "{error}");
     assert!(error.ends_with("somebody else serves it"), "{error}");
     let reader = FileSpec { is_read_only: true, ..spec(&at, MIB) };
-    assert!(FileDisk::new("f", &reader).is_err(), "a writer excludes readers");
+    assert!(refusal(&reader).contains("cannot lock"), "a writer excludes readers");
     let core = Driver::new(&*first);
     drop(first);
-    assert!(FileDisk::new("f", &reader).is_err(), "a core that is left holds the lock");
+    assert!(refusal(&reader).contains("cannot lock"), "a core that is left holds the lock");
     drop(core);
     let again = FileDisk::new("f", &reader).expect("opens");
     assert!(!again.facts().is_new && again.geometry().is_read_only);
     assert_eq!(again.geometry().bytes(), 64 * MIB);
     let notes = &again.facts().notes;
-    assert!(notes.iter().any(|note| note.contains("has 67108864 bytes and keeps them; the size 1048576")), "{notes:?}");
+    assert!(
+        notes.iter().any(|note| note.contains("has 67108864 bytes and keeps them; the size 1048576")),
+        "{notes:?}"
+    );
     assert!(FileDisk::new("f", &reader).is_ok(), "readers share it");
-    assert!(FileDisk::new("f", &spec(&at, MIB)).is_err(), "readers exclude a writer");
+    assert!(refusal(&spec(&at, MIB)).contains("cannot lock"), "readers exclude a writer");
 }
 
 #[test]
@@ -96,7 +100,8 @@ fn a_file_system_without_direct_io_is_used_with_a_note() {
     assert_ne!(facts.is_direct, facts.notes.iter().any(|note| note.contains("page cache")), "{facts:?}");
     let asked = FileSpec { is_direct: false, ..spec };
     drop(source);
-    let facts = FileDisk::new("f", &asked).expect("file disk").facts().clone();
+    let again = FileDisk::new("f", &asked).expect("file disk");
+    let facts = again.facts();
     assert!(!facts.is_direct && facts.notes.is_empty(), "{facts:?}");
 }
 
@@ -170,7 +175,10 @@ fn more_commands_than_the_ring_takes_wait_in_order_and_all_end() {
         .collect();
     assert_eq!(driver.disk.in_flight(), 40);
     let ended: Vec<_> = writes.into_iter().map(|token| driver.wait(token)).collect();
-    assert!(ended.iter().all(|done| done.result == Ok(()) && done.buf.is_some()), "every write gives its buffer back");
+    assert!(
+        ended.iter().all(|done| done.result == Ok(()) && done.buf.is_some()),
+        "every write gives its buffer back"
+    );
     drop(ended);
     assert_eq!(driver.disk.in_flight(), 0);
     assert!(!driver.poll(), "nothing to do");
@@ -205,7 +213,8 @@ fn errors_of_the_system_are_errors_of_the_disk() {
 fn a_read_only_disk_reads_and_refuses_to_write() {
     let at = TempPath::new();
     std::fs::write(at.path(), vec![9; 65536]).expect("write");
-    let source = FileDisk::new("f", &FileSpec { is_read_only: true, ..FileSpec::new(at.path(), 512) }).expect("disk");
+    let source =
+        FileDisk::new("f", &FileSpec { is_read_only: true, ..FileSpec::new(at.path(), 512) }).expect("disk");
     let mut driver = Driver::new(&*source);
     assert_eq!(driver.read(100, 2), Ok(vec![9; 1024]));
     assert_eq!(driver.write(0, &[1; 512], false), Err(DiskError::WriteProtected));
@@ -234,7 +243,11 @@ fn a_medium_that_turns_read_only_or_short_fails_the_commands_in_flight() {
     assert_eq!(driver.write(0, &[2; 4096], false), Err(DiskError::WriteProtected));
     assert_eq!(driver.run(Op::Deallocate, 0, 1), Err(DiskError::WriteProtected));
     assert_eq!(driver.swap(0, &[1; 4096], &[2; 4096]), Err(DiskError::WriteProtected));
-    assert_eq!(driver.swap(0, &[3; 4096], &[2; 4096]), Err(DiskError::CompareDiffers), "the guard was let go");
+    assert_eq!(
+        driver.swap(0, &[3; 4096], &[2; 4096]),
+        Err(DiskError::CompareDiffers),
+        "the guard was let go"
+    );
     assert_eq!(driver.read(0, 1), Ok(vec![1; 4096]));
 }
 
@@ -271,7 +284,9 @@ fn fua_and_flush_reach_the_medium() {
     });
     assert_eq!(left, 0, "flush");
     let zeroes = |fua| Op::WriteZeroes { deallocate: false, fua };
-    assert!((0..5).any(|_| bytes_left_in_cache(|driver| driver.run(zeroes(false), 0, 16).expect("zeroes")) > 0));
+    assert!(
+        (0..5).any(|_| bytes_left_in_cache(|driver| driver.run(zeroes(false), 0, 16).expect("zeroes")) > 0)
+    );
     let left = bytes_left_in_cache(|driver| driver.run(zeroes(true), 0, 16).expect("zeroes"));
     assert_eq!(left, 0, "zeroing with FUA");
     let left = bytes_left_in_cache(|driver| driver.swap(0, &[0; 4096], &[1; 4096]).expect("swap"));
@@ -295,6 +310,71 @@ fn once_the_page_cache_lost_data_no_core_hears_that_a_flush_was_good() {
     let source = disk(&at, MIB);
     source.shared.on_sync_error();
     assert_eq!(Driver::new(&*source).run(Op::Flush, 0, 0).is_ok(), source.facts().is_direct);
+}
+
+#[test]
+fn a_flush_that_fails_through_the_page_cache_is_the_last_that_is_tried() {
+    // A pipe cannot be synced.
+    let (_read_end, write_end) = io::pipe().expect("pipe");
+    let shared = |is_direct| Shared {
+        name: "f".to_owned(),
+        path: PathBuf::new(),
+        file: File::from(std::os::fd::OwnedFd::from(write_end.try_clone().expect("dup"))),
+        block_bytes: 4096,
+        block_count: AtomicU64::new(1),
+        is_block_device: false,
+        is_direct,
+        is_read_only: false,
+        can_punch: AtomicBool::new(false),
+        can_zero_range: AtomicBool::new(false),
+        has_lost_data: AtomicBool::new(false),
+        guard: Guard::new(2),
+    };
+    for is_direct in [true, false] {
+        let source = FileDisk { shared: Arc::new(shared(is_direct)), facts: FileFacts::default() };
+        let mut driver = Driver::new(&source);
+        assert_eq!(driver.run(Op::Flush, 0, 0), Err(DiskError::Internal));
+        let again = if is_direct { DiskError::Internal } else { DiskError::MediaWrite };
+        assert_eq!(driver.run(Op::Flush, 0, 0), Err(again));
+    }
+    let error = |errno: Errno| io::Error::from(errno);
+    let mut write = request::Request::new(crate::Token(0), Op::Write { fua: true }, range(0, 1), None);
+    write.state = request::State::Transfer;
+    assert!(write.lost_data(&error(Errno::IO)) && !write.lost_data(&error(Errno::NOSPC)));
+    write.op = Op::Write { fua: false };
+    assert!(!write.lost_data(&error(Errno::IO)), "it is told by this write");
+}
+
+#[test]
+fn a_core_does_not_clear_a_guard_over_its_own_write_in_flight() {
+    let at = TempPath::new();
+    let source = disk(&at, MIB);
+    let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
+    let mut writer = FileCore::open(Arc::clone(&source.shared), &context).expect("opens");
+    let buf = context.pool.take(32768);
+    assert!(writer.submit(crate::Token(1), Op::Write { fua: false }, range(0, 8), buf).is_none());
+    let holder = source.shared.guard.join().expect("a line");
+    let mut hold = holder.try_hold(5).expect("free");
+    writer.step_gate(); // a turn in which the write does not end
+    assert!(!holder.is_clear(&mut hold));
+    let mut done = Vec::with_capacity(1);
+    for _ in 0..1_000_000_000u64 {
+        writer.poll(&mut done);
+        if !done.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(done.len(), 1);
+    assert!(holder.is_clear(&mut hold));
+    holder.release(hold);
+    // With a write beside the block in flight, the core says that it is clear.
+    let buf = context.pool.take(32768);
+    assert!(writer.submit(crate::Token(2), Op::Write { fua: false }, range(8, 8), buf).is_none());
+    let mut hold = holder.try_hold(5).expect("free");
+    assert!(!holder.is_clear(&mut hold), "it has not looked yet");
+    writer.step_gate();
+    assert!(holder.is_clear(&mut hold));
+    holder.release(hold);
 }
 
 #[test]

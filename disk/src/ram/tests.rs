@@ -82,7 +82,10 @@ fn a_short_zeroing_passes_a_long_one() {
     let op = Op::WriteZeroes { deallocate: false, fua: true };
     assert!(disk.submit(Token(1), op, BlockRange { lba: 0, blocks: 64 * 2048 }, None).is_none());
     assert!(disk.submit(Token(2), op, BlockRange { lba: 0, blocks: 2048 }, None).is_none());
-    assert!(disk.submit(Token(3), op, BlockRange { lba: 1, blocks: 510 }, None).is_some(), "a portion: at once");
+    assert!(
+        disk.submit(Token(3), op, BlockRange { lba: 1, blocks: 510 }, None).is_some(),
+        "a portion: at once"
+    );
     let (_, ended) = drain(&mut disk, 100);
     assert_eq!(ended, [2, 1]);
     assert!(reads_as(&mut disk, 0, 2048, 0) && reads_as(&mut disk, 7 * 2048, 2048, 0));
@@ -163,7 +166,10 @@ fn two_cores_see_each_other_and_a_resize_within_the_capacity() {
     source.resize(MIB - 1024).expect("shrinks");
     assert_eq!(second.geometry().block_count, 2046);
     source.resize(MIB).expect("grows back");
-    assert!(reads_as(&mut second, 2000, 46, 6) && reads_as(&mut second, 2046, 2, 0), "what was cut off is zero");
+    assert!(
+        reads_as(&mut second, 2000, 46, 6) && reads_as(&mut second, 2046, 2, 0),
+        "what was cut off is zero"
+    );
     assert_eq!(first.geometry().bytes(), MIB);
     let error = source.resize(2 * MIB).expect_err("beyond the capacity").to_string();
     assert!(error.contains("grows up to the size it was made with, 1048576"), "{error}");

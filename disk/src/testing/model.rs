@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use super::{Driver, Random, TEST_TIME_MAX, TempPath};
 use crate::{
-    BlockRange, DiskError, DiskSource, Fault, FaultDisk, FileDisk, FileSpec, Op, OpKind, RamDisk, RamSpec, Token,
+    BlockRange, DiskError, DiskSource, Fault, FaultDisk, FileDisk, FileSpec, Op, OpKind, RamDisk, RamSpec,
+    Token,
 };
 use spindle_reactor::mem::Pages;
 
@@ -98,7 +99,10 @@ pub(crate) fn check(source: &dyn DiskSource, seed: u64, rounds: u32, may_fail: b
             match op {
                 Op::Read => {
                     let buf = done.buf.expect("a read has a buffer");
-                    assert!(buf.equals_at(0, model.at(range)), "seed {seed}, round {round}, {op:?} {range:?}");
+                    assert!(
+                        buf.equals_at(0, model.at(range)),
+                        "seed {seed}, round {round}, {op:?} {range:?}"
+                    );
                     assert_eq!(buf.len(), model.at(range).len());
                 }
                 Op::Write { .. } => model.at(range).copy_from_slice(&data),
@@ -200,7 +204,8 @@ impl Counter {
             }
             if self.beside.is_none() {
                 let range = BlockRange { lba: [2, 4][usize::from(random.below(2) == 0)], blocks: 1 };
-                self.beside = Some(driver.submit(Op::Write { fua: false }, range, &block(random.below(1000))));
+                self.beside =
+                    Some(driver.submit(Op::Write { fua: false }, range, &block(random.below(1000))));
             }
         }
         self.beside = self.beside.filter(|token| driver.try_end(*token).is_none());

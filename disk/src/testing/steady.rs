@@ -5,8 +5,8 @@ use spindle_reactor::mem::{Buf, Pages};
 
 use super::{TempPath, pool};
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, FileDisk, FileSpec, NullDisk, NullSpec, Op, RamDisk,
-    RamSpec, Token,
+    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, FileDisk, FileSpec, NullDisk, NullSpec, Op,
+    RamDisk, RamSpec, Token,
 };
 
 const DEPTH: u64 = 16;
@@ -17,7 +17,7 @@ fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, block
     for token in 0..DEPTH {
         let range = BlockRange { lba: token * u64::from(blocks), blocks };
         let op = match token % 8 {
-            0 | 1 | 2 => Op::Write { fua: false },
+            0..=2 => Op::Write { fua: false },
             3 => Op::WriteZeroes { deallocate: true, fua: false },
             4 => Op::Flush,
             _ => Op::Read,
@@ -58,7 +58,10 @@ fn check(source: &dyn DiskSource, rounds: u32) {
 #[test]
 fn a_warm_disk_allocates_nothing() {
     let bytes = 4 << 20;
-    check(&*RamDisk::new("r", RamSpec { bytes, block_bytes: 512, pages: Pages::Base }).expect("ram disk"), 50);
+    check(
+        &*RamDisk::new("r", RamSpec { bytes, block_bytes: 512, pages: Pages::Base }).expect("ram disk"),
+        50,
+    );
     check(&*NullDisk::new("n", NullSpec { bytes, block_bytes: 512 }).expect("null disk"), 50);
     let at = TempPath::new();
     let spec = FileSpec { create_bytes: Some(bytes), ..FileSpec::new(at.path(), 512) };

@@ -355,6 +355,10 @@ impl Drop for FileRing {
             }
             self.poll(drop);
         }
+        // Closing a ring lets go of its files some time later; a lock on one would outlive this value.
+        if self.has_file_table {
+            let _ = self.ring.submitter().unregister_files();
+        }
     }
 }
 

@@ -240,6 +240,23 @@ fn dropping_a_ring_waits_for_what_is_in_flight_and_gives_the_buffers_back() {
 }
 
 #[test]
+fn a_dropped_ring_has_let_go_of_its_files() {
+    use rustix::fs::{FlockOperation, flock};
+    let pool = pool();
+    let path = std::env::temp_dir().join(format!("spindle-ring-lock-{}", std::process::id()));
+    for _ in 0..50 {
+        let options = fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let locked = options.expect("open");
+        flock(&locked, FlockOperation::NonBlockingLockExclusive).expect("nobody holds it any more");
+        let mut ring = FileRing::new(4, &pool).expect("ring");
+        let file = ring.register_file(locked.into());
+        ring.write(1, file, 0, filled(&pool, 4096, 1), false).expect("room");
+        drop(ring);
+    }
+    fs::remove_file(&path).expect("remove");
+}
+
+#[test]
 fn a_panic_in_the_middle_of_a_poll_loses_nothing() {
     let pool = pool();
     let free = pool.free_bytes();

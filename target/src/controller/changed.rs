@@ -1,4 +1,5 @@
-//! The Changed Attached Namespace List (log page 04h): which namespaces came, went or changed since the host read it.
+//! The Changed Attached Namespace List (log page 04h): which namespaces came, went or changed since the host
+//! read it.
 
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::zerocopy::little_endian::U32;
@@ -10,7 +11,7 @@ const WORD_BITS: u32 = u64::BITS;
 const WORDS: usize = (NSID_MAX / WORD_BITS) as usize;
 
 // Every NSID has its bit, and the list has room for all of them (1,024 entries), so it never overflows.
-const _: () = assert!(NSID_MAX % WORD_BITS == 0 && NSID_MAX <= 1024);
+const _: () = assert!(NSID_MAX.is_multiple_of(WORD_BITS) && NSID_MAX <= 1024);
 
 /// A bit for each NSID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -59,12 +59,12 @@ impl Controller {
         }
     }
 
-    pub(super) fn need_of(&self, cx: &Context<'_>, command: &Command<'_>) -> Result<Need, Failure> {
+    pub(super) fn need_of(&self, command: &Command<'_>) -> Result<Need, Failure> {
         match command {
             Command::Identify(_) => Ok(Need::ToHost { bytes: IDENTIFY_DATA_BYTES }),
             Command::GetLogPage(log) => self.need_log(*log),
-            Command::GetFeatures(get) => Ok(self.need_get(cx, *get)),
-            Command::SetFeatures(set) => Ok(self.need_set(cx, *set)),
+            Command::GetFeatures(get) => Ok(Self::need_get(*get)),
+            Command::SetFeatures(set) => Ok(Self::need_set(*set)),
             Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive => Ok(Need::None),
         }
     }
@@ -75,7 +75,7 @@ impl Controller {
         command: &Command<'_>,
         data: &mut [u8],
     ) -> Result<Outcome, Failure> {
-        let need = self.need_of(cx, command)?;
+        let need = self.need_of(command)?;
         // Too short is the caller's mistake, or a configuration that changed in between: nothing is done.
         let data = usize::try_from(need.bytes()).ok().and_then(|bytes| data.get_mut(..bytes));
         let data = data.ok_or(Failure::of(Status::INTERNAL_ERROR, None))?;

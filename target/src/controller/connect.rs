@@ -1,7 +1,9 @@
-//! Connect: what a host must say to get a queue (Base 2.0 section 6.3), and the refusals, each with field, value and what is allowed.
+//! Connect: what a host must say to get a queue (Base 2.0 section 6.3), and the refusals, each with field,
+//! value and what is allowed.
 //!
-//! Controllers are dynamic: an admin Connect makes one, an I/O Connect joins it. A refusal that a host could outlive by trying again
-//! (all identifiers taken, the controller just reset) comes without DNR, since Linux gives up for good on DNR.
+//! Controllers are dynamic: an admin Connect makes one, an I/O Connect joins it. A refusal that a host could
+//! outlive by trying again (all identifiers taken, the controller just reset) comes without DNR, since Linux
+//! gives up for good on DNR.
 
 use std::fmt;
 use std::sync::Arc;
@@ -42,7 +44,8 @@ pub enum Connected {
     },
 }
 
-/// Why a Connect was refused. `Display` names the field and what is allowed; [`ConnectRefusal::about`] adds the names in its data.
+/// Why a Connect was refused. `Display` names the field and what is allowed; [`ConnectRefusal::about`] adds
+/// the names in its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// RECFMT is not 0.
@@ -296,7 +299,8 @@ fn connect_discovery(cx: &Context<'_>, asked: &Asked, limits: &Limits) -> Result
     check_dynamic(asked)?;
     check_keep_alive(cx, asked)?;
     let shared = make_controller(cx, asked, (1, CNTLID_MAX))?;
-    // A host that asks for no time-out reads the log and goes; one that asks for one stays (a persistent controller).
+    // A host that asks for no time-out reads the log and goes; one that asks for one stays (a persistent
+    // controller).
     let kato_ms = if asked.kato_ms == 0 { cx.snapshot.limits.discovery_keep_alive_ms } else { asked.kato_ms };
     let controller = Controller::new_discovery(cx, shared, kato_ms, limits);
     Ok(Connected::Admin {

@@ -1,5 +1,5 @@
-//! What commands and features do: Commands Supported and Effects (log page 05h), Feature Identifiers Supported and Effects
-//! (log page 12h).
+//! What commands and features do: Commands Supported and Effects (log page 05h), Feature Identifiers
+//! Supported and Effects (log page 12h).
 
 use nvme_spec::log::{CommandEffect, CommandEffects};
 use nvme_spec::opcode::{AdminOpcode, IoOpcode};
@@ -13,7 +13,8 @@ pub(super) const SCOPE_NAMESPACE: u16 = 1 << 0;
 /// Scope: it is about the controller.
 pub(super) const SCOPE_CONTROLLER: u16 = 1 << 1;
 
-/// Admin commands of an I/O controller. None changes what another command sees; Set Features changes the controller.
+/// Admin commands of an I/O controller. None changes what another command sees; Set Features changes the
+/// controller.
 const ADMIN: [AdminOpcode; 7] = [
     AdminOpcode::GET_LOG_PAGE,
     AdminOpcode::IDENTIFY,

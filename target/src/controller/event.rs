@@ -1,12 +1,13 @@
-//! Asynchronous events (Base 2.0 section 5.2): what happened, until the host has read the log that tells about it.
+//! Asynchronous events (Base 2.0 section 5.2): what happened, until the host has read the log that tells
+//! about it.
 //!
 //! ```text
 //!   Quiet ── raised, enabled ──> Pending ── a request is held ──> Reported
 //!     ^                            │                                │
 //!     └──── its log was read with RAE = 0, or the event was disabled ──┘
 //! ```
-//! A kind that is reported is masked until its log was read; each controller has one kind of each event type, so that
-//! masking a kind masks its type, as the specification wants.
+//! A kind that is reported is masked until its log was read; each controller has one kind of each event type,
+//! so that masking a kind masks its type, as the specification wants.
 
 use nvme_spec::admin::{AsyncEvent, AsyncEventType, AsyncHealth, AsyncNotice};
 use nvme_spec::feature::AsyncEventConfig;

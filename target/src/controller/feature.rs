@@ -1,4 +1,5 @@
-//! Get and Set Features (Base 2.0 sections 5.15 and 5.27). None is saveable: after a Controller Reset each has its default.
+//! Get and Set Features (Base 2.0 sections 5.15 and 5.27). None is saveable: after a Controller Reset each
+//! has its default.
 
 use nvme_spec::feature::{
     Arbitration, AsyncEventConfig, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect, GetFeatures,
@@ -19,10 +20,12 @@ use crate::snapshot::NSID_MAX;
 
 use std::sync::atomic::Ordering;
 
-/// Bit of [`ControllerShared::feature_bits`]: the volatile write cache is enabled; clear, every write is as with FUA.
+/// Bit of [`ControllerShared::feature_bits`]: the volatile write cache is enabled; clear, every write is as
+/// with FUA.
 pub(crate) const FEATURE_WRITE_CACHE: u32 = 1 << 0;
 
-/// Arbitration burst of 64 commands; 111b would be no limit. What a host sets is kept, round robin takes no notice.
+/// Arbitration burst of 64 commands; 111b would be no limit. What a host sets is kept, round robin takes no
+/// notice.
 const ARBITRATION_DEFAULT: u32 = 6;
 
 /// TMPSEL: the composite temperature, and all sensors (Set only).
@@ -210,9 +213,7 @@ impl Controller {
     fn find_feature(&self, cx: &Context<'_>, id: FeatureId) -> Result<Feature, Failure> {
         let found = all(self.kind).iter().find(|feature| feature.id == id).copied();
         let feature = found.ok_or(Failure::invalid(field::CDW10))?;
-        //= NVM Express Base 2.0 section 5.27.1.4
-        //# If a volatile write cache is not present in the controller, then a Set Features command or Get Features
-        //# command specifying this feature identifier shall be aborted with a status code of Invalid Field in Command.
+        // Base 2.0 section 5.27.1.4: without a volatile write cache the feature is not there.
         if id == FeatureId::VOLATILE_WRITE_CACHE
             && !identify_controller::has_volatile_cache(self.subsystem(cx)?)
         {
@@ -249,7 +250,7 @@ impl Controller {
         }
     }
 
-    pub(super) fn need_get(&self, _: &Context<'_>, get: GetFeatures<'_>) -> Need {
+    pub(super) fn need_get(get: GetFeatures<'_>) -> Need {
         if get.select() == FeatureSelect::SUPPORTED {
             return Need::None;
         }
@@ -332,9 +333,8 @@ impl Controller {
             return Err(Failure::of(Status::FEATURE_NOT_SAVEABLE.dnr(), Some(field::CDW10)));
         }
         if feature.id == FeatureId::HOST_IDENTIFIER {
-            //= NVM Express Base 2.0 section 5.27.1.25
-            //# the Host Identifier is specified in the Connect command, and a Set Features command shall be aborted
-            //# with a status code of Command Sequence Error
+            // Base 2.0 section 5.27.1.25: over Fabrics it comes with Connect, and setting it is out of
+            // sequence.
             return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), Some(field::CDW10)));
         }
         let nsid = set.sqe().nsid();
@@ -378,8 +378,7 @@ impl Controller {
                 value <= WriteAtomicity::new().with_disable_normal(true).into_bits()
             }
             FeatureId::NUMBER_OF_QUEUES => {
-                //= NVM Express Base 2.0 section 5.27.1.5
-                //# If the value specified is FFFFh, the controller should abort the command with Invalid Field in Command
+                // Base 2.0 section 5.27.1.5: 65,536 queues of a kind are refused, everything less is cut.
                 let asked = NumberOfQueues::from_bits(value);
                 asked.submission_z() != u16::MAX && asked.completion_z() != u16::MAX
             }
@@ -398,7 +397,7 @@ impl Controller {
         if is_allowed { Ok(()) } else { Err(Failure::invalid(field::CDW11)) }
     }
 
-    pub(super) fn need_set(&self, _: &Context<'_>, set: SetFeatures<'_>) -> Need {
+    pub(super) fn need_set(set: SetFeatures<'_>) -> Need {
         match set.fid() {
             FeatureId::TIMESTAMP => Need::FromHost { bytes: TIMESTAMP_BYTES },
             FeatureId::HOST_BEHAVIOR => Need::FromHost { bytes: HOST_BEHAVIOR_BYTES },
@@ -464,7 +463,8 @@ impl Controller {
         self.keep_alive.set_timeout_ms(keep_alive::granted_ms(asked_ms), cx.now);
     }
 
-    /// Advanced command retry is accepted (it asks for nothing while CRDT is 0); the others are not supported.
+    /// Advanced command retry is accepted (it asks for nothing while CRDT is 0); the others are not
+    /// supported.
     fn set_host_behavior(&mut self, data: &[u8]) -> Result<(), Failure> {
         let behavior =
             HostBehavior::ref_from_bytes(data).map_err(|_| Failure::of(Status::INTERNAL_ERROR, None))?;

@@ -1,4 +1,5 @@
-//! Identify (Base 2.0 section 5.17): namespaces, lists and command sets. Identify Controller is in `identify_controller`.
+//! Identify (Base 2.0 section 5.17): namespaces, lists and command sets. Identify Controller is in
+//! `identify_controller`.
 
 use nvme_spec::identify::{
     CSI_BYTES, Cns, Csi, Dlfeat, IO_COMMAND_SET_NVM, Identify, IdentifyNamespace,
@@ -137,9 +138,7 @@ fn independent(namespace: &Namespace, id: &mut IdentifyNamespaceIndependent) {
 
 /// CNS 02h and 07h: active namespaces above `nsid`, ascending.
 fn active_list(subsystem: &Subsystem, nsid: u32, list: &mut NamespaceList) -> Result<(), Failure> {
-    //= NVM Express Base 2.0 section 5.17.2.2
-    //# The controller should abort the command with status code Invalid Namespace or Format if the NSID field is set
-    //# to FFFFFFFEh or FFFFFFFFh.
+    // Base 2.0 section 5.17.2.2: FFFFFFFEh and FFFFFFFFh have nothing above them and are refused.
     if nsid >= NSID_ALL - 1 {
         return Err(Failure::namespace());
     }

@@ -1,4 +1,5 @@
-//! Identify Controller (CNS 01h) and the NVM command set's part of it (CNS 06h): the truth about this controller.
+//! Identify Controller (CNS 01h) and the NVM command set's part of it (CNS 06h): the truth about this
+//! controller.
 
 use nvme_spec::cqe::CQE_BYTES;
 use nvme_spec::identify::{
@@ -122,7 +123,8 @@ impl Controller {
 
     /// CNS 06h.
     pub(super) fn identify_nvm(id: &mut IdentifyControllerNvm) {
-        // VSL 0: a Verify goes in steps, so it has no limit. DMRL, DMRSL, DMSL 0: none but the 256 ranges of the command.
+        // VSL 0: a Verify goes in steps, so it has no limit. DMRL, DMRSL, DMSL 0: none but the 256 ranges of
+        // the command.
         id.wzsl = page_exponent(WRITE_ZEROES_BYTES_MAX);
     }
 }

@@ -1,7 +1,7 @@
 //! The keep-alive timer (Base 2.0 section 3.9), traffic based: any command on any queue is a sign of life.
 //!
-//! The queues only set a flag in [`ControllerShared`](crate::shared::ControllerShared); the timer looks at it once per
-//! time-out, so a host is given up between one and two time-outs after its last command.
+//! The queues only set a flag in [`ControllerShared`](crate::shared::ControllerShared); the timer looks at it
+//! once per time-out, so a host is given up between one and two time-outs after its last command.
 
 use spindle_reactor::clock::Nanos;
 
@@ -81,10 +81,11 @@ impl KeepAlive {
             self.deadline = None;
             return Ring::NeverEnabled;
         }
-        if had_traffic() {
-            // From when it rang, not from when somebody looked, so that a slow turn does not stretch the period.
-            let next = deadline + Nanos::from_ms(u64::from(self.timeout_ms));
-            self.deadline = Some(next.max(now));
+        // Where the look itself is late, it was this process that slept (a paused machine, a debugger): what
+        // hosts sent meanwhile has not been read yet, so they get a period in which it can be.
+        let was_asleep = now - deadline >= Nanos::from_ms(u64::from(self.timeout_ms) / 2);
+        if had_traffic() || was_asleep {
+            self.start(now);
             return Ring::Alive;
         }
         self.deadline = None;
@@ -110,7 +111,7 @@ mod tests {
         timer.start(S(1));
         assert_eq!(timer.deadline(), Some(S(6)));
         assert_eq!(timer.tick(S(5), || panic!("asked too early")), Ring::Alive);
-        assert_eq!(timer.tick(S(6), || false), Ring::Silent(5000));
+        assert_eq!(timer.tick(S(7), || false), Ring::Silent(5000));
         assert_eq!((timer.tick(S(60), || false), timer.deadline()), (Ring::Alive, None));
     }
 
@@ -120,6 +121,16 @@ mod tests {
         timer.start(S(0));
         assert_eq!((timer.tick(S(5), || true), timer.deadline()), (Ring::Alive, Some(S(10))));
         assert_eq!(timer.tick(S(10), || false), Ring::Silent(5000));
+    }
+
+    #[test]
+    fn a_host_is_not_given_up_for_the_time_in_which_this_process_slept() {
+        let mut timer = KeepAlive::new(5000, S(0));
+        timer.start(S(0));
+        assert_eq!((timer.tick(S(100), || false), timer.deadline()), (Ring::Alive, Some(S(105))));
+        assert_eq!(timer.tick(S(105), || false), Ring::Silent(5000));
+        timer.start(S(200));
+        assert_eq!((timer.tick(S(300), || true), timer.deadline()), (Ring::Alive, Some(S(305))));
     }
 
     #[test]
@@ -137,5 +148,7 @@ mod tests {
         timer.start(S(200));
         timer.stop(S(300));
         assert_eq!(timer.deadline(), Some(S(420)));
+        timer.set_timeout_ms(1000, S(310));
+        assert_eq!((timer.deadline(), timer.timeout_ms()), (Some(S(420)), 1000));
     }
 }

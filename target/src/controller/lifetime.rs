@@ -1,16 +1,17 @@
 //! The lifetime of a controller as a table: state x event -> state (Base 2.0 sections 3.5 and 3.6).
 //!
 //! ```text
-//!                 Enable                  Shutdown
-//!   Disabled ──────────────> Enabled ──────────────> ShutDown
-//!      ^ │  ^                 │   ^                   │ │
-//!      │ │  └──── Disable ────┘   └───── Enable ──────┘ │
-//!      │ └───────────────────── Shutdown ────────────>  │
-//!      └─────────────────────── Disable ────────────────┘
-//!   any of them ── Expire, Lose ──> Failed ── Remove ──> Gone
+//!                Enable                  Shutdown
+//!   Disabled ─────────────> Enabled ──────────────> ShutDown
+//!     ^ ^ │                  │   ^                  │ │ ^
+//!     │ │ │      Disable     │   │      Enable      │ │ │
+//!     │ └─┼──────────────────┘   └──────────────────┘ │ │
+//!     │   └──────────────────── Shutdown ─────────────┼─┘
+//!     └──────────────────────── Disable ──────────────┘
+//!   each of these ── Expire, Lose ──> Failed ── Remove ──> Gone
 //! ```
-//! Reset and shutdown take no time here: nothing is cached in a controller, so RDY follows EN and SHST is complete at once.
-//! What remains to be done, closing I/O queues, is said by [`Step::effect`].
+//! Reset and shutdown take no time here: nothing is cached in a controller, so RDY follows EN and SHST is
+//! complete at once. What remains to be done, closing I/O queues, is said by [`Step::effect`].
 
 /// Where a controller is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -21,7 +22,8 @@ pub enum State {
     Enabled,
     /// The host said CC.SHN; CSTS.SHST is complete. Left by a reset, or by the host's going away.
     ShutDown,
-    /// Fatal: the keep-alive time passed or the subsystem was taken away. CSTS.CFS is 1. Left only by removal.
+    /// Fatal: the keep-alive time passed or the subsystem was taken away. CSTS.CFS is 1. Left only by
+    /// removal.
     Failed,
     /// Removed; nothing is answered any more.
     Gone,
@@ -50,7 +52,8 @@ pub enum Effect {
     /// Nothing.
     None,
     /// Close all I/O queues; the admin queue stays. Held Asynchronous Event Requests are answered with
-    /// `ABORTED_SQ_DELETION` (the controller has forgotten them), and other admin commands in progress are ended.
+    /// `ABORTED_SQ_DELETION` (the controller has forgotten them), and other admin commands in progress are
+    /// ended.
     CloseIoQueues,
     /// Close all queues, the admin queue last: the controller is over.
     CloseAll,

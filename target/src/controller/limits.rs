@@ -2,10 +2,12 @@
 
 use spindle_reactor::clock::Nanos;
 
-/// Asynchronous Event Requests that may be outstanding: AERL 3, one less than the count (what Linux and SPDK send is 1 and 4).
+/// Asynchronous Event Requests that may be outstanding: AERL 3, one less than the count (what Linux and SPDK
+/// send is 1 and 4).
 pub const ASYNC_EVENTS_MAX: u8 = 4;
 
-/// Abort commands that may be outstanding: ACL 3, one less than the count, the least that Base 2.0 recommends.
+/// Abort commands that may be outstanding: ACL 3, one less than the count, the least that Base 2.0
+/// recommends.
 pub const ABORTS_MAX: u8 = 4;
 
 /// Entries of the error log that are kept: ELPE 63, one less than the count. One 4 KiB page.
@@ -17,8 +19,8 @@ pub const KEEP_ALIVE_UNITS: u16 = 10;
 /// The same granularity in milliseconds.
 pub const KEEP_ALIVE_STEP_MS: u32 = KEEP_ALIVE_UNITS as u32 * 100;
 
-/// How long a controller may stay connected without being enabled (before CC.EN, after a reset or a shutdown) until it is given up,
-/// as SPDK's association time-out.
+/// How long a controller may stay connected without being enabled (before CC.EN, after a reset or a shutdown)
+/// until it is given up, as SPDK's association time-out.
 pub const ASSOCIATION_TIMEOUT: Nanos = Nanos::from_secs(120);
 
 /// CAP.TO and CRTO.CRWMT in units of 500 ms. A controller is ready at once; 7.5 s is what hosts are used to.
@@ -27,17 +29,19 @@ pub const READY_TIMEOUT_UNITS: u8 = 15;
 /// The smallest memory page (CAP.MPSMIN 0), in which MDTS, VSL and WZSL count.
 pub const PAGE_BYTES: u32 = 4096;
 
-/// What the preferred granularity of writes and deallocation is: a page of memory, of a file system, of most drives.
+/// What the preferred granularity of writes and deallocation is: a page of memory, of a file system, of most
+/// drives.
 pub const PREFERRED_BYTES: u32 = 4096;
 
 /// Most source ranges of a Copy: MSRC 127, one less than the count. 4 KiB of descriptors of 32 bytes.
 pub const COPY_RANGES_MAX: u16 = 128;
 
-/// Most bytes that one Write Zeroes should name (WZSL): 65,536 blocks of 512 bytes. Without it, Linux takes MDTS for the limit
-/// and zeroes in small pieces; with more, it would cut the 16 bits of NLB.
+/// Most bytes that one Write Zeroes should name (WZSL): 65,536 blocks of 512 bytes. Without it, Linux takes
+/// MDTS for the limit and zeroes in small pieces; with more, it would cut the 16 bits of NLB.
 pub const WRITE_ZEROES_BYTES_MAX: u32 = 32 << 20;
 
-/// Kelvin. There is no thermometer: a fixed value, so that monitors on hosts see a thing that is neither hot nor broken.
+/// Kelvin. There is no thermometer: a fixed value, so that monitors on hosts see a thing that is neither hot
+/// nor broken.
 pub const TEMPERATURE_KELVIN: u16 = 300;
 
 /// WCTEMP in Kelvin, also the default threshold: 70 degrees Celsius.
@@ -49,7 +53,8 @@ pub const TEMPERATURE_CRITICAL_KELVIN: u16 = 353;
 /// Firmware revision (FR): the version of this crate.
 pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
-/// Most blocks of one source range of a Copy (MSSRL), so that a range passes through one buffer of `transfer_bytes`.
+/// Most blocks of one source range of a Copy (MSSRL), so that a range passes through one buffer of
+/// `transfer_bytes`.
 #[must_use]
 pub fn copy_range_blocks_max(transfer_bytes: u32, block_bytes: u32) -> u16 {
     let blocks = transfer_bytes.checked_div(block_bytes).unwrap_or(0).max(1);
@@ -62,8 +67,8 @@ pub fn copy_blocks_max(transfer_bytes: u32, block_bytes: u32) -> u32 {
     u32::from(copy_range_blocks_max(transfer_bytes, block_bytes)) * u32::from(COPY_RANGES_MAX)
 }
 
-/// Bytes as the power of two of [`PAGE_BYTES`] that MDTS, VSL and WZSL hold, rounded down; 0 (no limit) never comes out of
-/// a size of two pages or more.
+/// Bytes as the power of two of [`PAGE_BYTES`] that MDTS, VSL and WZSL hold, rounded down; 0 (no limit) never
+/// comes out of a size of two pages or more.
 #[must_use]
 pub fn page_exponent(bytes: u32) -> u8 {
     let pages = bytes / PAGE_BYTES;

@@ -1,4 +1,5 @@
-//! Get Log Page (Base 2.0 section 5.16): which pages there are, which part the host asked for, and what reading clears.
+//! Get Log Page (Base 2.0 section 5.16): which pages there are, which part the host asked for, and what
+//! reading clears.
 
 use nvme_spec::identify::Csi;
 use nvme_spec::log::{
@@ -62,7 +63,7 @@ impl Controller {
         if log.ot() {
             return Err(Failure::invalid(field::CDW14));
         }
-        if log.lpo() % DWORD_BYTES != 0 || log.lpo() > self.log_bytes(cx, lid) {
+        if !log.lpo().is_multiple_of(DWORD_BYTES) || log.lpo() > self.log_bytes(cx, lid) {
             return Err(Failure::invalid(field::CDW12));
         }
         self.need_log(log).map(drop)

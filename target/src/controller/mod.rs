@@ -1,20 +1,24 @@
-//! Controllers: Connect, properties, admin commands. Pure: no I/O, no clock, nothing that a host sends can make it panic.
+//! Controllers: Connect, properties, admin commands. Pure: no I/O, no clock, nothing that a host sends can
+//! make it panic.
 //!
 //! ```text
 //!   Connect ──> connect() ──> Connected::Admin { controller } | Connected::Io { shared, qid }
 //!   Property Get/Set ──> Controller::property ──> reply, Effect (close I/O queues)
-//!   admin command ──> Controller::need (bytes, which way) ──> [buffer, data from the host] ──> Controller::execute ──> Outcome
-//!   snapshot swapped, error on a queue, time ──> on_snapshot, on_error, tick ──> take_async_event, Effect, Expired
+//!   admin command ──> Controller::need (bytes, which way) ──> [buffer, data from the host]
+//!                 ──> Controller::execute ──> Outcome
+//!   snapshot swapped, error on a queue, time ──> on_snapshot, on_error, tick
+//!                 ──> take_async_event, Effect, Expired
 //! ```
-//! A [`Controller`] belongs to its admin queue and lives on that queue's core; what other cores need of it is in
-//! [`ControllerShared`]. `lifetime` has its states as a table; `property` the registers; `identify`, `log`, `feature` the
-//! three big commands; `event` the asynchronous events; `keep_alive` the timer; `limits` every number that is promised to hosts.
+//! A [`Controller`] belongs to its admin queue and lives on that queue's core; what other cores need of it is
+//! in [`ControllerShared`]. `lifetime` has its states as a table; `property` the registers; `identify`,
+//! `log`, `feature` the three big commands; `event` the asynchronous events; `keep_alive` the timer; `limits`
+//! every number that is promised to hosts.
 //!
-//! What it does not do: it takes no buffer, waits for nothing, aborts nothing itself ([`Outcome::Abort`]), and has neither
-//! reservations, asymmetric access, authentication, namespace management, firmware update nor directives: those commands, log pages
-//! and features are refused and not advertised.
+//! What it does not do: it takes no buffer, waits for nothing, aborts nothing itself ([`Outcome::Abort`]),
+//! and has neither reservations, asymmetric access, authentication, namespace management, firmware update nor
+//! directives: those commands, log pages and features are refused and not advertised.
 //!
-//! Limits: [`limits`], [`NSID_MAX`](crate::snapshot::NSID_MAX) namespaces, [`IO_QUEUES_MAX`](crate::shared::IO_QUEUES_MAX) queues.
+//! Limits: [`limits`], [`NSID_MAX`](crate::snapshot::NSID_MAX) namespaces, [`IO_QUEUES_MAX`] I/O queues.
 
 mod changed;
 mod command;
@@ -168,8 +172,8 @@ pub enum Outcome {
     },
     /// Hold the command until [`Controller::take_async_event`] gives its result.
     HoldAsyncEvent,
-    /// Look for this command and abort it if it has not begun; reply with bit 0 of dword 0 clear if it was aborted; then
-    /// call [`Controller::abort_done`].
+    /// Look for this command and abort it if it has not begun; reply with bit 0 of dword 0 clear if it was
+    /// aborted; then call [`Controller::abort_done`].
     Abort {
         /// Its queue.
         sqid: u16,
@@ -325,11 +329,11 @@ impl Controller {
     /// The command is refused, before any data moves.
     pub fn need(&self, cx: &Context<'_>, sqe: &Sqe) -> Result<Need, Failure> {
         let command = self.parse(cx, sqe)?;
-        self.need_of(cx, &command)
+        self.need_of(&command)
     }
 
-    /// Execute an admin command. `data` is as long as [`Controller::need`] said: zeroed where it goes to the host, filled
-    /// where it came from the host.
+    /// Execute an admin command. `data` is as long as [`Controller::need`] said: zeroed where it goes to the
+    /// host, filled where it came from the host.
     pub fn execute(&mut self, cx: &Context<'_>, sqe: &Sqe, data: &mut [u8]) -> Outcome {
         self.shared.note_traffic();
         self.parse(cx, sqe).and_then(|command| self.run(cx, &command, data)).unwrap_or_else(Outcome::from)
@@ -349,7 +353,8 @@ impl Controller {
         }
     }
 
-    /// An event to tell the host, if an Asynchronous Event Request is held for it: dword 0 of that command's completion.
+    /// An event to tell the host, if an Asynchronous Event Request is held for it: dword 0 of that command's
+    /// completion.
     pub fn take_async_event(&mut self) -> Option<u32> {
         self.events.take()
     }
@@ -370,7 +375,8 @@ impl Controller {
         self.aborts = self.aborts.saturating_sub(1);
     }
 
-    /// The configuration has changed. [`Effect::CloseAll`] where the host has lost its subsystem or its right to it.
+    /// The configuration has changed. [`Effect::CloseAll`] where the host has lost its subsystem or its right
+    /// to it.
     pub fn on_snapshot(&mut self, old: &Snapshot, new: &Snapshot) -> Effect {
         match self.kind {
             Kind::Discovery => {
@@ -398,7 +404,8 @@ impl Controller {
         self.errors.push(entry);
     }
 
-    /// Look at the time. `Some`: the host has fallen silent, the controller has failed (CSTS.CFS), close all its queues.
+    /// Look at the time. `Some`: the host has fallen silent, the controller has failed (CSTS.CFS), close all
+    /// its queues.
     pub fn tick(&mut self, now: Nanos) -> Option<Expired> {
         let shared = &self.shared;
         let expired = match self.keep_alive.tick(now, || shared.take_traffic()) {

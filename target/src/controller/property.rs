@@ -26,7 +26,8 @@ impl Controller {
             register::VS => dword(VERSION.into_bits()),
             register::CC => dword(self.cc.into_bits()),
             register::CSTS => dword(self.csts().into_bits()),
-            // CAP.NSSRS is 0 (one host is not to take the subsystem away from the others), so it reads as 0 and is not written.
+            // CAP.NSSRS is 0 (one host is not to take the subsystem away from the others), so it reads as 0
+            // and is not written.
             register::NSSR => dword(0),
             register::CRTO => dword(Crto::new().with_crwmt(u16::from(READY_TIMEOUT_UNITS)).into_bits()),
             _ => None,

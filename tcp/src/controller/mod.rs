@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
 use arrayvec::ArrayVec;
-use nvme_spec::tcp::{DIGEST_BYTES, MAXH2CDATA_MIN, PduType};
+use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, MAXH2CDATA_MIN, PduType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
@@ -95,12 +95,13 @@ pub struct Conn {
     sent: VecDeque<Slot>,
     transfers: Transfers,
     config: ConnConfig,
-    /// Common header of a command without data; see [`Conn::bare_command`].
-    bare_header: u64,
+    /// How the header of a command begins, where there are no digests; see [`Conn::plain_command`].
+    plain_header: u64,
+    /// Most bytes of in-capsule data now, of a command that is no Fabrics command.
+    in_capsule_max: u32,
     /// PDO of the C2HData that this connection sends.
     data_offset: u8,
     is_initialized: bool,
-    is_io_queue: bool,
     is_closed_told: bool,
 }
 
@@ -117,16 +118,16 @@ impl Conn {
     #[must_use]
     pub fn new(config: ConnConfig, now: Nanos) -> Conn {
         let max = config.max_h2c_data;
-        assert!(max >= MAXH2CDATA_MIN && max % 4 == 0, "MAXH2CDATA {max}");
+        assert!(max >= MAXH2CDATA_MIN && max.is_multiple_of(4), "MAXH2CDATA {max}");
         let mut conn = Conn {
             wire: Wire::new(now + config.initialize_timeout, config.close_timeout),
             sent: VecDeque::new(),
             transfers: Transfers::new(config.queue_entries),
             config,
-            bare_header: receive::NO_BARE_HEADER,
+            plain_header: receive::NO_PLAIN_HEADER,
+            in_capsule_max: config.in_capsule_bytes.max(ADMIN_IN_CAPSULE_BYTES),
             data_offset: 24,
             is_initialized: false,
-            is_io_queue: false,
             is_closed_told: false,
         };
         conn.set_queue_entries(RESERVE_ENTRIES_FIRST);
@@ -254,7 +255,8 @@ impl Conn {
     /// Whether in-capsule data is limited as on an I/O queue. The connection learns it from the QID of Connect; this is for a
     /// user that knows better.
     pub fn set_io_queue(&mut self, is_io_queue: bool) {
-        self.is_io_queue = is_io_queue;
+        let allowed = self.config.in_capsule_bytes;
+        self.in_capsule_max = if is_io_queue { allowed } else { allowed.max(ADMIN_IN_CAPSULE_BYTES) };
     }
 
     /// PDUs that wait to be sent, writes whose data was asked for, and bytes that are kept between batches.
@@ -311,7 +313,10 @@ impl Transport for Conn {
         if let Some(slot) = self.sent.pop_front() {
             return Some(Event::Sent { slot });
         }
-        if let Some(event) = self.bare_command() {
+        if let Some(event) = self.plain_fetched() {
+            return Some(event);
+        }
+        if let Some(event) = self.plain_command() {
             return Some(event);
         }
         self.next_received()
@@ -323,9 +328,13 @@ impl Transport for Conn {
         }
         match &self.wire.receiving {
             // The length is compared too: a host that has two commands of one CID gets its own data wrong, not us.
-            Receiving::Standing(standing) if standing.cid == cid && standing.frame.data_bytes as usize == buf.len() => {
+            Receiving::Standing(standing)
+                if standing.cid == cid && standing.frame.data_bytes as usize == buf.len() =>
+            {
                 let payload = Payload::new(Source::Capsule(slot), buf, 0, &standing.frame);
                 self.wire.receiving = Receiving::Payload(payload);
+                // At once, while it is in the batch: what is left of it there would be copied twice.
+                self.wire.copy_payload();
             }
             Receiving::Standing(_) | Receiving::Header | Receiving::Payload(_) | Receiving::Skip(_) => {
                 self.ask_host(Transfer { slot, cid, is_damaged: false, received: 0, buf: Some(buf) });
@@ -350,7 +359,10 @@ impl Transport for Conn {
     fn close(&mut self, reason: CloseReason) {
         match reason {
             // Something is to reach the host first: the reply to Disconnect, the reason of a refusal, what was acknowledged.
-            CloseReason::Disconnect | CloseReason::ControllerGone | CloseReason::HostError | CloseReason::Shutdown => {
+            CloseReason::Disconnect
+            | CloseReason::ControllerGone
+            | CloseReason::HostError
+            | CloseReason::Shutdown => {
                 if self.wire.lifetime.is_open() {
                     self.transfers.clear();
                     self.wire.drain();

@@ -5,8 +5,8 @@ use nvme_spec::opcode::FabricsType;
 use nvme_spec::sqe::{Psdt, SglKind};
 use nvme_spec::status::Status;
 use nvme_spec::tcp::{
-    ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, CommonHeader, DigestBits, H2cData, IcReq, IcResp, LAST_PDU, PDA_MAX, PFV, PduType,
-    pda_bytes,
+    ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, CommonHeader, DigestBits, H2cData, IcReq, IcResp, LAST_PDU, PDA_MAX,
+    PFV, PduType, pda_bytes,
 };
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_target::transport::{DataPointer, Event};
@@ -21,30 +21,64 @@ use crate::wire::{Receiving, Standing, Stop};
 /// CPDA: 0, data aligned to 4 bytes, which is all that a Linux host does (`nvme_tcp_init_connection`).
 const CPDA: u8 = 0;
 
-/// The common header of a command without data and without digests, but for PDO, which means nothing then.
-const BARE_HEADER: u64 = u64::from_le_bytes([PduType::CAPSULE_CMD.0, 0, 72, 0, 72, 0, 0, 0]);
-/// Where PDO is in it.
-const PDO_BITS: u64 = u64::from_le_bytes([0, 0, 0, 0xff, 0, 0, 0, 0]);
-/// No header is like this one: its PDO is not masked.
-pub(super) const NO_BARE_HEADER: u64 = u64::MAX;
+/// Type, flags and HLEN of a command without digests, as the first bytes of a common header.
+const PLAIN_HEADER: u64 = u64::from_le_bytes([PduType::CAPSULE_CMD.0, 0, COMMAND_BYTES_U8, 0, 0, 0, 0, 0]);
+/// Where they are.
+const PLAIN_BITS: u64 = u64::from_le_bytes([0xff, 0xff, 0xff, 0, 0, 0, 0, 0]);
+/// No header is like this one.
+pub(super) const NO_PLAIN_HEADER: u64 = u64::MAX;
+/// HLEN of a command capsule.
+const COMMAND_BYTES_U8: u8 = 72;
+const COMMAND_BYTES: usize = size_of::<CapsuleCmd>();
+const _: () = assert!(COMMAND_BYTES == COMMAND_BYTES_U8 as usize);
 
 impl Conn {
-    /// The PDU that most PDUs are, at once: a command without data, whole in the batch. Everything that `step` checks of such
-    /// a header is one comparison; what is not exactly like it, or is a Connect, goes there.
+    /// What most PDUs are, at once: a command without digests, its header whole in the batch. All that `step` checks of such
+    /// a header is a few comparisons; what is not exactly like it, or is a Fabrics command, goes there.
     #[inline]
-    pub(super) fn bare_command(&mut self) -> Option<Event> {
+    pub(super) fn plain_command(&mut self) -> Option<Event> {
         if !matches!(self.wire.receiving, Receiving::Header) || !self.wire.lifetime.is_open() {
             return None;
         }
-        let bytes: &[u8; size_of::<CapsuleCmd>()] = self.wire.inbox.peek_batch()?;
-        let header = u64::from_le_bytes(*bytes.first_chunk()?);
-        let CapsuleCmd { sqe, .. } = CapsuleCmd::ref_from_bytes(bytes).ok()?;
-        if header & !PDO_BITS != self.bare_header || sqe.is_fabrics() {
+        let bytes: &[u8; COMMAND_BYTES] = self.wire.inbox.peek_batch()?;
+        let CapsuleCmd { header, sqe } = CapsuleCmd::ref_from_bytes(bytes).ok()?;
+        if u64::from_le_bytes(*bytes.first_chunk()?) & PLAIN_BITS != self.plain_header || sqe.is_fabrics() {
             return None;
         }
-        let event = Event::Command { sqe: *sqe, data: data_pointer(sqe, 0) };
-        self.wire.inbox.consume_batch(size_of::<CapsuleCmd>());
+        let plen = header.plen();
+        if plen == u32::from(COMMAND_BYTES_U8) {
+            let event = Event::Command { sqe: *sqe, data: data_pointer(sqe, 0) };
+            self.wire.inbox.consume_batch(COMMAND_BYTES);
+            return Some(event);
+        }
+        let data_bytes = plen.checked_sub(u32::from(COMMAND_BYTES_U8))?;
+        if header.pdo != COMMAND_BYTES_U8 || data_bytes > self.in_capsule_max {
+            return None;
+        }
+        let data = data_pointer(sqe, data_bytes);
+        let frame = Frame { header_bytes: u32::from(COMMAND_BYTES_U8), data_bytes, data_digest: false };
+        self.wire.receiving = match data {
+            Ok(_) => Receiving::Standing(Standing { cid: sqe.cid(), frame }),
+            Err(_) => Receiving::Skip(data_bytes as usize),
+        };
+        let event = Event::Command { sqe: *sqe, data };
+        self.wire.inbox.consume_batch(COMMAND_BYTES);
         Some(event)
+    }
+
+    /// The end of a fetch that found all of the data in the batch, at once.
+    #[inline]
+    pub(super) fn plain_fetched(&mut self) -> Option<Event> {
+        let Receiving::Payload(payload) = &self.wire.receiving else { return None };
+        if !payload.is_whole() || !matches!(payload.key, Source::Capsule(_)) {
+            return None;
+        }
+        match std::mem::replace(&mut self.wire.receiving, Receiving::Header) {
+            Receiving::Payload(Payload { key: Source::Capsule(slot), buf, .. }) => {
+                Some(Event::Fetched { slot, buf, result: Ok(()) })
+            }
+            Receiving::Payload(_) | Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => None,
+        }
     }
 
     /// One step of the receiving side: an event, or go on (`None`).
@@ -111,7 +145,8 @@ impl Conn {
         self.wire.outbox.push_bytes(response.as_bytes().into(), None);
         self.wire.lifetime.initialized();
         self.is_initialized = true;
-        self.bare_header = if self.wire.agreed.header_digest { NO_BARE_HEADER } else { BARE_HEADER };
+        let has_digests = self.wire.agreed.header_digest || self.wire.agreed.data_digest;
+        self.plain_header = if has_digests { NO_PLAIN_HEADER } else { PLAIN_HEADER };
         Ok(None)
     }
 
@@ -130,10 +165,10 @@ impl Conn {
     }
 
     fn step_command_data(&mut self, sqe: Sqe, frame: Frame) -> Result<Option<Event>, Stop> {
-        let mut allowed = self.config.in_capsule_bytes;
-        if !self.is_io_queue || sqe.is_fabrics() {
-            allowed = allowed.max(ADMIN_IN_CAPSULE_BYTES);
-        }
+        let allowed = match sqe.is_fabrics() {
+            true => self.in_capsule_max.max(ADMIN_IN_CAPSULE_BYTES),
+            false => self.in_capsule_max,
+        };
         if frame.data_bytes > allowed {
             return Err(Violation::InCapsuleBytes { bytes: frame.data_bytes, allowed }.into());
         }
@@ -151,7 +186,7 @@ impl Conn {
     #[inline]
     fn note_connect(&mut self, sqe: &Sqe) {
         if sqe.is_fabrics() && sqe.fctype() == FabricsType::CONNECT {
-            self.is_io_queue = sqe.cdw10() >> 16 != 0;
+            self.set_io_queue(sqe.cdw10() >> 16 != 0);
         }
     }
 
@@ -164,7 +199,8 @@ impl Conn {
         let (offset, bytes) = (header.datao.get(), header.datal.get());
         // One H2CData is received at a time and is whole before the next header: the buffer is here.
         let transfer = self.transfers.get_mut(ttag).ok_or(Violation::Ttag { ttag })?;
-        let Some(length) = transfer.buf.as_ref().map(|buf| u32::try_from(buf.len()).unwrap_or(u32::MAX)) else {
+        let Some(length) = transfer.buf.as_ref().map(|buf| u32::try_from(buf.len()).unwrap_or(u32::MAX))
+        else {
             return Err(Violation::Ttag { ttag }.into());
         };
         if transfer.cid != cccid {

@@ -6,8 +6,8 @@ use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_target::transport::Reply;
 
-use super::transfers::Transfer;
 use super::Conn;
+use super::transfers::Transfer;
 use crate::digest;
 use crate::outbox::Body;
 

@@ -4,7 +4,8 @@ use nvme_spec::Cqe;
 use nvme_spec::cqe::SQ_HEAD_NO_FLOW_CONTROL;
 use nvme_spec::status::Status;
 use nvme_spec::tcp::{
-    C2hData, CapsuleResp, CommonHeader, IcResp, LAST_PDU, MAXH2CDATA_MIN, PDA_MAX, PFV, PduType, R2t, SUCCESS, pda_bytes,
+    C2hData, CapsuleResp, CommonHeader, IcResp, LAST_PDU, MAXH2CDATA_MIN, PDA_MAX, PFV, PduType, R2t,
+    SUCCESS, pda_bytes,
 };
 
 use super::commands::{Direction, State};
@@ -59,7 +60,7 @@ impl Conn {
             return Err(Violation::Dgst { dgst: response.dgst, asked }.into());
         }
         let max_h2c_data = response.maxh2cdata.get();
-        if max_h2c_data < MAXH2CDATA_MIN || max_h2c_data % 4 != 0 {
+        if max_h2c_data < MAXH2CDATA_MIN || !max_h2c_data.is_multiple_of(4) {
             return Err(Violation::Maxh2cdata { maxh2cdata: max_h2c_data }.into());
         }
         self.wire.inbox.consume(size_of::<IcResp>());
@@ -163,7 +164,8 @@ impl Conn {
         let pdu_type = PduType::R2T;
         let header: R2t = self.wire.header(pdu_type, &frame)?;
         let (cid, offset, bytes) = (header.cccid.get(), header.r2to.get(), header.r2tl.get());
-        let command = self.commands.waiting(cid).filter(|command| command.direction == Direction::ToController);
+        let command =
+            self.commands.waiting(cid).filter(|command| command.direction == Direction::ToController);
         let Some(command) = command else {
             let expected = "an outstanding command with data to send";
             return Err(Violation::Cccid { pdu_type, cccid: cid, expected }.into());

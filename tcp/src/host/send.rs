@@ -1,8 +1,6 @@
 //! What a host sends: ICReq, commands, and the data that R2Ts ask for.
 
-use nvme_spec::tcp::{
-    ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, DigestBits, Extent, H2cData, IcReq, LAST_PDU,
-};
+use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, DigestBits, Extent, H2cData, IcReq, LAST_PDU};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
 use spindle_reactor::mem::Buf;
@@ -18,7 +16,8 @@ type Pdu = OutPdu<HEAD, TAIL, Option<u16>>;
 impl Conn {
     /// ICReq (NVMe/TCP 1.0 section 3.6.2.1).
     pub(super) fn queue_initialize(&mut self) {
-        let digests = DigestBits::new().with_header(self.config.header_digest).with_data(self.config.data_digest);
+        let digests =
+            DigestBits::new().with_header(self.config.header_digest).with_data(self.config.data_digest);
         let request = IcReq::new(self.config.hpda, digests, self.config.max_r2t_z);
         self.wire.outbox.push_bytes(request.as_bytes().into(), None);
     }

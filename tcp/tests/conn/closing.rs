@@ -12,7 +12,7 @@ use crate::wire::{self, BOTH, NONE, OFFSET, READ, TRANSPORT, WRITE};
 
 /// A connection in each of its states, by name.
 fn in_every_state() -> Vec<(&'static str, Controller)> {
-    let ready = || Controller::ready(ConnConfig::default(), BOTH);
+    let ready = || Controller::alone(ConnConfig::default()).initialized(BOTH);
     let write = |cid| wire::capsule(wire::sqe(WRITE, cid, TRANSPORT, 20_000), &[], BOTH);
     let capsule = wire::capsule(wire::sqe(WRITE, 1, OFFSET, 4096), &[1; 4096], BOTH);
     let mut states = vec![("accepted", Controller::new(ConnConfig::default())), ("ready", ready())];
@@ -166,10 +166,15 @@ fn bytes_after_the_end_are_dropped_however_many_there_are() {
 }
 
 fn host_in_every_state() -> Vec<(&'static str, Host)> {
-    let config = HostConfig { header_digest: true, data_digest: true, in_capsule_bytes: 4096, ..HostConfig::default() };
+    let config = HostConfig {
+        header_digest: true,
+        data_digest: true,
+        in_capsule_bytes: 4096,
+        ..HostConfig::default()
+    };
     let mut states = vec![("connecting", Host::new(config))];
     let mut add = |name, build: &dyn Fn(&mut Host)| {
-        let mut rig = Host::ready(config, 0, 8192);
+        let mut rig = Host::alone(config).initialized(0, BOTH, 8192);
         build(&mut rig);
         states.push((name, rig));
     };
@@ -292,14 +297,20 @@ fn a_completion_that_comes_before_its_data_has_left_waits_for_it() {
     assert_eq!(rig.take_seen(), []);
     rig.take_output();
     rig.pull();
-    assert!(matches!(rig.take_seen()[..], [HostSeen::Completed { cid: 1, result: Err(Status::INVALID_FIELD), .. }]));
+    assert!(matches!(
+        rig.take_seen()[..],
+        [HostSeen::Completed { cid: 1, result: Err(Status::INVALID_FIELD), .. }]
+    ));
     // The same in the middle of an R2T: the PDU that is leaving ends, no other one follows.
     rig.feed(&wire::r2t(2, 7, 0, 20_000, NONE));
     rig.transmit_some(1000);
     rig.feed(&wire::capsule_resp(2, 2, 0, NONE));
     rig.output.clear();
     assert_eq!(rig.take_output().len(), 24 + 4096 - 1000);
-    assert!(matches!(rig.take_seen()[..], [HostSeen::Completed { cid: 2, result: Err(Status::INVALID_FIELD), .. }]));
+    assert!(matches!(
+        rig.take_seen()[..],
+        [HostSeen::Completed { cid: 2, result: Err(Status::INVALID_FIELD), .. }]
+    ));
     assert!(rig.has_all_buffers());
     assert_eq!(rig.conn.outstanding(), 0);
 }

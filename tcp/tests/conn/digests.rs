@@ -69,7 +69,9 @@ fn a_damaged_read_is_a_failed_command_at_the_host() {
             rig.feed(&wire::capsule_resp(1, 0, 0, DATA_ONLY));
         }
         rig.feed(&wire::c2h_data(2, 0, &[2; 4096], 12, DATA_ONLY, 4));
-        let HostSeen::Completed { cid: 1, status, result, .. } = rig.seen[0].clone() else { panic!("completed") };
+        let HostSeen::Completed { cid: 1, status, result, .. } = rig.seen[0].clone() else {
+            panic!("completed")
+        };
         assert_eq!((status, result), (Status::SUCCESS, Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR)));
         assert_eq!(rig.seen[1], done(2, Some(vec![2; 4096])));
         assert_eq!(rig.conn.phase(), Phase::Open);
@@ -97,8 +99,12 @@ fn a_digest_covers_data_in_many_pieces() {
     let mut rig = Controller::ready(ConnConfig::default(), BOTH);
     rig.is_manual = true;
     rig.feed(&wire::capsule(wire::sqe(wire::READ, 1, TRANSPORT, 60_000), &[], BOTH));
-    let reply =
-        Reply { slot: crate::rig::slot(1), cqe: Cqe::new(1, Status::SUCCESS), data: Some(buf), may_omit_cqe: true };
+    let reply = Reply {
+        slot: crate::rig::slot(1),
+        cqe: Cqe::new(1, Status::SUCCESS),
+        data: Some(buf),
+        may_omit_cqe: true,
+    };
     rig.conn.reply(reply);
     // The rig's piece list is shorter than the buffer's, and a socket takes odd amounts.
     while rig.transmit_some(9999) > 0 {}

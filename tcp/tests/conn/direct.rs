@@ -35,7 +35,7 @@ fn there_is_a_direct_target_only_inside_of_a_large_payload() {
     rig.feed(&pdu[95_028..]);
     assert_eq!(rig.seen.last(), Some(&Seen::Fetched { cid: 1, bytes: data, result: Ok(()) }));
     rig.is_manual = true;
-    rig.feed(&wire::capsule(wire::sqe(WRITE, 2, OFFSET, 8192), &[2; 8192], BOTH)[..80]);
+    rig.feed(&wire::capsule(wire::sqe(WRITE, 2, OFFSET, 8192), &[2; 8192], BOTH)[..76]);
     assert_eq!(controller_target(&mut rig), 0, "paused");
     rig.answer_next();
     assert!(controller_target(&mut rig) > 0, "in-capsule data may come directly too");
@@ -58,8 +58,11 @@ fn payload_read_directly_is_the_same_as_payload_copied() {
             assert_eq!(rig.seen.len(), 3);
             assert_eq!(rig.seen[1], Seen::Fetched { cid: 1, bytes: data.clone(), result: Ok(()) });
 
-            let config =
-                HostConfig { header_digest: digests.header, data_digest: digests.data, ..HostConfig::default() };
+            let config = HostConfig {
+                header_digest: digests.header,
+                data_digest: digests.data,
+                ..HostConfig::default()
+            };
             let mut rig = Host::ready(config, 0, 4096);
             rig.read(1, 200_000);
             rig.take_output();
@@ -106,7 +109,9 @@ fn a_buffer_in_many_pieces_is_a_target_in_many_pieces() {
     assert_eq!(some, targets.iter().map(|target| target.len()).sum::<usize>());
     drop(targets);
     rig.feed_direct(&pdu[5000..], 9000);
-    let Some(Seen::Fetched { bytes, result: Ok(()), .. }) = rig.seen.last() else { panic!("{:?}", rig.seen.len()) };
+    let Some(Seen::Fetched { bytes, result: Ok(()), .. }) = rig.seen.last() else {
+        panic!("{:?}", rig.seen.len())
+    };
     assert_eq!(*bytes, data);
 }
 

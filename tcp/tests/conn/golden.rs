@@ -18,7 +18,8 @@ fn golden_icreq() -> Vec<u8> {
 
 /// ICResp: PFV 0, CPDA 0, DGST 3, MAXH2CDATA 0x100000.
 fn golden_icresp() -> Vec<u8> {
-    let mut bytes = vec![0x01, 0x00, 0x80, 0x00, 0x80, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x03, 0, 0, 0x10, 0];
+    let mut bytes =
+        vec![0x01, 0x00, 0x80, 0x00, 0x80, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x03, 0, 0, 0x10, 0];
     bytes.resize(128, 0);
     bytes
 }
@@ -35,7 +36,11 @@ const READ_4K: [u8; 72] = [
 fn icresp_answers_the_digests_that_were_asked_for_and_allowed_and_says_so() {
     for allowed in wire::ALL {
         for asked in wire::ALL {
-            let config = ConnConfig { header_digest: allowed.header, data_digest: allowed.data, ..ConnConfig::default() };
+            let config = ConnConfig {
+                header_digest: allowed.header,
+                data_digest: allowed.data,
+                ..ConnConfig::default()
+            };
             let mut rig = Controller::new(config);
             assert!(rig.conn.deadline().is_some());
             rig.feed(&wire::icreq(0, asked));
@@ -96,7 +101,9 @@ fn a_read_has_a_completion_behind_its_data_where_the_host_wants_one_or_it_says_s
 fn success_is_folded_into_the_data_only_when_the_completion_says_nothing_else() {
     use nvme_spec::Cqe;
     use spindle_target::transport::Reply;
-    for (may_omit_cqe, result, is_folded) in [(true, 0, true), (true, 1, false), (true, 1 << 32, false), (false, 0, false)] {
+    for (may_omit_cqe, result, is_folded) in
+        [(true, 0, true), (true, 1, false), (true, 1 << 32, false), (false, 0, false)]
+    {
         let mut rig = Controller::ready(ConnConfig::default(), NONE);
         rig.is_manual = true;
         rig.feed(&wire::capsule(wire::sqe(2, 7, wire::TRANSPORT, 512), &[], NONE));
@@ -106,7 +113,9 @@ fn success_is_folded_into_the_data_only_when_the_completion_says_nothing_else() 
         rig.conn.reply(Reply { slot: crate::rig::slot(7), cqe, data: Some(buf), may_omit_cqe });
         let expected = match is_folded {
             true => wire::c2h_data(7, 0, &data, 12, NONE, 4),
-            false => [wire::c2h_data(7, 0, &data, 4, NONE, 4), wire::capsule_resp(7, 0, result, NONE)].concat(),
+            false => {
+                [wire::c2h_data(7, 0, &data, 4, NONE, 4), wire::capsule_resp(7, 0, result, NONE)].concat()
+            }
         };
         assert_eq!(rig.take_output(), expected);
     }
@@ -126,7 +135,11 @@ fn data_for_a_host_is_aligned_as_it_asked_with_zeroes_before_it() {
             rig.feed(&wire::capsule(wire::sqe(2, 9, wire::TRANSPORT, 1000), &[], digests));
             let data = wire::pattern(9, 1000);
             let unit = 4 * (usize::from(hpda) + 1);
-            assert_eq!(rig.take_output(), wire::c2h_data(9, 0, &data, 12, digests, unit), "HPDA {hpda}, {digests:?}");
+            assert_eq!(
+                rig.take_output(),
+                wire::c2h_data(9, 0, &data, 12, digests, unit),
+                "HPDA {hpda}, {digests:?}"
+            );
         }
     }
 }
@@ -195,7 +208,12 @@ fn every_pdu_to_a_host_but_icresp_has_hlen_24() {
 
 #[test]
 fn a_host_says_what_linux_says() {
-    let config = HostConfig { header_digest: true, data_digest: true, in_capsule_bytes: 4096, ..HostConfig::default() };
+    let config = HostConfig {
+        header_digest: true,
+        data_digest: true,
+        in_capsule_bytes: 4096,
+        ..HostConfig::default()
+    };
     let mut rig = Host::new(config);
     assert_eq!(rig.take_output(), golden_icreq());
     rig.feed(&golden_icresp());
@@ -211,7 +229,11 @@ fn a_host_says_what_linux_says() {
     assert_eq!(rig.take_seen(), [done(0x1234, Some(data))]);
     rig.flush(0x1234);
     let output = rig.take_output();
-    assert_eq!((output[8], output[40..44].to_vec(), output[47]), (0, vec![0; 4], 0x5a), "no data is a transport SGL of 0");
+    assert_eq!(
+        (output[8], output[40..44].to_vec(), output[47]),
+        (0, vec![0; 4], 0x5a),
+        "no data is a transport SGL of 0"
+    );
     rig.feed(&wire::capsule_resp(0x1234, 0, 0, NONE));
     assert_eq!(rig.take_seen(), [done(0x1234, None)]);
     assert!(rig.has_all_buffers());
@@ -287,7 +309,12 @@ fn a_transfer_may_be_asked_for_in_several_r2ts_one_after_the_other() {
 
 #[test]
 fn limits_are_those_of_the_configuration() {
-    let config = ConnConfig { in_capsule_bytes: 16 << 10, queue_entries: 64, transfer_bytes: 2 << 20, ..ConnConfig::default() };
+    let config = ConnConfig {
+        in_capsule_bytes: 16 << 10,
+        queue_entries: 64,
+        transfer_bytes: 2 << 20,
+        ..ConnConfig::default()
+    };
     let rig = Controller::ready(config, Digests::default());
     let limits = Limits { in_capsule_bytes: 16 << 10, queue_entries: 64, transfer_bytes: 2 << 20 };
     assert_eq!(rig.conn.limits(), limits);

@@ -1,9 +1,11 @@
 //! The connection of both ends, byte by byte and against each other. No sockets, no clock, no sleep.
 
+mod alloc;
 mod closing;
 mod digests;
 mod direct;
 mod golden;
+mod pair;
 mod paused;
 mod rig;
 mod sgl;
@@ -13,4 +15,5 @@ mod violations_host;
 mod wire;
 
 #[global_allocator]
-static ALLOCATOR: spindle_reactor::alloc_count::CountingAllocator = spindle_reactor::alloc_count::CountingAllocator;
+static ALLOCATOR: spindle_reactor::alloc_count::CountingAllocator =
+    spindle_reactor::alloc_count::CountingAllocator;

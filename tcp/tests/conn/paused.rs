@@ -75,10 +75,14 @@ fn a_paused_command_does_not_wait_for_the_r2t_of_another() {
     rig.answer_next();
     assert!(!rig.conn.is_paused());
     rig.feed(&wire::h2c_data(1, 0x80, 0, &[1; 8192], true, NONE));
-    let bytes: Vec<_> = rig.seen.iter().filter_map(|seen| match seen {
-        Seen::Fetched { cid, bytes, .. } => Some((*cid, bytes[0], bytes.len())),
-        Seen::Command { .. } | Seen::Closed => None,
-    }).collect();
+    let bytes: Vec<_> = rig
+        .seen
+        .iter()
+        .filter_map(|seen| match seen {
+            Seen::Fetched { cid, bytes, .. } => Some((*cid, bytes[0], bytes.len())),
+            Seen::Command { .. } | Seen::Closed => None,
+        })
+        .collect();
     assert_eq!(bytes, [(2, 2, 4096), (1, 1, 8192)]);
 }
 

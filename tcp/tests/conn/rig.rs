@@ -96,9 +96,22 @@ impl Controller {
         }
     }
 
+    /// With a pool of its own, for tests that hold several.
+    pub fn alone(config: ConnConfig) -> Self {
+        let mut rig = Self::new(config);
+        rig.pool = make_pool();
+        rig.pool_bytes = rig.pool.free_bytes();
+        rig
+    }
+
     /// With ICReq and ICResp done.
     pub fn ready(config: ConnConfig, digests: Digests) -> Self {
-        let mut rig = Self::new(config);
+        Self::new(config).initialized(digests)
+    }
+
+    /// ICReq and ICResp.
+    pub fn initialized(self, digests: Digests) -> Self {
+        let mut rig = self;
         rig.feed(&wire::icreq(0, digests));
         rig.transmit();
         assert_eq!(rig.output.len(), 128, "ICResp");
@@ -288,10 +301,23 @@ impl Host {
         }
     }
 
+    /// With a pool of its own, for tests that hold several.
+    pub fn alone(config: HostConfig) -> Self {
+        let mut rig = Self::new(config);
+        rig.pool = make_pool();
+        rig.pool_bytes = rig.pool.free_bytes();
+        rig
+    }
+
     /// With ICReq and ICResp done.
     pub fn ready(config: HostConfig, cpda: u8, max_h2c_data: u32) -> Self {
         let digests = Digests { header: config.header_digest, data: config.data_digest };
-        let mut rig = Self::new(config);
+        Self::new(config).initialized(cpda, digests, max_h2c_data)
+    }
+
+    /// ICReq and ICResp.
+    pub fn initialized(self, cpda: u8, digests: Digests, max_h2c_data: u32) -> Self {
+        let mut rig = self;
         rig.feed(&wire::icresp(cpda, digests, max_h2c_data));
         assert_eq!(rig.take_output().len(), 128, "ICReq");
         assert_eq!(std::mem::take(&mut rig.seen), [HostSeen::Ready]);
@@ -333,7 +359,12 @@ impl Host {
                 HostEvent::Ready { .. } => HostSeen::Ready,
                 HostEvent::Completed { cid, cqe, buf, result } => {
                     assert_eq!(cqe.cid(), cid);
-                    HostSeen::Completed { cid, status: cqe.status(), bytes: buf.as_ref().map(contents), result }
+                    HostSeen::Completed {
+                        cid,
+                        status: cqe.status(),
+                        bytes: buf.as_ref().map(contents),
+                        result,
+                    }
                 }
                 HostEvent::Closed { why } => HostSeen::Closed(why),
             });

@@ -187,7 +187,11 @@ fn random_cuts_of_a_long_stream_with_and_without_direct_receive_give_the_same_ev
         let outcome = |pieces: &[&[u8]], direct: usize| {
             let mut rig = Controller::ready(ConnConfig::default(), digests);
             for piece in pieces {
-                if direct > 0 { rig.feed_direct(piece, direct) } else { rig.feed(piece) }
+                if direct > 0 {
+                    rig.feed_direct(piece, direct)
+                } else {
+                    rig.feed(piece)
+                }
                 if piece.len() % 3 == 0 {
                     rig.transmit_some(piece.len() * 2);
                 }
@@ -227,8 +231,11 @@ fn random_cuts_of_a_long_stream_give_a_host_the_same_events() {
             }
         }
         let outcome = |pieces: &[&[u8]], direct: usize| {
-            let config =
-                HostConfig { header_digest: digests.header, data_digest: digests.data, ..HostConfig::default() };
+            let config = HostConfig {
+                header_digest: digests.header,
+                data_digest: digests.data,
+                ..HostConfig::default()
+            };
             let mut rig = Host::ready(config, 0, 4096);
             for (cid, bytes) in (0..).zip(&sizes) {
                 rig.read(cid, u32::try_from(*bytes).unwrap());

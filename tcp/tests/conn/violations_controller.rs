@@ -234,7 +234,9 @@ fn h2c_data_for_a_read_closes_the_connection() {
 
 #[test]
 fn h2c_data_outside_of_its_transfer_closes_the_connection() {
-    let data = |cid, ttag, offset, bytes: usize, is_last| wire::h2c_data(cid, ttag, offset, &vec![1; bytes], is_last, NONE);
+    let data = |cid, ttag, offset, bytes: usize, is_last| {
+        wire::h2c_data(cid, ttag, offset, &vec![1; bytes], is_last, NONE)
+    };
     let full = data(1, 0x80, 8000, 12_000, true);
     let cases = [
         (data(2, 0x80, 8000, 64, false), HEADER_FIELD, 8, "CCCID 0x0002"),
@@ -258,9 +260,13 @@ fn h2c_data_outside_of_its_transfer_closes_the_connection() {
     // The lengths of the common header, with and without digests.
     for digests in [NONE, BOTH] {
         let pdu = wire::h2c_data(1, 0x80, 8000, &[1; 64], false, digests);
-        for (at, byte, fei, says) in
-            [(2, 72, 2, "HLEN 72"), (3, 20, 3, "PDO 20"), (3, 29, 3, "PDO 29"), (3, 96, 4, "PLEN"), (4, 23, 4, "PLEN 23")]
-        {
+        for (at, byte, fei, says) in [
+            (2, 72, 2, "HLEN 72"),
+            (3, 20, 3, "PDO 20"),
+            (3, 29, 3, "PDO 29"),
+            (3, 96, 4, "PLEN"),
+            (4, 23, 4, "PLEN 23"),
+        ] {
             let wrong = with(pdu.clone(), at, &[byte]);
             let rule = Rule { fes: HEADER_FIELD, fei, header: 8, says };
             expect(&mut busy(digests, ConnConfig::default()), &wrong, &rule);
@@ -295,12 +301,16 @@ fn a_terminate_request_of_the_host_ends_the_connection_without_an_answer() {
     for extra in [0, 1, 128] {
         let mut rig = busy(BOTH, ConnConfig::default());
         rig.feed(&wire::term_req(2, 1, 0x1234, &vec![9; extra]));
-        assert_eq!(rig.conn.take_violation().map(|violation| violation.to_string()).as_deref(),
-            Some("terminated by the peer: INVALID_HEADER_FIELD, FEI 0x1234"));
+        assert_eq!(
+            rig.conn.take_violation().map(|violation| violation.to_string()).as_deref(),
+            Some("terminated by the peer: INVALID_HEADER_FIELD, FEI 0x1234")
+        );
         rig.expect_closed();
         assert_eq!(rig.take_output().len(), 0);
     }
-    for (at, bytes, fei, says) in [(4, &[23, 0][..], 4, "PLEN 23"), (4, &[153, 0], 4, "at most 152"), (2, &[25], 2, "HLEN 25")] {
+    for (at, bytes, fei, says) in
+        [(4, &[23, 0][..], 4, "PLEN 23"), (4, &[153, 0], 4, "at most 152"), (2, &[25], 2, "HLEN 25")]
+    {
         let wrong = with(wire::term_req(2, 1, 0, &[]), at, bytes);
         one_wrong(&wrong, &Rule { fes: HEADER_FIELD, fei, header: 8, says });
     }
@@ -308,7 +318,8 @@ fn a_terminate_request_of_the_host_ends_the_connection_without_an_answer() {
 
 #[test]
 fn a_host_that_never_says_icreq_is_closed_in_time() {
-    let mut rig = Controller::new(ConnConfig { initialize_timeout: Nanos::from_secs(3), ..ConnConfig::default() });
+    let mut rig =
+        Controller::new(ConnConfig { initialize_timeout: Nanos::from_secs(3), ..ConnConfig::default() });
     assert_eq!(rig.conn.deadline(), Some(Nanos::from_secs(3)));
     rig.feed(&wire::icreq(0, NONE)[..127]);
     rig.conn.on_time(Nanos(2_999_999_999));

@@ -105,8 +105,11 @@ fn a_wrong_icresp_is_refused_by_field() {
 
 #[test]
 fn anything_before_icresp_or_a_second_icresp_closes_the_connection() {
-    let pdus =
-        [wire::capsule_resp(1, 0, 0, NONE), wire::c2h_data(1, 0, &[0; 512], 12, NONE, 4), wire::r2t(1, 1, 0, 512, NONE)];
+    let pdus = [
+        wire::capsule_resp(1, 0, 0, NONE),
+        wire::c2h_data(1, 0, &[0; 512], 12, NONE, 4),
+        wire::r2t(1, 1, 0, 512, NONE),
+    ];
     for pdu in pdus {
         let mut rig = Host::new(HostConfig::default());
         rig.take_output();
@@ -129,9 +132,18 @@ fn pdus_with_wrong_lengths_or_digest_flags_close_the_connection() {
     let r2t = wire::r2t(4, 1, 0, 6000, NONE);
     let data = wire::c2h_data(2, 0, &[2; 4096], 12, NONE, 4);
     for pdu in [&resp, &r2t, &data] {
-        one_wrong(&with(pdu.clone(), 2, &[72]), &Rule { fes: HEADER_FIELD, fei: 2, header: 8, says: "HLEN 72" });
-        one_wrong(&with(pdu.clone(), 1, &[1]), &Rule { fes: HEADER_FIELD, fei: 1, header: 8, says: "FLAGS 0x01" });
-        one_wrong(&with(pdu.clone(), 1, &[2]), &Rule { fes: HEADER_FIELD, fei: 1, header: 8, says: "FLAGS 0x02" });
+        one_wrong(
+            &with(pdu.clone(), 2, &[72]),
+            &Rule { fes: HEADER_FIELD, fei: 2, header: 8, says: "HLEN 72" },
+        );
+        one_wrong(
+            &with(pdu.clone(), 1, &[1]),
+            &Rule { fes: HEADER_FIELD, fei: 1, header: 8, says: "FLAGS 0x01" },
+        );
+        one_wrong(
+            &with(pdu.clone(), 1, &[2]),
+            &Rule { fes: HEADER_FIELD, fei: 1, header: 8, says: "FLAGS 0x02" },
+        );
         let short = with(pdu.clone(), 4, &[23, 0, 0, 0]);
         one_wrong(&short, &Rule { fes: HEADER_FIELD, fei: 4, header: 8, says: "PLEN 23" });
     }
@@ -197,7 +209,8 @@ fn data_that_no_command_waits_for_closes_the_connection() {
 #[test]
 fn data_outside_of_what_was_asked_for_closes_the_connection() {
     let full = wire::c2h_data(2, 0, &[2; 4096], 12, NONE, 4);
-    let data = |cid, offset, bytes: usize, flags| wire::c2h_data(cid, offset, &vec![1; bytes], flags, NONE, 4);
+    let data =
+        |cid, offset, bytes: usize, flags| wire::c2h_data(cid, offset, &vec![1; bytes], flags, NONE, 4);
     let cases = [
         (data(1, 0, 4000, 0), OUT_OF_RANGE, 0, "must be 4000"),
         (data(1, 4004, 4, 0), OUT_OF_RANGE, 0, "must be 4000"),

@@ -13,6 +13,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use rustix::time::Timespec;
 
+use spindle_reactor::mem::{Pages, Region};
+
 use super::LimitError;
 use super::message::{Cursor, Piece, UnknownKind};
 use super::outbox::{Outbox, Stock};
@@ -61,7 +63,7 @@ pub(super) struct End<R> {
     /// The connections whose messages did not all go out.
     blocked: Vec<usize>,
     open: usize,
-    buffer: Box<[u8]>,
+    buffer: Region,
 }
 
 impl<R: Role> End<R> {
@@ -79,7 +81,8 @@ impl<R: Role> End<R> {
         let links: Vec<Link> = sockets.into_iter().map(link).collect();
         let ready = (0..open).collect();
         // Filled, so that the pages are there before the first receive.
-        let buffer = vec![0xffu8; RECEIVE_BYTES].into_boxed_slice();
+        let mut buffer = Region::map(RECEIVE_BYTES, Pages::Transparent)?;
+        buffer.as_mut_slice().fill(0xff);
         Ok(End { role, links, watch, ready, blocked: Vec::new(), open, buffer })
     }
 
@@ -116,7 +119,8 @@ impl<R: Role> End<R> {
     #[inline]
     fn receive(&mut self, at: usize) -> Result<(), LimitError> {
         let link = &mut self.links[at];
-        let received = match recv(&link.socket, &mut *self.buffer, RecvFlags::empty()) {
+        let buffer = &mut self.buffer.as_mut_slice()[..RECEIVE_BYTES];
+        let received = match recv(&link.socket, &mut *buffer, RecvFlags::empty()) {
             Ok((_, 0)) | Err(Errno::CONNRESET) => {
                 self.close(at);
                 return Ok(());
@@ -125,7 +129,7 @@ impl<R: Role> End<R> {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(error) => return Err(LimitError::socket("cannot receive")(error.into())),
         };
-        let mut bytes = &self.buffer[..received];
+        let mut bytes = &buffer[..received];
         while let Some(piece) = link.cursor.next(&mut bytes).map_err(|UnknownKind(byte)| LimitError::Broken(byte))? {
             self.role.on_piece(at, &piece, &mut link.outbox);
         }

@@ -66,6 +66,9 @@ fn message(kind: Kind, block_bytes: usize) -> Vec<u8> {
 /// The byte that the payload of writes is made of.
 pub(super) const PAYLOAD: u8 = 0x5a;
 
+/// What one call sends.
+type Slices<'a> = ArrayVec<IoSlice<'a>, IOV_MAX>;
+
 /// Something to send.
 #[derive(Debug, Clone, Copy)]
 enum Item {
@@ -120,7 +123,9 @@ impl Outbox {
     #[inline]
     pub(super) fn flush(&mut self, socket: &TcpStream, stock: &Stock, span: &[u8]) -> io::Result<()> {
         while !self.items.is_empty() {
-            let slices = self.gather(stock, span);
+            // Filled in place: a list of this size is too large to be moved in every turn.
+            let mut slices = ArrayVec::new();
+            self.gather(stock, span, &mut slices);
             let total: usize = slices.iter().map(|slice| slice.len()).sum();
             let sent = match slices.as_slice() {
                 // Without a list of slices the system copies less in.
@@ -142,9 +147,9 @@ impl Outbox {
         Ok(())
     }
 
+    /// Put the next slices to send into `slices`.
     #[inline]
-    fn gather<'a>(&self, stock: &'a Stock, span: &'a [u8]) -> ArrayVec<IoSlice<'a>, IOV_MAX> {
-        let mut slices = ArrayVec::new();
+    fn gather<'a>(&self, stock: &'a Stock, span: &'a [u8], slices: &mut Slices<'a>) {
         let mut skip = self.sent;
         let mut push = |bytes: &'a [u8]| {
             if skip >= bytes.len() {
@@ -164,7 +169,6 @@ impl Outbox {
                 break;
             }
         }
-        slices
     }
 
     #[inline]
@@ -212,11 +216,17 @@ mod tests {
 
     const BLOCK: usize = 16;
 
+    fn gathered<'a>(outbox: &Outbox, stock: &'a Stock, span: &'a [u8]) -> Slices<'a> {
+        let mut slices = Slices::new();
+        outbox.gather(stock, span, &mut slices);
+        slices
+    }
+
     /// All that an outbox holds, taken out by sends of `step` bytes.
     fn drain(mut outbox: Outbox, stock: &Stock, span: &[u8], step: usize) -> Vec<u8> {
         let mut sent = Vec::new();
         while !outbox.is_empty() {
-            let bytes: Vec<u8> = outbox.gather(stock, span).iter().flat_map(|slice| slice.to_vec()).take(step).collect();
+            let bytes: Vec<u8> = gathered(&outbox, stock, span).iter().flat_map(|slice| slice.to_vec()).take(step).collect();
             assert!(!bytes.is_empty(), "an outbox that is not empty has something to send");
             outbox.advance(bytes.len(), stock);
             sent.extend(bytes);
@@ -252,7 +262,7 @@ mod tests {
         for _ in 0..100 {
             outbox.push(Kind::Read, 1, &stock);
         }
-        assert_eq!(outbox.gather(&stock, &[]).len(), 1);
+        assert_eq!(gathered(&outbox, &stock, &[]).len(), 1);
     }
 
     #[test]
@@ -263,7 +273,7 @@ mod tests {
         for _ in 0..IOV_MAX {
             outbox.push_block(0);
         }
-        assert_eq!(outbox.gather(&stock, &span).len(), IOV_MAX);
+        assert_eq!(gathered(&outbox, &stock, &span).len(), IOV_MAX);
         assert_eq!(drain(outbox, &stock, &span, usize::MAX).len(), IOV_MAX * (24 + BLOCK));
     }
 }

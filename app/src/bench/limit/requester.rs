@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use super::Plan;
 use super::end::Role;
 use super::message::{Kind, Piece};
@@ -23,6 +25,8 @@ pub(super) struct Outcome {
     pub(super) operations: u64,
     /// How long each of them took.
     pub(super) latency: Latencies,
+    /// Which share of the time the two ends had their cores.
+    pub(super) cpu_share: f64,
 }
 
 /// The requesting end's role.
@@ -40,6 +44,8 @@ pub(super) struct Requester<'shared> {
     /// Nanoseconds at which it really began and at which its last request ended.
     measured_from: Option<u64>,
     measured_to: u64,
+    /// Processor time of both ends at the begin of the measurement, later that within it.
+    cpu: Duration,
     is_over: bool,
     operations: u64,
     latency: Latencies,
@@ -93,6 +99,7 @@ impl<'shared> Requester<'shared> {
             measured: nanoseconds(plan.measured),
             measured_from: None,
             measured_to: 0,
+            cpu: Duration::ZERO,
             is_over: false,
             operations: 0,
             latency: Latencies::new(),
@@ -103,8 +110,10 @@ impl<'shared> Requester<'shared> {
     /// What was measured; `None` if the server went away before the end.
     pub(super) fn outcome(self) -> Option<Outcome> {
         let from = self.measured_from.filter(|_| self.is_over)?;
+        let elapsed = Duration::from_nanos(self.measured_to - from);
         Some(Outcome {
-            elapsed: Duration::from_nanos(self.measured_to - from),
+            elapsed,
+            cpu_share: self.cpu.as_secs_f64() / (2.0 * elapsed.as_secs_f64()),
             operations: self.operations,
             latency: self.latency,
         })
@@ -143,12 +152,16 @@ impl<'shared> Requester<'shared> {
             None if now >= self.warm_up => {
                 self.latency.clear();
                 self.operations = 0;
+                self.cpu = cpu_time();
                 self.measured_from = Some(now);
             }
             None => {}
             Some(from) => {
                 self.measured_to = now;
                 self.is_over = now - from >= self.measured;
+                if self.is_over {
+                    self.cpu = cpu_time().saturating_sub(self.cpu);
+                }
             }
         }
     }
@@ -226,6 +239,11 @@ impl Batches {
             }
         }
     }
+}
+
+/// Processor time of the whole process, which is that of the two ends.
+fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
 #[inline]

@@ -58,7 +58,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         8 => near(),
         2 => (any::<bool>(), any::<bool>(), 0_u32..0x80, any::<u64>())
             .prop_map(|(is_set, size8, offset, value)| Operation::Property { is_set, size8, offset, value }),
-        3 => prop_oneof![Just(0x0046_0001_u32), Just(0), Just(0x0046_4001), any::<u32>()].prop_map(Operation::Cc),
+        3 => prop_oneof![Just(0x0046_0001), Just(0), Just(0x0046_4001), any::<u32>()].prop_map(Operation::Cc),
         1 => any::<bool>().prop_map(Operation::Snapshot),
         1 => any::<Option<u16>>().prop_map(Operation::Error),
         1 => (0_u64..20_000).prop_map(Operation::Tick),

@@ -90,6 +90,51 @@ fn a_subsystem_that_is_gone_before_its_controller_knows_is_an_internal_error() {
     assert_eq!(refused, Err((Status::INTERNAL_ERROR, None)));
 }
 
+/// What Linux 6.12 sends from Connect to the first I/O, in its order.
+#[test]
+fn the_order_in_which_linux_brings_a_controller_up_works() {
+    use nvme_spec::feature::{FeatureId, NumberOfQueues};
+    use nvme_spec::identify::{Cns, Csi};
+    use nvme_spec::log::LogId;
+    let world = World::new();
+    let mut controller = world.connect(SUBSYSTEM, KATO_MS);
+    let mut property = |sqe: Sqe| {
+        let (outcome, effect) = controller.property(&world.cx(), &sqe);
+        assert_eq!(effect, Effect::None);
+        let Outcome::Reply { status: Status::SUCCESS, result, .. } = outcome else { panic!("{outcome:?}") };
+        result
+    };
+    let cap = property(Sqe::property_get(1, true, register::CAP));
+    property(Sqe::property_get(2, false, register::VS));
+    let cc = if cap & 1 << 43 == 0 { 0x0046_0000 } else { 0x0046_0060 };
+    property(Sqe::property_set(3, false, register::CC, cc));
+    property(Sqe::property_get(4, true, register::CAP));
+    property(Sqe::property_get(5, false, register::CRTO));
+    property(Sqe::property_set(6, false, register::CC, cc | 1));
+    assert_eq!(property(Sqe::property_get(7, false, register::CSTS)), 1);
+    let all = 0xffff_ffff;
+    let commands = [
+        Sqe::identify(8, Cns::CONTROLLER, 0, 0),
+        Sqe::get_log_page(9, LogId::COMMAND_EFFECTS, all, 4096, 0, false),
+        Sqe::identify_csi(10, Cns::CSI_CONTROLLER, 0, Csi::NVM),
+        Sqe::set_features(11, FeatureId::TIMESTAMP, 0, 0),
+        Sqe::get_log_page(12, LogId::SMART, all, 512, 0, false),
+        Sqe::set_features(13, FeatureId::NUMBER_OF_QUEUES, 0, NumberOfQueues::both(2).into_bits()),
+        Sqe::set_features(14, FeatureId::ASYNC_EVENT_CONFIG, 0, 1 << 8),
+        Sqe::async_event_request(0xf000),
+        Sqe::identify(15, Cns::ACTIVE_NAMESPACE_LIST, 0, 0),
+        Sqe::identify(16, Cns::NAMESPACE_DESCRIPTORS, 1, 0),
+        Sqe::identify(17, Cns::NAMESPACE, 1, 0),
+        Sqe::identify_csi(18, Cns::CSI_NAMESPACE, 1, Csi::NVM),
+        Sqe::get_log_page(19, LogId::CHANGED_NAMESPACES, all, 4096, 0, false),
+        Sqe::keep_alive(20),
+    ];
+    for sqe in commands {
+        let answer = world.run(&mut controller, &sqe);
+        assert!(answer.is_ok(), "{:?}: {answer:?}", sqe.admin_opcode());
+    }
+}
+
 #[test]
 fn a_controller_takes_little_memory() {
     // Growth is a reviewed event: a thousand idle hosts have one each, beside 4 KiB of error log.

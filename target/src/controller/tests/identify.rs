@@ -52,7 +52,8 @@ fn identify_controller_advertises_only_what_works() {
     let world = World::new();
     let mut controller = world.io();
     let id = identify(&world, &mut controller, Cns::CONTROLLER, 0).unwrap();
-    // Compare, Dataset Management, Write Zeroes, select, Timestamp, Verify, Copy; no Write Uncorrectable, reservations.
+    // Compare, Dataset Management, Write Zeroes, select, Timestamp, Verify, Copy; no Write Uncorrectable,
+    // reservations.
     assert_eq!(u16_at(&id, 520), 0b1_1101_1101 & !0b10_0000, "ONCS");
     assert_eq!(u16_at(&id, 522), 1, "FUSES: every disk can compare and write");
     assert_eq!(id[525], 0b111, "VWC: present in one namespace, flush of all supported");

@@ -64,7 +64,8 @@ fn the_smart_log_counts_what_was_done() {
         assert_eq!((log[0], u16_at(&log, 1)), (0, 300), "no warning, 300 K");
         assert_eq!((log[3], log[4], log[5]), (100, 10, 0), "spare, threshold, used");
         let counters = [32, 48, 64, 80, 96, 112, 128, 144, 160, 176].map(|at| u64_at(&log, at));
-        // Data units read and written, reads, writes, busy minutes, power cycles, hours, unsafe shutdowns, media, errors.
+        // Data units read and written, reads, writes, busy minutes, power cycles, hours, unsafe shutdowns,
+        // media, errors.
         assert_eq!(counters, [2, 1, 7, 9, 2, 0, 3, 0, 2, 1]);
     }
     let log = read(&world, &mut controller, LogId::SMART, 3, 512).unwrap();
@@ -79,7 +80,7 @@ fn error(cid: u16) -> ErrorRecord {
         cid,
         status: Status::LBA_OUT_OF_RANGE.dnr(),
         field: Some(40),
-        lba: 0x1234_5678_9a,
+        lba: 0x12_3456_789a,
         nsid: 3,
     }
 }
@@ -100,7 +101,7 @@ fn the_error_log_has_the_newest_first_with_the_field_to_blame() {
     assert_eq!((u64_at(second, 0), u16_at(second, 10)), (70, 70));
     assert_eq!(u16_at(second, 12), 0x8100, "status above the phase tag");
     assert_eq!(u16_at(second, 14), 40, "parameter error location");
-    assert_eq!((u64_at(second, 16), u32_at(second, 24), second[29]), (0x1234_5678_9a, 3, 3));
+    assert_eq!((u64_at(second, 16), u32_at(second, 24), second[29]), (0x12_3456_789a, 3, 3));
     assert_eq!(u64_at(&log, 63 * 64), 8, "64 entries are kept");
 }
 

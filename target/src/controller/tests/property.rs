@@ -101,12 +101,27 @@ fn a_shutdown_is_complete_at_once_and_a_reset_ends_it() {
         let refused = world.run(&mut controller, &Sqe::keep_alive(1));
         assert_eq!(refused, Err((Status::COMMAND_SEQUENCE_ERROR.dnr(), None)));
         assert_eq!(world.set_cc(&mut controller, enabled().with_shn(shn)), Ok(Effect::None));
-        assert_eq!(world.set_cc(&mut controller, Cc::new()), Ok(Effect::CloseIoQueues));
+        // The reset ends it also where SHN is left as it was.
+        assert_eq!(world.set_cc(&mut controller, Cc::new().with_shn(shn)), Ok(Effect::CloseIoQueues));
         assert_eq!(csts(&world, &mut controller).into_bits(), 0);
         assert_eq!(world.set_cc(&mut controller, enabled()), Ok(Effect::None));
         assert!(controller.shared.is_ready());
         controller.remove(&world.registry);
     }
+}
+
+#[test]
+fn one_write_may_enable_and_shut_down_and_a_shutdown_may_come_before_any_enable() {
+    let world = World::new();
+    let mut controller = world.connect(SUBSYSTEM, 0);
+    assert_eq!(world.set_cc(&mut controller, enabled().with_shn(1)), Ok(Effect::CloseIoQueues));
+    assert_eq!(controller.state(), State::ShutDown);
+    let mut controller = world.connect(SUBSYSTEM, 0);
+    assert_eq!(world.set_cc(&mut controller, Cc::new().with_shn(2)), Ok(Effect::CloseIoQueues));
+    let status = csts(&world, &mut controller);
+    assert_eq!((status.rdy(), status.shst()), (false, 2));
+    assert_eq!(world.set_cc(&mut controller, enabled()), Ok(Effect::None));
+    assert!(controller.shared.is_ready());
 }
 
 #[test]
@@ -148,7 +163,7 @@ fn a_discovery_controller_needs_no_entry_sizes() {
 fn a_failed_controller_says_so_and_is_not_written() {
     let mut world = World::new();
     let mut controller = world.io();
-    world.now = Nanos::from_secs(2000);
+    world.now += Nanos::from_ms(5000);
     assert!(controller.tick(world.now).is_some());
     let status = csts(&world, &mut controller);
     assert_eq!((status.cfs(), status.rdy()), (true, false));

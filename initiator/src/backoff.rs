@@ -1,0 +1,101 @@
+//! How long to wait before the next attempt: twice as long each time, up to a bound, with jitter, so that many hosts that lost
+//! one target do not come back in step.
+
+use std::time::Duration;
+
+/// Waits between attempts. It asks no clock: it only says how long.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    first: Duration,
+    longest: Duration,
+    attempts_max: u32,
+    attempts: u32,
+    random: u64,
+}
+
+impl Backoff {
+    /// Waits from about `first` to about `longest`, for at most `attempts_max` attempts. Equal seeds give equal waits.
+    #[must_use]
+    pub fn new(first: Duration, longest: Duration, attempts_max: u32, seed: u64) -> Backoff {
+        // A generator of this kind stands still at zero.
+        Backoff { first, longest: longest.max(first), attempts_max, attempts: 0, random: seed | 1 }
+    }
+
+    /// How long to wait before the next attempt: between half and the whole of the doubled time. `None`: no more attempts.
+    pub fn next_wait(&mut self) -> Option<Duration> {
+        if self.attempts >= self.attempts_max {
+            return None;
+        }
+        let factor = 1u32.checked_shl(self.attempts).unwrap_or(u32::MAX);
+        self.attempts += 1;
+        let whole = self.first.saturating_mul(factor).min(self.longest);
+        let half = whole / 2;
+        let range = u64::try_from((whole - half).as_nanos()).unwrap_or(u64::MAX);
+        let part = (u128::from(self.step()) * u128::from(range)) >> 64;
+        Some(half + Duration::from_nanos(u64::try_from(part).unwrap_or(range)))
+    }
+
+    /// How many attempts there were since the last success.
+    #[must_use]
+    pub fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// An attempt succeeded: begin again with the shortest wait.
+    pub fn reset(&mut self) {
+        self.attempts = 0;
+    }
+
+    /// xorshift64.
+    fn step(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn waits_double_up_to_the_longest_and_then_end() {
+        let mut backoff = Backoff::new(MS(100), MS(1000), 8, 7);
+        let waits: Vec<Duration> = std::iter::from_fn(|| backoff.next_wait()).collect();
+        assert_eq!(waits.len(), 8);
+        for (wait, whole) in waits.iter().zip([100, 200, 400, 800, 1000, 1000, 1000, 1000]) {
+            assert!((MS(whole) / 2..=MS(whole)).contains(wait), "{wait:?} of {whole} ms");
+        }
+        assert_eq!((backoff.next_wait(), backoff.attempts()), (None, 8));
+    }
+
+    #[test]
+    fn a_success_begins_again() {
+        let mut backoff = Backoff::new(MS(100), MS(1000), 3, 7);
+        for _ in 0..3 {
+            backoff.next_wait();
+        }
+        backoff.reset();
+        assert!(backoff.next_wait().expect("an attempt") <= MS(100));
+    }
+
+    #[test]
+    fn hosts_with_different_seeds_do_not_come_back_in_step() {
+        let wait = |seed| Backoff::new(MS(1000), MS(1000), 1, seed).next_wait().expect("an attempt");
+        let mut waits: Vec<Duration> = (0..100).map(|seed| wait(2 * seed + 1)).collect();
+        assert_eq!(wait(41), wait(41), "one seed, one sequence");
+        waits.sort_unstable();
+        waits.dedup();
+        assert!(waits.len() > 95, "{} different waits of 100", waits.len());
+    }
+
+    #[test]
+    fn no_number_of_attempts_overflows() {
+        let mut backoff = Backoff::new(Duration::MAX, Duration::MAX, 100, 0);
+        let shortest = std::iter::from_fn(|| backoff.next_wait()).min().expect("waits");
+        assert!(shortest >= Duration::MAX / 2);
+    }
+}

@@ -1,0 +1,269 @@
+//! [`Controller`]: one association with a subsystem. It owns the admin queue; I/O queues are made by it and live on their own.
+//!
+//! ```text
+//!   connect:  ICReq ─ Connect (QID 0) ─ CAP, VS ─ CC.EN ─ CSTS.RDY ─ Identify ─ Set Features 07h, 0Bh ─ event request
+//!   poll:     keep alive when it is time, events as they come
+//!   shutdown: CC.SHN ─ CSTS.SHST
+//! ```
+//! The control path waits: each step up to `connect_timeout`. Only [`Controller::poll`] never does.
+
+mod admin;
+mod bring_up;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use nvme_spec::admin::AsyncEvent;
+use nvme_spec::identify::IdentifyController;
+use nvme_spec::register::{Cap, Vs};
+use nvme_spec::{Cqe, Sqe};
+use spindle_reactor::clock::{Clock, Nanos};
+use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_tcp::host::HostData;
+
+use crate::error::{Error, Loss};
+use crate::options::{Options, Target};
+use crate::qpair::{Qpair, Ticket};
+
+/// Entries of the admin queue: the least that every controller grants (ASQSZ), and what Linux asks for.
+const ADMIN_ENTRIES: u16 = 32;
+/// Buffers for admin data: most of it is one page; long logs are read in pieces of the larger kind.
+const ADMIN_ZONES: [ZoneSpec; 2] =
+    [ZoneSpec { buffer_bytes: 4096, count: 16 }, ZoneSpec { buffer_bytes: ADMIN_BYTES_MAX, count: 4 }];
+/// Most data of one admin command.
+const ADMIN_BYTES_MAX: u32 = 64 << 10;
+/// Events that wait for the caller; the oldest are forgotten beyond it (each only says that a log changed).
+const EVENTS_MAX: usize = 64;
+
+/// What came of an admin command that reads.
+#[derive(Debug)]
+pub struct AdminReply {
+    /// The completion entry.
+    pub cqe: Cqe,
+    /// What the controller sent.
+    pub data: Vec<u8>,
+}
+
+/// What happened to a controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ControllerEvent {
+    /// The controller tells of a change; the log page that it names has more.
+    Async(AsyncEvent),
+    /// The admin queue's connection ended: the association is over.
+    Lost(Loss),
+}
+
+/// See the module.
+pub struct Controller {
+    admin: Qpair,
+    pool: Pool,
+    target: Target,
+    options: Options,
+    cntlid: u16,
+    cap: Cap,
+    vs: Vs,
+    identify: Box<IdentifyController>,
+    queues_granted: u16,
+    keep_alive: Option<KeepAlive>,
+    event_request: Option<Ticket>,
+    events: VecDeque<AsyncEvent>,
+    is_loss_told: bool,
+}
+
+/// The host's half of keep alive.
+#[derive(Debug)]
+struct KeepAlive {
+    period: Nanos,
+    next: Nanos,
+    ticket: Option<Ticket>,
+}
+
+impl Controller {
+    /// Connect to a subsystem, enable its controller and ask what it is.
+    ///
+    /// # Errors
+    /// [`Error`], naming the step.
+    pub fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
+        bring_up::connect(target, options)
+    }
+
+    /// Any admin command, to its end; its CID is set here. The status is the caller's to look at.
+    ///
+    /// # Errors
+    /// [`Error`] when there was no answer.
+    pub fn admin(&mut self, sqe: Sqe, data: HostData) -> Result<crate::Completion, Error> {
+        self.execute("admin command", sqe, data)
+    }
+
+    /// An admin command that reads `bytes`, at most 64 KiB.
+    ///
+    /// # Errors
+    /// [`Error`], also when the controller says no.
+    pub fn admin_read(&mut self, sqe: Sqe, bytes: u32) -> Result<AdminReply, Error> {
+        self.read("admin command", sqe, bytes)
+    }
+
+    /// An admin command with data (none if it is empty), at most 64 KiB.
+    ///
+    /// # Errors
+    /// [`Error`], also when the controller says no.
+    pub fn admin_write(&mut self, sqe: Sqe, data: &[u8]) -> Result<Cqe, Error> {
+        self.write("admin command", sqe, data)
+    }
+
+    /// Look for events, send keep alive when it is time. Never waits; call it a few times in each keep-alive time-out.
+    pub fn poll(&mut self, now: Nanos) -> Option<ControllerEvent> {
+        self.admin.poll(now);
+        self.take_own();
+        self.keep_alive(now);
+        if let Some(event) = self.events.pop_front() {
+            return Some(ControllerEvent::Async(event));
+        }
+        let loss = self.admin.loss()?;
+        if std::mem::replace(&mut self.is_loss_told, true) {
+            return None;
+        }
+        Some(ControllerEvent::Lost(loss))
+    }
+
+    /// Say goodbye in order: the controller writes what it has and stops, then the connection is closed. I/O queues should be
+    /// quiet.
+    ///
+    /// # Errors
+    /// [`Error`], when the controller did not answer; the connection is closed all the same.
+    pub fn shutdown(mut self) -> Result<(), Error> {
+        let result = bring_up::shut_down(&mut self);
+        self.admin.close();
+        result
+    }
+
+    /// End the association without a word.
+    pub fn abandon(&mut self) {
+        self.admin.fail(Loss::Requested);
+    }
+
+    /// True while the admin queue's connection is.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.admin.is_up()
+    }
+
+    /// CNTLID.
+    #[must_use]
+    pub fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+
+    /// CAP.
+    #[must_use]
+    pub fn cap(&self) -> Cap {
+        self.cap
+    }
+
+    /// VS.
+    #[must_use]
+    pub fn version(&self) -> Vs {
+        self.vs
+    }
+
+    /// Identify Controller.
+    #[must_use]
+    pub fn identify(&self) -> &IdentifyController {
+        &self.identify
+    }
+
+    /// I/O queues that the controller granted; 0 of a discovery controller.
+    #[must_use]
+    pub fn queues_granted(&self) -> u16 {
+        self.queues_granted
+    }
+
+    /// Most commands that one I/O queue may have outstanding: one less than its entries, of which one stays empty.
+    #[must_use]
+    pub fn depth_max(&self) -> u16 {
+        self.cap.mqes_z()
+    }
+
+    /// Most bytes that one command moves: MDTS, or what one buffer can be.
+    #[must_use]
+    pub fn transfer_bytes_max(&self) -> u32 {
+        let mdts = self.identify.transfer_bytes_max(self.cap.mpsmin()).unwrap_or(u64::MAX);
+        u32::try_from(mdts).unwrap_or(u32::MAX)
+    }
+
+    /// The target that it was connected to.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Take the completions of our own requests: events and keep alive. Those of nobody (a wait that was given up) are dropped.
+    fn take_own(&mut self) {
+        while let Some(completion) = self.admin.next_completion() {
+            if self.event_request == Some(completion.ticket) {
+                self.event_request = None;
+                if completion.result.is_ok() {
+                    if self.events.len() == EVENTS_MAX {
+                        self.events.pop_front();
+                    }
+                    self.events.push_back(AsyncEvent::from_bits(completion.cqe.result_u32()));
+                    self.request_event();
+                }
+            } else if let Some(keep_alive) = &mut self.keep_alive
+                && keep_alive.ticket == Some(completion.ticket)
+            {
+                // A refusal says the same as silence: the controller is about to end this.
+                keep_alive.ticket = None;
+            }
+        }
+    }
+
+    /// Ask for the next event. Without room the events just stay with the controller.
+    fn request_event(&mut self) {
+        self.event_request = self.admin.submit(Sqe::async_event_request(0), HostData::None).ok();
+        self.admin.send();
+    }
+
+    fn keep_alive(&mut self, now: Nanos) {
+        let Some(keep_alive) = &mut self.keep_alive else { return };
+        if now < keep_alive.next || !self.admin.is_up() {
+            return;
+        }
+        if keep_alive.ticket.is_some() {
+            // Half a time-out without an answer to a command that does nothing.
+            let silence = keep_alive.period.as_duration();
+            self.admin.fail(Loss::Silent(silence));
+            return;
+        }
+        keep_alive.next = now + keep_alive.period;
+        keep_alive.ticket = self.admin.submit(Sqe::keep_alive(0), HostData::None).ok();
+        self.admin.send();
+    }
+
+    fn timeout(&self) -> Duration {
+        self.options.connect_timeout
+    }
+}
+
+impl std::fmt::Debug for Controller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Controller")
+            .field("target", &self.target)
+            .field("cntlid", &self.cntlid)
+            .field("is_up", &self.is_up())
+            .finish_non_exhaustive()
+    }
+}
+
+impl KeepAlive {
+    /// For this time-out; `None` where it is off.
+    fn new(timeout_ms: u32) -> Option<KeepAlive> {
+        // Twice in each, as Linux: one that is late does not end the association.
+        let period = Nanos::from_ms(u64::from(timeout_ms / 2).max(1));
+        (timeout_ms > 0).then(|| KeepAlive { period, next: Clock::now() + period, ticket: None })
+    }
+}
+
+fn admin_pool() -> Result<Pool, Error> {
+    Ok(Pool::new(&ADMIN_ZONES, Pages::Base)?)
+}

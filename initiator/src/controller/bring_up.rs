@@ -1,0 +1,202 @@
+//! Connecting queues, enabling the controller, and its end.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use nvme_spec::Sqe;
+use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, ConnectResult};
+use nvme_spec::feature::{AsyncEventConfig, FeatureId, NumberOfQueues};
+use nvme_spec::identify::{IdentifyController, Oaes};
+use nvme_spec::register::{self, Cap, Cc, Csts, ShutdownNotification, ShutdownStatus, Vs};
+use nvme_spec::zerocopy::IntoBytes;
+use spindle_reactor::clock::{Clock, Nanos};
+use spindle_reactor::mem::Pool;
+use spindle_tcp::host::HostData;
+
+use super::admin::{execute, succeeded};
+use super::{ADMIN_ENTRIES, Controller, KeepAlive, admin_pool};
+use crate::error::Error;
+use crate::link::Link;
+use crate::options::{OnLoss, Options, Target};
+use crate::qpair::Qpair;
+use crate::queue::IoQueue;
+
+/// CC as Linux writes it: entries of 64 and 16 bytes, the NVM command set, 4 KiB pages.
+const ENABLED: Cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
+/// Least time to become ready or to shut down, where the controller names less.
+const READY_MIN: Duration = Duration::from_secs(1);
+/// Least and most time between two looks at CSTS.
+const LOOK_PERIODS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(20));
+
+/// See [`Controller::connect`].
+pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
+    let pool = admin_pool()?;
+    let depth = ADMIN_ENTRIES - 1;
+    let link = Link::open(target.address, options, depth)?;
+    // An admin queue has its own watch (keep alive), and an event request is outstanding for as long as nothing happens.
+    let admin_options = Options { command_timeout: None, on_loss: OnLoss::Report, batch_bytes: 16 << 10, ..options.clone() };
+    let mut admin = Qpair::new(link, depth, &admin_options);
+    let cntlid = connect_queue(&mut admin, &pool, target, options, (0, CNTLID_DYNAMIC))?;
+    let mut controller = Controller {
+        admin,
+        pool,
+        target: target.clone(),
+        options: options.clone(),
+        cntlid,
+        cap: Cap::new(),
+        vs: Vs::new(),
+        identify: Box::new(IdentifyController::default()),
+        queues_granted: 0,
+        keep_alive: None,
+        event_request: None,
+        events: VecDeque::new(),
+        is_loss_told: false,
+    };
+    enable(&mut controller)?;
+    configure(&mut controller)?;
+    Ok(controller)
+}
+
+/// Connect one queue, on its fresh connection; gives CNTLID.
+fn connect_queue(
+    qpair: &mut Qpair,
+    pool: &Pool,
+    target: &Target,
+    options: &Options,
+    (qid, cntlid): (u16, u16),
+) -> Result<u16, Error> {
+    let step = if qid == 0 { "Connect" } else { "Connect (I/O queue)" };
+    // Entries less one, as the field counts, is the depth: one entry always stays empty.
+    let sqsize_z = u16::try_from(qpair.depth()).unwrap_or(u16::MAX);
+    let kato = if qid == 0 { options.keep_alive_ms } else { 0 };
+    let cattr = ConnectAttributes::new().with_disable_sq_flow_control(options.sq_flow_control_off);
+    let data = ConnectData::new(target.host.id, cntlid, &target.nqn, &target.host.nqn);
+    let bytes = u32::try_from(data.as_bytes().len()).unwrap_or(0);
+    let mut buf = pool.take(bytes).ok_or(Error::Busy { step })?;
+    buf.copy_in(0, data.as_bytes());
+    let sqe = Sqe::connect(0, qid, sqsize_z, kato, cattr);
+    let completion = execute(qpair, step, sqe, HostData::ToController(buf), options.connect_timeout)?;
+    let result = ConnectResult::from_bits(succeeded(step, &completion)?.result_u32());
+    if result.authentication_transaction_required() || result.secure_channel_required() {
+        return Err(Error::Authentication);
+    }
+    if qid != 0 && result.cntlid() != cntlid {
+        return Err(Error::Answer { step, what: "it names another controller" });
+    }
+    Ok(result.cntlid())
+}
+
+fn enable(controller: &mut Controller) -> Result<(), Error> {
+    controller.cap = Cap::from_bits(controller.property(register::CAP, true)?);
+    let low = |value: u64| u32::try_from(value & u64::from(u32::MAX)).unwrap_or(0);
+    controller.vs = Vs::from_bits(low(controller.property(register::VS, false)?));
+    controller.set_property(register::CC, ENABLED.into_bits())?;
+    let timeout = Duration::from_millis(u64::from(controller.cap.timeout_ms())).max(READY_MIN);
+    wait_for_status(controller, "CSTS.RDY", timeout, |csts| csts.rdy())
+}
+
+/// Look at CSTS until it is as wanted.
+fn wait_for_status(
+    controller: &mut Controller,
+    step: &'static str,
+    timeout: Duration,
+    is_reached: impl Fn(Csts) -> bool,
+) -> Result<(), Error> {
+    let deadline = Clock::now() + Nanos::from(timeout);
+    let (mut period, period_max) = LOOK_PERIODS;
+    loop {
+        let value = controller.property(register::CSTS, false)?;
+        let csts = Csts::from_bits(u32::try_from(value).unwrap_or(u32::MAX));
+        if csts.cfs() {
+            return Err(Error::Answer { step, what: "the controller reports a fatal status (CSTS.CFS)" });
+        }
+        if is_reached(csts) {
+            return Ok(());
+        }
+        if Clock::now() >= deadline {
+            return Err(Error::TimedOut { step, after: timeout });
+        }
+        std::thread::sleep(period);
+        period = (period * 2).min(period_max);
+    }
+}
+
+/// What is asked of an enabled controller.
+fn configure(controller: &mut Controller) -> Result<(), Error> {
+    controller.identify = controller.read_identify()?;
+    if controller.identify.cntlid.get() != controller.cntlid {
+        return Err(Error::Answer { step: "Identify Controller", what: "CNTLID is not that of Connect" });
+    }
+    if !controller.target.nqn.is_discovery() {
+        let wanted = controller.options.io_queues.max(1);
+        let value = NumberOfQueues::both(u32::from(wanted)).into_bits();
+        let granted = controller.set_feature(FeatureId::NUMBER_OF_QUEUES, value)?;
+        let granted = NumberOfQueues::from_bits(granted).pairs();
+        controller.queues_granted = u16::try_from(granted).unwrap_or(u16::MAX).min(wanted);
+    }
+    controller.keep_alive = KeepAlive::new(controller.options.keep_alive_ms);
+    // Notices that the controller has, and whose log pages a host of ours reads. Errors and health are asked for, not told.
+    let offered = Oaes::from_bits(controller.identify.oaes.get());
+    let wanted = AsyncEventConfig::new()
+        .with_namespace_attribute(offered.namespace_attribute())
+        .with_discovery_log(offered.discovery_log());
+    if wanted != AsyncEventConfig::new() {
+        controller.set_feature(FeatureId::ASYNC_EVENT_CONFIG, wanted.into_bits())?;
+        controller.request_event();
+    }
+    Ok(())
+}
+
+/// See [`Controller::shutdown`].
+pub(super) fn shut_down(controller: &mut Controller) -> Result<(), Error> {
+    let value = ENABLED.with_shn(ShutdownNotification::NORMAL.0);
+    controller.set_property(register::CC, value.into_bits())?;
+    let timeout = controller.timeout();
+    wait_for_status(controller, "CSTS.SHST", timeout, |csts| csts.shutdown() == ShutdownStatus::COMPLETE)
+}
+
+impl Controller {
+    /// Make I/O queue `qid` (1 to [`Controller::queues_granted`]), for as many commands as the options say.
+    ///
+    /// # Errors
+    /// [`Error`], naming the step or what is out of range.
+    pub fn connect_queue(&mut self, qid: u16) -> Result<IoQueue, Error> {
+        self.connect_queue_of(qid, self.options.depth)
+    }
+
+    /// As [`Controller::connect_queue`], for `depth` commands.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect_queue_of(&mut self, qid: u16, depth: u16) -> Result<IoQueue, Error> {
+        let high = self.depth_max();
+        in_range("commands outstanding", depth, 1, high)?;
+        in_range("I/O queues", qid, 1, self.queues_granted)?;
+        let link = Link::open(self.target.address, &self.options, depth)?;
+        let mut qpair = Qpair::new(link, depth, &self.options);
+        connect_queue(&mut qpair, &self.pool, &self.target, &self.options, (qid, self.cntlid))?;
+        let offered = u32::try_from(self.identify.in_capsule_bytes()).unwrap_or(u32::MAX);
+        qpair.link_mut().set_in_capsule_bytes(offered.min(self.options.in_capsule_bytes_max));
+        Ok(IoQueue::new(qpair, qid, self.transfer_bytes_max()))
+    }
+
+    /// Give a queue whose connection ended a new one, to this controller. Commands that it holds are sent again; how many.
+    ///
+    /// # Errors
+    /// As for [`Controller::connect_queue`]; the queue stays as it was.
+    ///
+    /// # Panics
+    /// When the queue's connection has not ended ([`IoQueue::loss`] is `None`).
+    pub fn reconnect_queue(&mut self, queue: &mut IoQueue) -> Result<usize, Error> {
+        let depth = u16::try_from(queue.depth()).unwrap_or(u16::MAX);
+        let fresh = self.connect_queue_of(queue.qid(), depth)?;
+        Ok(queue.attach(fresh))
+    }
+}
+
+fn in_range(field: &'static str, value: u16, low: u16, high: u16) -> Result<(), Error> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::Range { field, value: value.into(), low: low.into(), high: high.into() })
+}

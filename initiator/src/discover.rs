@@ -1,0 +1,99 @@
+//! The discovery log: what a target offers to this host.
+//!
+//! The log is read in pieces and may change meanwhile; GENCTR says whether it did, and then it is read again from its beginning
+//! (Base 2.0 section 5.16.1.23).
+
+use std::net::SocketAddr;
+
+use nvme_spec::Nqn;
+use nvme_spec::log::{DISCOVERY_ENTRY_BYTES, DiscoveryLogEntry, DiscoveryLogHeader, LogId};
+use nvme_spec::status::Status;
+use nvme_spec::zerocopy::FromBytes;
+
+use crate::controller::Controller;
+use crate::error::Error;
+use crate::options::{Host, Options, Target};
+
+/// Times that a changing log is begun again.
+const READS_MAX: u32 = 10;
+/// Entries that are read at once: 16 KiB.
+const ENTRIES_PER_READ: u64 = 16;
+/// Most entries: a target that says more is broken, or wants our memory.
+const ENTRIES_MAX: u64 = 65_536;
+
+const STEP: &str = "discovery log";
+const ENTRY: u64 = DISCOVERY_ENTRY_BYTES as u64;
+
+/// A discovery log, whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiscoveryLog {
+    /// GENCTR.
+    pub generation: u64,
+    /// Its entries in the target's order.
+    pub entries: Vec<DiscoveryLogEntry>,
+}
+
+/// Ask the discovery service at `address` what it offers to `host`.
+///
+/// # Errors
+/// [`Error`], naming the step.
+pub fn discover(address: SocketAddr, host: &Host, options: &Options) -> Result<DiscoveryLog, Error> {
+    let target = Target { address, nqn: Nqn::discovery(), host: host.clone() };
+    // No keep alive: read and go.
+    let mut controller = Controller::connect(&target, &Options { keep_alive_ms: 0, ..options.clone() })?;
+    let log = controller.discovery_log()?;
+    // What was read is read, whatever becomes of the goodbye.
+    let _ = controller.shutdown();
+    Ok(log)
+}
+
+impl Controller {
+    /// The log of a discovery controller; reading it lets the next change event through.
+    ///
+    /// # Errors
+    /// [`Error`]; also when the log changes at each of many reads.
+    pub fn discovery_log(&mut self) -> Result<DiscoveryLog, Error> {
+        for _ in 0..READS_MAX {
+            match self.read_discovery_log() {
+                Ok(Some(log)) => return Ok(log),
+                Ok(None) => {}
+                Err(Error::Status { status, .. }) if status.code() == Status::DISCOVERY_RESTART => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Answer { step: STEP, what: "it changes faster than it can be read" })
+    }
+
+    /// `None`: it changed meanwhile.
+    fn read_discovery_log(&mut self) -> Result<Option<DiscoveryLog>, Error> {
+        let before = self.discovery_header()?;
+        if before.recfmt.get() != 0 {
+            return Err(Error::Answer { step: STEP, what: "RECFMT is not 0" });
+        }
+        let count = before.numrec.get();
+        if count > ENTRIES_MAX {
+            return Err(Error::Range { field: "NUMREC of the discovery log", value: count, low: 0, high: ENTRIES_MAX });
+        }
+        let mut entries = Vec::new();
+        let mut at = 0;
+        while at < count {
+            let step = (count - at).min(ENTRIES_PER_READ);
+            let bytes = u32::try_from(step * ENTRY).unwrap_or(u32::MAX);
+            let data = self.log_page(LogId::DISCOVERY, 0, (at + 1) * ENTRY, bytes, true)?;
+            entries.extend(data.chunks_exact(DISCOVERY_ENTRY_BYTES).filter_map(|entry| {
+                // Cannot fail: it is as long, and any bytes are an entry.
+                DiscoveryLogEntry::read_from_bytes(entry).ok()
+            }));
+            at += step;
+        }
+        let after = self.discovery_header()?;
+        let is_same = before.genctr == after.genctr && before.numrec == after.numrec;
+        Ok(is_same.then(|| DiscoveryLog { generation: before.genctr.get(), entries }))
+    }
+
+    fn discovery_header(&mut self) -> Result<DiscoveryLogHeader, Error> {
+        let bytes = u32::try_from(DISCOVERY_ENTRY_BYTES).unwrap_or(0);
+        let data = self.log_page(LogId::DISCOVERY, 0, 0, bytes, false)?;
+        DiscoveryLogHeader::read_from_bytes(&data).map_err(|_| Error::Answer { step: STEP, what: "it is too short" })
+    }
+}

@@ -1,0 +1,171 @@
+//! Why the control path failed, and why a connection ended.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nvme_spec::fabrics::ConnectInvalid;
+use nvme_spec::status::Status;
+use spindle_reactor::mem::PoolError;
+use spindle_reactor::net::Errno;
+use spindle_tcp::Violation;
+
+/// Why a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// We closed it.
+    Requested,
+    /// The target closed it.
+    ByPeer,
+    /// The socket failed.
+    Socket(Errno),
+    /// The target broke a rule of the protocol, or sent a terminate request.
+    Violation(Violation),
+    /// Commands were outstanding and none was completed in this time.
+    Silent(Duration),
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Loss::Requested => f.write_str("it was closed here"),
+            Loss::ByPeer => f.write_str("the target closed it"),
+            Loss::Socket(errno) => write!(f, "{}", io::Error::from(*errno)),
+            Loss::Violation(violation) => write!(f, "{violation}"),
+            Loss::Silent(time) => write!(f, "no command was completed in {time:?}"),
+        }
+    }
+}
+
+/// Why something on the control path failed; each names the step.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is nobody at the address, or not in time.
+    #[error("cannot connect to {address}: {source}")]
+    Connect {
+        /// The address.
+        address: SocketAddr,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The target answered with an error.
+    #[error("{step}: the target answered: {status}{}", named(*invalid))]
+    Status {
+        /// What was asked.
+        step: &'static str,
+        /// The answer.
+        status: Status,
+        /// The field that is wrong, where the answer names one.
+        invalid: Option<ConnectInvalid>,
+    },
+    /// The connection ended.
+    #[error("{step}: the connection ended: {loss}")]
+    Lost {
+        /// What was being done.
+        step: &'static str,
+        /// Why.
+        loss: Loss,
+    },
+    /// There was no answer in time.
+    #[error("{step}: no answer in {after:?}")]
+    TimedOut {
+        /// What was asked.
+        step: &'static str,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The answer is one that no controller may give.
+    #[error("{step}: {what}")]
+    Answer {
+        /// What was asked.
+        step: &'static str,
+        /// What is wrong with the answer.
+        what: &'static str,
+    },
+    /// A number that the controller does not allow.
+    #[error("{field} = {value}: {low} to {high} are allowed")]
+    Range {
+        /// What it is.
+        field: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The least,
+        low: u64,
+        /// and the most.
+        high: u64,
+    },
+    /// The target wants authentication, which this host does not have.
+    #[error("Connect: the target asks for authentication or a secure channel, which this host does not have")]
+    Authentication,
+    /// The command could not be queued: the queue is full.
+    #[error("{step}: all commands of the admin queue are outstanding")]
+    Busy {
+        /// What was asked.
+        step: &'static str,
+    },
+    /// No memory for admin data.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The system gave no descriptor to wait on.
+    #[error("cannot watch the connections: {0}")]
+    Watch(#[source] io::Error),
+}
+
+impl Error {
+    /// Whether trying again later may succeed: the network or the target may come back, a refusal with DNR will not.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Error::Connect { .. } | Error::Lost { .. } | Error::TimedOut { .. } | Error::Busy { .. } => true,
+            Error::Status { status, .. } => !status.is_dnr(),
+            Error::Answer { .. }
+            | Error::Range { .. }
+            | Error::Authentication
+            | Error::Pool(_)
+            | Error::Watch(_) => false,
+        }
+    }
+}
+
+/// The field of a Connect that the target finds wrong.
+fn named(invalid: Option<ConnectInvalid>) -> &'static str {
+    const FIELDS: [(ConnectInvalid, &str); 9] = [
+        (ConnectInvalid::RECFMT, ", because of RECFMT"),
+        (ConnectInvalid::QID, ", because of QID"),
+        (ConnectInvalid::SQSIZE, ", because of SQSIZE (queue entries)"),
+        (ConnectInvalid::CATTR, ", because of CATTR (SQ flow control)"),
+        (ConnectInvalid::KATO, ", because of KATO (keep alive)"),
+        (ConnectInvalid::HOSTID, ", because of HOSTID"),
+        (ConnectInvalid::CNTLID, ", because of CNTLID"),
+        (ConnectInvalid::SUBNQN, ", because of SUBNQN (no such subsystem here)"),
+        (ConnectInvalid::HOSTNQN, ", because of HOSTNQN"),
+    ];
+    let Some(invalid) = invalid else { return "" };
+    FIELDS.iter().find(|(field, _)| *field == invalid).map_or("", |(_, text)| *text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_connect_names_the_field() {
+        let error = Error::Status {
+            step: "Connect",
+            status: Status::CONNECT_INVALID_PARAMETERS.dnr(),
+            invalid: Some(ConnectInvalid::SUBNQN),
+        };
+        let text = error.to_string();
+        assert!(text.contains("Connect") && text.contains("SUBNQN") && text.contains("0x182"), "{text}");
+        assert!(!error.may_pass());
+    }
+
+    #[test]
+    fn what_the_network_did_may_pass() {
+        let lost = Error::Lost { step: "Identify", loss: Loss::Socket(Errno::CONNRESET) };
+        assert!(lost.may_pass() && lost.to_string().contains("reset"), "{lost}");
+        assert!(!Error::Range { field: "queue entries", value: 9, low: 1, high: 8 }.may_pass());
+    }
+}

@@ -1,0 +1,260 @@
+//! One connection's bytes: a socket and the host's end of NVMe/TCP, joined. It knows no command.
+//!
+//! A turn sends everything that is queued in one call, receives once, and hands on what came of it:
+//!
+//! ```text
+//!   wants_send ─ sendmsg ─> sent          direct_target ─ readv ─> received_direct ┐
+//!                                         else            recv ─> batch ─ load ─────┴─> next_event.. ─ unload
+//! ```
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spindle_reactor::clock::{Clock, Nanos};
+use spindle_reactor::net::{Errno, PIECES_MAX, Received, Sent, Socket};
+use spindle_tcp::host::{CloseCause, Conn, HostConfig, HostData, HostEvent};
+use spindle_tcp::{Phase, RxBatch};
+
+use crate::error::{Error, Loss};
+use crate::options::Options;
+
+/// Pieces of a buffer that one direct receive fills; a buffer of a pool is one, of a frame store many.
+const DIRECT_PIECES_MAX: usize = 64;
+/// Bytes of the batch that a direct receive may fill behind its payload: the next header, and little that would be copied.
+const BEHIND_DIRECT_BYTES: usize = 2048;
+/// Time from closing to the end of the socket.
+const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(2);
+/// Time that sent bytes may stay without acknowledgement before the kernel gives the connection up, in ms.
+const USER_TIMEOUT_MS: u32 = 30_000;
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Link {
+    socket: Socket,
+    conn: Conn,
+    /// Why it ended, where that was seen here.
+    cause: Option<Loss>,
+    /// The kernel takes no more for the moment.
+    is_full: bool,
+    is_shut: bool,
+}
+
+impl Link {
+    /// Connect the socket, say hello and wait for the answer.
+    pub(crate) fn open(address: SocketAddr, options: &Options, depth: u16) -> Result<Link, Error> {
+        let failed = |source| Error::Connect { address, source };
+        let socket = Socket::connect(address, options.connect_timeout).map_err(failed)?;
+        configure(&socket, options).map_err(failed)?;
+        let config = HostConfig {
+            header_digest: options.header_digest,
+            data_digest: options.data_digest,
+            queue_entries: depth,
+            initialize_timeout: options.connect_timeout.into(),
+            close_timeout: CLOSE_TIMEOUT,
+            ..HostConfig::default()
+        };
+        let mut conn = Conn::new(config, Clock::now());
+        conn.connect();
+        let mut link = Link { socket, conn, cause: None, is_full: false, is_shut: false };
+        link.wait_until_ready(options.connect_timeout)?;
+        Ok(link)
+    }
+
+    fn wait_until_ready(&mut self, timeout: Duration) -> Result<(), Error> {
+        let step = "ICReq";
+        let deadline = Clock::now() + Nanos::from(timeout);
+        // 128 bytes come: ICResp.
+        let mut batch = RxBatch::new(BEHIND_DIRECT_BYTES);
+        loop {
+            let mut why = None;
+            self.turn(&mut batch, |event, _| {
+                if let HostEvent::Closed { why: cause } = event {
+                    why = Some(cause);
+                }
+            });
+            if let Some(cause) = why {
+                return Err(Error::Lost { step, loss: self.loss(cause) });
+            }
+            if self.conn.limits().is_some() {
+                return Ok(());
+            }
+            let now = Clock::now();
+            if now >= deadline {
+                return Err(Error::TimedOut { step, after: timeout });
+            }
+            self.wait_io((deadline - now).as_duration());
+        }
+    }
+
+    /// Queue a command; it leaves with the next [`Link::send`] or [`Link::turn`].
+    #[inline]
+    pub(crate) fn submit(&mut self, sqe: nvme_spec::Sqe, data: HostData) -> Result<(), HostData> {
+        self.conn.submit(sqe, data).map_err(|full| full.0)
+    }
+
+    /// True while commands can be submitted.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.conn.phase() == Phase::Open
+    }
+
+    /// True when there is something to send and the kernel takes none of it: wait for room.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.is_full && self.conn.wants_send()
+    }
+
+    /// See [`Conn::set_in_capsule_bytes`].
+    pub(crate) fn set_in_capsule_bytes(&mut self, bytes: u32) {
+        self.conn.set_in_capsule_bytes(bytes);
+    }
+
+    /// The socket, to be watched.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Send what is queued, as far as the kernel takes it.
+    #[inline]
+    pub(crate) fn send(&mut self) {
+        while self.conn.wants_send() {
+            let (sent, bytes) = send_from(&self.socket, &self.conn);
+            match sent {
+                Sent::Bytes(count) => {
+                    self.conn.sent(count);
+                    self.is_full = count < bytes;
+                }
+                Sent::Full => self.is_full = true,
+                Sent::Failed(errno) => return self.fail(Loss::Socket(errno)),
+            }
+            if self.is_full {
+                return;
+            }
+        }
+    }
+
+    /// Send, receive once, and tell what came of it, each with whether the connection was open. True when anything came.
+    #[inline]
+    pub(crate) fn turn(&mut self, batch: &mut RxBatch, mut on_event: impl FnMut(HostEvent, bool)) -> bool {
+        let has_sent = self.conn.wants_send();
+        if has_sent {
+            self.send();
+        }
+        let (received, direct) = receive_into(&self.socket, &mut self.conn, batch);
+        match received {
+            Received::Bytes(count) => {
+                let in_place = count.min(direct);
+                if in_place > 0 {
+                    self.conn.received_direct(in_place);
+                }
+                batch.filled(count - in_place);
+                self.conn.load(std::mem::take(batch));
+                while let Some(event) = self.conn.next_event() {
+                    on_event(event, self.is_open());
+                }
+                *batch = self.conn.unload();
+            }
+            // A completion may have waited for data to leave.
+            Received::Empty if !has_sent && self.is_open() => return false,
+            Received::Empty => {}
+            Received::Closed => self.conn.on_peer_closed(),
+            Received::Failed(errno) => self.fail(Loss::Socket(errno)),
+        }
+        if !matches!(received, Received::Bytes(_)) || !self.is_open() {
+            self.settle();
+            while let Some(event) = self.conn.next_event() {
+                on_event(event, self.is_open());
+            }
+        }
+        received != Received::Empty
+    }
+
+    /// What the state of a connection that ends asks of its socket.
+    #[cold]
+    fn settle(&mut self) {
+        match self.conn.phase() {
+            Phase::Open => {}
+            Phase::Draining | Phase::HalfClosed | Phase::Closed => {
+                self.send();
+                self.conn.on_time(Clock::now());
+                if self.conn.phase() == Phase::HalfClosed && !self.is_shut {
+                    self.is_shut = true;
+                    let _ = self.socket.shutdown_write();
+                }
+            }
+        }
+    }
+
+    /// End it at once; every command is told in the next turn.
+    #[cold]
+    pub(crate) fn fail(&mut self, loss: Loss) {
+        self.cause.get_or_insert(loss);
+        self.conn.on_reset();
+    }
+
+    /// End it: what is queued leaves first.
+    pub(crate) fn close(&mut self) {
+        self.conn.close();
+        self.settle();
+    }
+
+    /// Why it ended, as seen from here.
+    pub(crate) fn loss(&self, cause: CloseCause) -> Loss {
+        match (self.cause, cause) {
+            (Some(loss), _) => loss,
+            (None, CloseCause::Requested) => Loss::Requested,
+            (None, CloseCause::ByPeer) => Loss::ByPeer,
+            (None, CloseCause::Reset) => Loss::Socket(Errno::CONNRESET),
+            (None, CloseCause::Violation(violation)) => Loss::Violation(violation),
+        }
+    }
+
+    /// Sleep until there is something to receive (or room, where that is waited for), at most `timeout`.
+    pub(crate) fn wait_io(&self, timeout: Duration) {
+        let flags = if self.is_blocked() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let timeout = Timespec::try_from(timeout).ok();
+        // A signal or an error ends the wait early; the next turn sees what there is.
+        let _ = poll(&mut [PollFd::new(&self.socket, flags)], timeout.as_ref());
+    }
+}
+
+/// Options of the socket. Only what the caller asked for by number can fail.
+fn configure(socket: &Socket, options: &Options) -> io::Result<()> {
+    // Best effort: a refusal costs latency or time to notice a loss, not truth.
+    let _ = socket.set_nodelay(true);
+    let _ = socket.set_user_timeout(USER_TIMEOUT_MS);
+    let _ = socket.set_keepalive(Duration::from_secs(10), Duration::from_secs(5), 3);
+    if let Some(name) = &options.congestion
+        && socket.set_congestion(name).is_err()
+    {
+        // Always there, and allowed to everybody.
+        let _ = socket.set_congestion("reno");
+    }
+    socket.set_buffers(options.socket_buffer_bytes, options.socket_buffer_bytes)
+}
+
+/// One send of all that the connection has, as far as it fits in one call; and how much that was.
+#[inline]
+fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
+    let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_MAX>::new();
+    let bytes = conn.send_pieces(&mut pieces);
+    (socket.send_vectored(&pieces), bytes)
+}
+
+/// One receive: into the payload that the connection waits for and a little of the batch behind it, or into the batch; and how
+/// many bytes belong to the payload at most.
+#[inline]
+fn receive_into(socket: &Socket, conn: &mut Conn, batch: &mut RxBatch) -> (Received, usize) {
+    let mut pieces = ArrayVec::<IoSliceMut<'_>, DIRECT_PIECES_MAX>::new();
+    let direct = conn.direct_target(&mut pieces);
+    let space = batch.space();
+    if direct == 0 {
+        return (socket.recv(space), 0);
+    }
+    let behind = space.len().min(BEHIND_DIRECT_BYTES);
+    // Full when the payload alone takes all pieces: then this receive does not reach its end.
+    let _ = pieces.try_push(IoSliceMut::new(&mut space[..behind]));
+    (socket.recv_vectored(&mut pieces), direct)
+}

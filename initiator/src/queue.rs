@@ -1,0 +1,367 @@
+//! [`IoQueue`]: the commands of the NVM command set on one queue pair.
+
+use std::time::Duration;
+
+use nvme_spec::io::{CopyRangeFormat0, DsmRange};
+use nvme_spec::sqe::Fuse;
+use nvme_spec::zerocopy::IntoBytes;
+use nvme_spec::Sqe;
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
+use spindle_tcp::host::HostData;
+
+use crate::error::Loss;
+use crate::group::Group;
+use crate::namespace::{BlockRange, Namespace};
+use crate::qpair::{Completion, Qpair, Refused, Ticket, WaitError, Why};
+
+/// Ranges of one command.
+const RANGES_MAX: usize = 256;
+
+/// An I/O queue, which over TCP is a connection. Commands are queued at once and leave with the next [`IoQueue::send`] or
+/// [`IoQueue::poll`], all in one call.
+#[derive(Debug)]
+pub struct IoQueue {
+    qpair: Qpair,
+    qid: u16,
+    transfer_bytes_max: u32,
+}
+
+impl IoQueue {
+    pub(crate) fn new(qpair: Qpair, qid: u16, transfer_bytes_max: u32) -> IoQueue {
+        IoQueue { qpair, qid, transfer_bytes_max }
+    }
+
+    /// Read blocks from `lba` on until `buf` is full.
+    ///
+    /// # Errors
+    /// [`Refused`], with the buffer.
+    #[inline]
+    pub fn read(&mut self, namespace: &Namespace, lba: u64, buf: Buf) -> Result<Ticket, Refused> {
+        match self.blocks(namespace, &buf) {
+            Ok(blocks) => {
+                self.qpair.submit(Sqe::read(0, namespace.nsid, lba, blocks), HostData::FromController(buf))
+            }
+            Err(why) => Err(Refused::new(why, Some(buf))),
+        }
+    }
+
+    /// Write all of `buf` to the blocks from `lba` on; `fua`: complete when it is on the medium.
+    ///
+    /// # Errors
+    /// [`Refused`], with the buffer.
+    #[inline]
+    pub fn write(&mut self, namespace: &Namespace, lba: u64, buf: Buf, fua: bool) -> Result<Ticket, Refused> {
+        match self.blocks(namespace, &buf) {
+            Ok(blocks) => {
+                self.qpair.submit(Sqe::write(0, namespace.nsid, lba, blocks, fua), HostData::ToController(buf))
+            }
+            Err(why) => Err(Refused::new(why, Some(buf))),
+        }
+    }
+
+    /// Bring everything that was written to the medium.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn flush(&mut self, namespace: &Namespace) -> Result<Ticket, Refused> {
+        self.qpair.submit(Sqe::flush(0, namespace.nsid), HostData::None)
+    }
+
+    /// Make the blocks read as zeroes; `deallocate`: their memory may be given back.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn write_zeroes(
+        &mut self,
+        namespace: &Namespace,
+        range: BlockRange,
+        deallocate: bool,
+    ) -> Result<Ticket, Refused> {
+        check_count(namespace, range)?;
+        let sqe = Sqe::write_zeroes(0, namespace.nsid, range.lba, range.blocks, deallocate);
+        self.qpair.submit(sqe, HostData::None)
+    }
+
+    /// Tell that the blocks are no longer needed. `buf` carries the ranges, 16 bytes each; what was in it is overwritten.
+    ///
+    /// # Errors
+    /// [`Refused`], with the buffer.
+    pub fn deallocate(&mut self, namespace: &Namespace, ranges: &[BlockRange], buf: Buf) -> Result<Ticket, Refused> {
+        let wire = |range: &BlockRange| DsmRange::new(range.lba, range.blocks);
+        let (count, buf) = put_ranges(ranges, buf, |range| wire(range).as_bytes().try_into().unwrap_or([0; 16]))?;
+        self.qpair.submit(Sqe::dsm(0, namespace.nsid, count), HostData::ToController(buf))
+    }
+
+    /// Copy `ranges`, one behind the other, to the blocks from `lba` on. `buf` carries the ranges, 32 bytes each.
+    ///
+    /// # Errors
+    /// [`Refused`], with the buffer.
+    pub fn copy(
+        &mut self,
+        namespace: &Namespace,
+        ranges: &[BlockRange],
+        lba: u64,
+        buf: Buf,
+    ) -> Result<Ticket, Refused> {
+        for range in ranges {
+            if let Err(refused) = check_count(namespace, *range) {
+                return Err(Refused::new(refused.why, Some(buf)));
+            }
+        }
+        let wire = |range: &BlockRange| CopyRangeFormat0::new(range.lba, range.blocks);
+        let (count, buf) = put_ranges(ranges, buf, |range| wire(range).as_bytes().try_into().unwrap_or([0; 32]))?;
+        self.qpair.submit(Sqe::copy(0, namespace.nsid, lba, count), HostData::ToController(buf))
+    }
+
+    /// Compare the blocks from `lba` on with `buf`. A difference is the status `COMPARE_FAILURE`.
+    ///
+    /// # Errors
+    /// [`Refused`], with the buffer.
+    pub fn compare(&mut self, namespace: &Namespace, lba: u64, buf: Buf) -> Result<Ticket, Refused> {
+        match self.blocks(namespace, &buf) {
+            Ok(blocks) => {
+                self.qpair.submit(Sqe::compare(0, namespace.nsid, lba, blocks), HostData::ToController(buf))
+            }
+            Err(why) => Err(Refused::new(why, Some(buf))),
+        }
+    }
+
+    /// Compare and, if nothing differs, write, as one atomic operation (a fused pair). Both commands have a completion.
+    ///
+    /// # Errors
+    /// [`RefusedPair`], with both buffers.
+    pub fn compare_and_write(
+        &mut self,
+        namespace: &Namespace,
+        lba: u64,
+        compare: Buf,
+        write: Buf,
+    ) -> Result<[Ticket; 2], RefusedPair> {
+        let refused = |why, compare, write| RefusedPair { why, compare, write };
+        let blocks = match (self.blocks(namespace, &compare), compare.len() == write.len()) {
+            (Ok(blocks), true) => blocks,
+            (Ok(_), false) => {
+                let why = Why::Length { bytes: write.len(), block_bytes: namespace.block_bytes() };
+                return Err(refused(why, Some(compare), Some(write)));
+            }
+            (Err(why), _) => return Err(refused(why, Some(compare), Some(write))),
+        };
+        if self.qpair.room() < 2 {
+            return Err(refused(Why::Full, Some(compare), Some(write)));
+        }
+        let first = Sqe::compare(0, namespace.nsid, lba, blocks).with_fuse(Fuse::FIRST);
+        let second = Sqe::write(0, namespace.nsid, lba, blocks, false).with_fuse(Fuse::SECOND);
+        let first = match self.qpair.submit(first, HostData::ToController(compare)) {
+            Ok(ticket) => ticket,
+            Err(Refused { why, buf }) => return Err(refused(why, buf, Some(write))),
+        };
+        // There is room for two, and nothing between them can end the connection.
+        match self.qpair.submit(second, HostData::ToController(write)) {
+            Ok(second) => Ok([first, second]),
+            Err(Refused { why, buf }) => Err(refused(why, None, buf)),
+        }
+    }
+
+    /// Let the controller read the blocks without moving them.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn verify(&mut self, namespace: &Namespace, range: BlockRange) -> Result<Ticket, Refused> {
+        check_count(namespace, range)?;
+        self.qpair.submit(Sqe::verify(0, namespace.nsid, range.lba, range.blocks), HostData::None)
+    }
+
+    /// Any command; its CID is set here, and its data pointer. Its length is the caller's business.
+    ///
+    /// # Errors
+    /// [`Refused`], with the buffer.
+    #[inline]
+    pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
+        self.qpair.submit(sqe, data)
+    }
+
+    /// Send what is queued. Only needed where a poll does not follow soon.
+    #[inline]
+    pub fn send(&mut self) {
+        self.qpair.send();
+    }
+
+    /// One turn: send what is queued, receive once, note completions. Never waits. True when anything came.
+    #[inline]
+    pub fn poll(&mut self, now: Nanos) -> bool {
+        self.qpair.poll(now)
+    }
+
+    /// The next completion of any command, in the order of arrival.
+    #[inline]
+    pub fn next_completion(&mut self) -> Option<Completion> {
+        self.qpair.next_completion()
+    }
+
+    /// True when the command is over; also when its completion was taken.
+    #[inline]
+    #[must_use]
+    pub fn is_done(&self, ticket: Ticket) -> bool {
+        self.qpair.is_done(ticket)
+    }
+
+    /// The completion of this command, if it is over and was not taken.
+    #[inline]
+    pub fn take(&mut self, ticket: Ticket) -> Option<Completion> {
+        self.qpair.take(ticket)
+    }
+
+    /// The next completion of the group, in the order in which its commands were added, if it is there.
+    #[inline]
+    pub fn next_of(&mut self, group: &mut Group) -> Option<Completion> {
+        self.qpair.next_of(group)
+    }
+
+    /// Wait for any command.
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub fn wait_any(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
+        self.qpair.wait_any(timeout)
+    }
+
+    /// Wait for this command; completions of others stay where they are.
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
+        self.qpair.wait(ticket, timeout)
+    }
+
+    /// Wait for all commands of the group; each completion is given to `each`.
+    ///
+    /// # Errors
+    /// [`WaitError`]; the group keeps those that were not given out.
+    pub fn wait_group(
+        &mut self,
+        group: &mut Group,
+        timeout: Duration,
+        each: impl FnMut(Completion),
+    ) -> Result<(), WaitError> {
+        self.qpair.wait_group(group, timeout, each)
+    }
+
+    /// Commands without a completion.
+    #[inline]
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.qpair.outstanding()
+    }
+
+    /// How many more commands can be queued now.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.qpair.room()
+    }
+
+    /// How many commands can be outstanding.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.qpair.depth()
+    }
+
+    /// QID.
+    #[must_use]
+    pub fn qid(&self) -> u16 {
+        self.qid
+    }
+
+    /// Most bytes that one command moves.
+    #[must_use]
+    pub fn transfer_bytes_max(&self) -> u32 {
+        self.transfer_bytes_max
+    }
+
+    /// True while commands can be submitted.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.qpair.is_up()
+    }
+
+    /// Why the connection ended, once every command that was outstanding has come back (or is held).
+    #[inline]
+    #[must_use]
+    pub fn loss(&self) -> Option<Loss> {
+        self.qpair.loss()
+    }
+
+    /// End the connection: what is queued leaves first, commands that are outstanding come back as lost. Poll until
+    /// [`IoQueue::loss`] says so, or drop it.
+    pub fn close(&mut self) {
+        self.qpair.close();
+    }
+
+    /// Go on over the connection of a queue that was just made; how many held commands are sent again.
+    pub(crate) fn attach(&mut self, fresh: IoQueue) -> usize {
+        self.transfer_bytes_max = fresh.transfer_bytes_max;
+        self.qpair.attach(fresh.qpair.into_link())
+    }
+
+    pub(crate) fn qpair(&self) -> &Qpair {
+        &self.qpair
+    }
+
+    pub(crate) fn qpair_mut(&mut self) -> &mut Qpair {
+        &mut self.qpair
+    }
+
+    /// How many blocks a buffer is, if one command can move as many.
+    #[inline]
+    fn blocks(&self, namespace: &Namespace, buf: &Buf) -> Result<u32, Why> {
+        let bytes = buf.len();
+        let Some(blocks) = namespace.blocks_of(bytes) else {
+            return Err(Why::Length { bytes, block_bytes: namespace.block_bytes() });
+        };
+        if bytes > self.transfer_bytes_max as usize {
+            return Err(Why::TooLong { bytes, allowed: self.transfer_bytes_max });
+        }
+        Ok(blocks)
+    }
+}
+
+/// A fused pair that was not taken, with its buffers.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct RefusedPair {
+    /// Why not.
+    pub why: Why,
+    /// What was to be compared; `None` if the compare itself was taken.
+    pub compare: Option<Buf>,
+    /// What was to be written.
+    pub write: Option<Buf>,
+}
+
+/// 1 to 65,536 blocks.
+fn check_count(namespace: &Namespace, range: BlockRange) -> Result<(), Refused> {
+    if (1..=65_536).contains(&range.blocks) {
+        return Ok(());
+    }
+    let bytes = (range.blocks as usize).saturating_mul(namespace.block_bytes() as usize);
+    Err(Refused::new(Why::Length { bytes, block_bytes: namespace.block_bytes() }, None))
+}
+
+/// Put ranges of `N` bytes into a buffer; how many, and the buffer cut to them.
+fn put_ranges<const N: usize>(
+    ranges: &[BlockRange],
+    mut buf: Buf,
+    wire: impl Fn(&BlockRange) -> [u8; N],
+) -> Result<(u16, Buf), Refused> {
+    let room = if buf.is_writable() { buf.len() / N } else { 0 };
+    let count = u16::try_from(ranges.len()).ok().filter(|count| (1..=RANGES_MAX.min(room)).contains(&usize::from(*count)));
+    let Some(count) = count else {
+        return Err(Refused::new(Why::Ranges { count: ranges.len(), room }, Some(buf)));
+    };
+    for (index, range) in ranges.iter().enumerate() {
+        buf.copy_in(index * N, &wire(range));
+    }
+    buf.truncate(ranges.len() * N);
+    Ok((count, buf))
+}
+

@@ -1,0 +1,395 @@
+//! [`QueueSet`]: many queues on one thread.
+//!
+//! A queue with commands outstanding is asked directly, which is the shortest way for a few of them. A queue without is
+//! watched by epoll and costs nothing. When more than [`DIRECT_MAX`] have commands outstanding, asking each in vain costs more than
+//! to be told, so all are watched:
+//!
+//! ```text
+//!              submit, few are busy                              submit, many are busy
+//!   Watched ──────────────────────────> Direct        Direct ──────────────────────────> Watched (all)
+//!       ^───── nothing outstanding for COLD_AFTER ──────┘
+//! ```
+//! All queues share one receive batch.
+
+use std::io;
+use std::time::Duration;
+
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::net::{Interest, Readiness, Ready};
+use spindle_tcp::RxBatch;
+
+use crate::error::{Error, Loss};
+use crate::queue::IoQueue;
+
+/// Busy queues up to which each is asked directly.
+const DIRECT_MAX: usize = 4;
+/// Time without commands after which a queue is watched instead: longer than a caller thinks between two of them.
+const COLD_AFTER: Nanos = Nanos::from_ms(1);
+/// How often epoll is asked while nothing that it watches has commands outstanding: only for connections that end.
+const WATCH_PERIOD: Nanos = Nanos::from_ms(1);
+/// How often connections are asked whether they are silent for too long.
+const SILENCE_PERIOD: Nanos = Nanos::from_ms(100);
+/// Events of epoll that are told at once.
+const READY_MAX: usize = 256;
+
+/// How a queue is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// In each turn.
+    Direct,
+    /// When epoll says so.
+    Watched(Interest),
+    /// Not at all: its connection has ended.
+    Down,
+}
+
+#[derive(Debug)]
+struct Member {
+    queue: IoQueue,
+    mode: Mode,
+    /// It had commands outstanding when it was last looked at.
+    is_busy: bool,
+    /// It was lent out, so something may have been submitted.
+    is_touched: bool,
+    /// When it last had commands outstanding.
+    active: Nanos,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct QueueSet {
+    members: Vec<Member>,
+    direct: Vec<usize>,
+    touched: Vec<usize>,
+    /// Queues with commands outstanding, and those of them that are watched.
+    busy: usize,
+    busy_watched: usize,
+    readiness: Readiness,
+    ready: Vec<Ready>,
+    batch: RxBatch,
+    next_watch: Nanos,
+    next_silence: Nanos,
+}
+
+impl QueueSet {
+    /// A set without queues, with a receive batch of `batch_bytes` ([`Options::batch_bytes`](crate::Options::batch_bytes)).
+    ///
+    /// # Errors
+    /// [`Error::Watch`], when the system gives no epoll.
+    pub fn new(batch_bytes: usize) -> Result<QueueSet, Error> {
+        Ok(QueueSet {
+            members: Vec::new(),
+            direct: Vec::new(),
+            touched: Vec::new(),
+            busy: 0,
+            busy_watched: 0,
+            readiness: Readiness::new().map_err(Error::Watch)?,
+            ready: Vec::with_capacity(READY_MAX),
+            batch: RxBatch::new(batch_bytes.max(4096)),
+            next_watch: Nanos::ZERO,
+            next_silence: Nanos::ZERO,
+        })
+    }
+
+    /// Add a queue; its number in the set.
+    ///
+    /// # Errors
+    /// [`Error::Watch`], when the system cannot watch it.
+    pub fn add(&mut self, queue: IoQueue) -> Result<usize, Error> {
+        let index = self.members.len();
+        let mode = Mode::Watched(Interest::READ);
+        self.watch(index, &queue, Interest::READ).map_err(Error::Watch)?;
+        self.members.push(Member { queue, mode, is_busy: false, is_touched: false, active: Nanos::ZERO });
+        // Room for all, so that a turn allocates nothing.
+        self.direct.reserve(self.members.len());
+        self.touched.reserve(self.members.len());
+        Ok(index)
+    }
+
+    fn watch(&self, index: usize, queue: &IoQueue, interest: Interest) -> io::Result<()> {
+        self.readiness.add(queue.qpair().link().socket(), index as u64, interest)
+    }
+
+    /// How many queues there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// True when there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// A queue, to look at.
+    ///
+    /// # Panics
+    /// When there is no such queue.
+    #[must_use]
+    pub fn queue(&self, index: usize) -> &IoQueue {
+        &self.members[index].queue
+    }
+
+    /// A queue, to submit to. What is submitted leaves with the next poll.
+    ///
+    /// # Panics
+    /// When there is no such queue.
+    #[inline]
+    pub fn queue_mut(&mut self, index: usize) -> &mut IoQueue {
+        let member = &mut self.members[index];
+        if !member.is_touched {
+            member.is_touched = true;
+            self.touched.push(index);
+        }
+        &mut member.queue
+    }
+
+    /// Commands without a completion, over all queues.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.members.iter().map(|member| member.queue.outstanding()).sum()
+    }
+
+    /// One turn: send what was submitted, receive where there is something. `on_ready` gets each queue that has completions (or
+    /// has ended), to take them and to submit more, which is sent at once. Never waits. True when anything came.
+    #[inline]
+    pub fn poll(&mut self, now: Nanos, mut on_ready: impl FnMut(usize, &mut IoQueue)) -> bool {
+        if !self.touched.is_empty() {
+            self.send_touched(now);
+        }
+        let mut has_come = false;
+        let mut at = 0;
+        while at < self.direct.len() {
+            let index = self.direct[at];
+            has_come |= self.turn(index, now, &mut on_ready);
+            // One that is watched from now on was swapped out of the list.
+            if self.direct.get(at) == Some(&index) {
+                at += 1;
+            }
+        }
+        if self.busy_watched > 0 || now >= self.next_watch {
+            self.next_watch = now + WATCH_PERIOD;
+            has_come |= self.poll_watched(now, Duration::ZERO, &mut on_ready);
+        }
+        if now >= self.next_silence {
+            self.next_silence = now + SILENCE_PERIOD;
+            self.check_silence(now, &mut on_ready);
+        }
+        has_come
+    }
+
+    /// As [`QueueSet::poll`], but sleeps until something comes, at most `timeout`.
+    pub fn wait(&mut self, now: Nanos, timeout: Duration, mut on_ready: impl FnMut(usize, &mut IoQueue)) -> bool {
+        if self.poll(now, &mut on_ready) {
+            return true;
+        }
+        self.watch_all();
+        self.poll_watched(now, timeout, &mut on_ready)
+    }
+
+    /// Send what was submitted to queues that were lent out, and ask them directly where that pays.
+    fn send_touched(&mut self, now: Nanos) {
+        while let Some(index) = self.touched.pop() {
+            let member = &mut self.members[index];
+            member.is_touched = false;
+            if member.mode == Mode::Down {
+                continue;
+            }
+            member.queue.send();
+            self.note(index, now);
+        }
+    }
+
+    /// One turn of one queue.
+    #[inline]
+    fn turn(&mut self, index: usize, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> bool {
+        let Member { queue, .. } = &mut self.members[index];
+        let has_come = queue.qpair_mut().turn(&mut self.batch, now);
+        if queue.qpair().has_ready() {
+            on_ready(index, queue);
+            queue.send();
+        }
+        if has_come || !queue.qpair().link().is_open() {
+            self.note_end(index, on_ready);
+        }
+        self.note(index, now);
+        has_come
+    }
+
+    /// A connection that ended is told once, and not asked any more.
+    fn note_end(&mut self, index: usize, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
+        let member = &mut self.members[index];
+        if member.queue.loss().is_none() || member.mode == Mode::Down {
+            return;
+        }
+        match std::mem::replace(&mut member.mode, Mode::Down) {
+            Mode::Direct => self.direct.retain(|other| *other != index),
+            Mode::Watched(_) => {
+                let _ = self.readiness.remove(member.queue.qpair().link().socket());
+            }
+            Mode::Down => {}
+        }
+        on_ready(index, &mut member.queue);
+    }
+
+    /// Keep the counts, and change how the queue is asked where its load has changed.
+    #[inline]
+    fn note(&mut self, index: usize, now: Nanos) {
+        let member = &mut self.members[index];
+        let is_busy = member.queue.outstanding() > 0 && member.mode != Mode::Down;
+        if is_busy {
+            member.active = now;
+        }
+        let has_changed = is_busy != member.is_busy;
+        if has_changed || (!is_busy && member.mode == Mode::Direct) {
+            self.note_load(index, is_busy, now);
+        }
+        let member = &self.members[index];
+        if let Mode::Watched(interest) = member.mode
+            && interest.write != member.queue.qpair().link().is_blocked()
+        {
+            self.change_interest(index);
+        }
+    }
+
+    fn note_load(&mut self, index: usize, is_busy: bool, now: Nanos) {
+        let member = &mut self.members[index];
+        let was_busy = std::mem::replace(&mut member.is_busy, is_busy);
+        self.busy = self.busy + usize::from(is_busy) - usize::from(was_busy);
+        let (mode, active) = (member.mode, member.active);
+        match mode {
+            Mode::Watched(_) => {
+                self.busy_watched = self.busy_watched + usize::from(is_busy) - usize::from(was_busy);
+                if is_busy && self.busy <= DIRECT_MAX {
+                    self.set_direct(index);
+                } else if is_busy {
+                    self.watch_all();
+                }
+            }
+            Mode::Direct if !is_busy && now - active >= COLD_AFTER => self.set_watched(index),
+            Mode::Direct => {}
+            // Its commands were told; what was counted as watched is no more.
+            Mode::Down => self.recount(),
+        }
+    }
+
+    fn recount(&mut self) {
+        self.busy = self.members.iter().filter(|member| member.is_busy).count();
+        let is_watched = |member: &&Member| member.is_busy && matches!(member.mode, Mode::Watched(_));
+        self.busy_watched = self.members.iter().filter(is_watched).count();
+    }
+
+    fn set_direct(&mut self, index: usize) {
+        let member = &mut self.members[index];
+        if matches!(member.mode, Mode::Watched(_)) {
+            let _ = self.readiness.remove(member.queue.qpair().link().socket());
+            self.busy_watched -= usize::from(member.is_busy);
+            member.mode = Mode::Direct;
+            self.direct.push(index);
+        }
+    }
+
+    /// As often as there are queues: one that cannot be watched goes to the end of the list again.
+    fn watch_all(&mut self) {
+        for _ in 0..self.direct.len() {
+            if let Some(index) = self.direct.first().copied() {
+                self.set_watched(index);
+            }
+        }
+    }
+
+    fn set_watched(&mut self, index: usize) {
+        if let Some(at) = self.direct.iter().position(|other| *other == index) {
+            self.direct.swap_remove(at);
+        }
+        let link = self.members[index].queue.qpair().link();
+        let interest = Interest { read: true, write: link.is_blocked() };
+        if self.readiness.add(link.socket(), index as u64, interest).is_ok() {
+            self.members[index].mode = Mode::Watched(interest);
+            self.busy_watched += usize::from(self.members[index].is_busy);
+        } else {
+            // Cannot be watched: the connection is as good as gone.
+            let member = &mut self.members[index];
+            member.queue.qpair_mut().fail(Loss::Requested);
+            member.mode = Mode::Direct;
+            self.direct.push(index);
+        }
+    }
+
+    fn change_interest(&mut self, index: usize) {
+        let member = &mut self.members[index];
+        let link = member.queue.qpair().link();
+        let interest = Interest { read: true, write: link.is_blocked() };
+        if self.readiness.change(link.socket(), index as u64, interest).is_ok() {
+            member.mode = Mode::Watched(interest);
+        }
+    }
+
+    fn poll_watched(
+        &mut self,
+        now: Nanos,
+        timeout: Duration,
+        on_ready: &mut impl FnMut(usize, &mut IoQueue),
+    ) -> bool {
+        let mut ready = std::mem::take(&mut self.ready);
+        if self.readiness.poll(Some(timeout), &mut ready).is_err() {
+            ready.clear();
+        }
+        let mut has_come = false;
+        for event in ready.drain(..) {
+            let Ok(index) = usize::try_from(event.key) else { continue };
+            if index < self.members.len() && self.members[index].mode != Mode::Down {
+                has_come |= self.turn(index, now, on_ready);
+            }
+        }
+        self.ready = ready;
+        has_come
+    }
+
+    fn check_silence(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
+        for index in 0..self.members.len() {
+            let member = &mut self.members[index];
+            if !member.is_busy || member.mode == Mode::Down {
+                continue;
+            }
+            member.queue.qpair_mut().check_silence(now);
+            if !member.queue.is_up() {
+                self.turn(index, now, on_ready);
+            }
+        }
+    }
+
+    /// End every connection without a word; their commands come back as lost, or are held.
+    pub(crate) fn abandon(&mut self, now: Nanos, mut on_ready: impl FnMut(usize, &mut IoQueue)) {
+        for index in 0..self.members.len() {
+            let member = &mut self.members[index];
+            if member.mode != Mode::Down {
+                member.queue.qpair_mut().fail(Loss::Requested);
+                self.turn(index, now, &mut on_ready);
+            }
+        }
+    }
+
+    /// No other connection will come: held commands come back as lost.
+    pub(crate) fn give_up(&mut self, mut on_ready: impl FnMut(usize, &mut IoQueue)) {
+        for (index, member) in self.members.iter_mut().enumerate() {
+            member.queue.qpair_mut().give_up();
+            if member.queue.qpair().has_ready() {
+                on_ready(index, &mut member.queue);
+            }
+        }
+    }
+
+    /// Lend out a queue whose connection has ended, to be attached to another; then it is watched again.
+    pub(crate) fn revive<T>(&mut self, index: usize, attach: impl FnOnce(&mut IoQueue) -> T) -> T {
+        let result = attach(&mut self.members[index].queue);
+        let member = &mut self.members[index];
+        if member.mode == Mode::Down && member.queue.loss().is_none() {
+            member.mode = Mode::Direct;
+            self.set_watched(index);
+            self.queue_mut(index);
+        }
+        result
+    }
+}

@@ -1,0 +1,65 @@
+//! The target's whole user-space path of a 4 KiB random read, without sockets: for counting instructions.
+//!
+//! `read-path N [DEPTH]`: bytes of DEPTH read commands are given to the connection as one receive would, replies are taken from
+//! it as one `sendmsg` would, N commands in all. The instructions of a run with 2 N less those of one with N, by N, are those
+//! of one read: `scripts/instructions` does that with callgrind.
+#![forbid(unsafe_code)]
+
+use std::hint::black_box;
+use std::io::IoSlice;
+
+use arrayvec::ArrayVec;
+use nvme_spec::Sqe;
+use nvme_spec::tcp::{CapsuleCmd, Extent};
+use nvme_spec::zerocopy::IntoBytes;
+use spindle_reactor::clock::Nanos;
+use spindle_tcp::RxBatch;
+use spindle_tests::direct::Direct;
+
+const BLOCKS: u64 = 65_536;
+
+fn main() {
+    let mut args = std::env::args().skip(1).map(|arg| arg.parse::<u64>().expect("a number"));
+    let total = args.next().unwrap_or(100_000);
+    let depth = u16::try_from(args.next().unwrap_or(32)).expect("up to 127");
+    let mut direct = Direct::new(BLOCKS * 4096, 4096);
+    let mut commands: Vec<u8> = Vec::new();
+    let mut random = 0x2545_f491_4f6c_dd1du64;
+    let mut left = total;
+    let mut batch = Some(RxBatch::new(256 << 10));
+    let mut bytes_out = 0;
+    while left > 0 {
+        commands.clear();
+        for cid in 0..depth {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let mut sqe = Sqe::read(cid, 1, random % BLOCKS, 1);
+            sqe.sgl = nvme_spec::Sgl::transport(4096);
+            commands.extend_from_slice(CapsuleCmd::new(sqe, 0, Extent { pdo: 0, plen: 72 }).as_bytes());
+        }
+        let mut full = batch.take().expect("given back");
+        full.extend(&commands);
+        let (core, id) = (&mut direct.core, direct.io);
+        core.transport(id).expect("open").load(full);
+        core.step(id);
+        let conn = core.transport(id).expect("open");
+        batch = Some(conn.unload());
+        while conn.wants_send() {
+            let count = {
+                let mut pieces = ArrayVec::<IoSlice<'_>, 1024>::new();
+                let count = conn.send_pieces(&mut pieces);
+                black_box(&pieces);
+                count
+            };
+            conn.sent(count);
+            bytes_out += count;
+        }
+        core.step_sent(id);
+        core.set_time(Nanos(left), 0);
+        core.poll();
+        while core.next_touched().is_some() {}
+        left = left.saturating_sub(u64::from(depth));
+    }
+    println!("{total} reads, {bytes_out} bytes out");
+}
