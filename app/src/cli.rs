@@ -53,9 +53,12 @@ pub struct CheckArgs {
 /// `spindle discover`.
 #[derive(Debug, Args)]
 pub struct DiscoverArgs {
-    /// The target's discovery listener, as HOST or HOST:PORT
+    /// The target, as HOST or HOST:PORT; without a port 8009 is tried, then 4420
     #[arg(value_name = "ADDRESS")]
     pub address: String,
+    /// The name of this host; without it one that belongs to this machine
+    #[arg(long, value_name = "NQN")]
+    pub hostnqn: Option<String>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
@@ -100,9 +103,27 @@ pub struct BenchTargetArgs {
     /// The core to pin the measuring end to
     #[arg(long, value_name = "CORE")]
     pub core: Option<usize>,
-    /// Write a pattern with address and generation into each block, and check it on every read
+    /// Write a pattern with address and generation into each block, and check it on every read and all of it at the end
     #[arg(long)]
     pub verify: bool,
+    /// The name of this host; without it one that belongs to this machine
+    #[arg(long, value_name = "NQN")]
+    pub hostnqn: Option<String>,
+    /// The namespace; without it the first that there is
+    #[arg(long, value_name = "N")]
+    pub nsid: Option<u32>,
+    /// Use only the first SIZE bytes of the namespace
+    #[arg(long, value_name = "SIZE")]
+    pub span: Option<Bytes>,
+    /// Ask for digests of headers
+    #[arg(long)]
+    pub header_digest: bool,
+    /// Ask for digests of data
+    #[arg(long)]
+    pub data_digest: bool,
+    /// So many connected queues more, on which nothing is sent
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub idle_queues: usize,
     #[command(flatten)]
     pub output: OutputArgs,
 }

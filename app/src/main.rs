@@ -13,6 +13,7 @@
 
 mod bench;
 mod cli;
+mod discover;
 mod report;
 mod serve;
 mod size;
@@ -43,8 +44,8 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
         },
         Command::Serve(_) => Ok(serve::builtin::run()?),
         Command::Check(_) => Err(absent("check")),
-        Command::Discover(_) => Err(absent("discover")),
-        Command::Bench(BenchArgs { command: None, .. }) => Err(absent("bench ADDRESS")),
+        Command::Discover(args) => Ok(discover::run(&args)?),
+        Command::Bench(BenchArgs { command: None, target }) => Ok(bench::run::run(&target)?),
     }
 }
 

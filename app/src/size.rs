@@ -89,7 +89,7 @@ impl FromStr for Bytes {
 impl fmt::Display for Bytes {
     /// The largest unit that divides the size, so that what is printed parses back to the same size.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match UNITS.iter().find(|(factor, _)| self.0 > 0 && self.0 % *factor == 0) {
+        match UNITS.iter().find(|(factor, _)| self.0 > 0 && self.0.is_multiple_of(*factor)) {
             Some((factor, name)) => write!(f, "{} {name}", self.0 / factor),
             None => write!(f, "{} B", self.0),
         }
@@ -175,7 +175,14 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_read_back_as_the_same_size() {
-        let cases = [(0, "0 B"), (1, "1 B"), (4096, "4 KiB"), (4097, "4097 B"), (256 << 20, "256 MiB"), (3 << 40, "3 TiB")];
+        let cases = [
+            (0, "0 B"),
+            (1, "1 B"),
+            (4096, "4 KiB"),
+            (4097, "4097 B"),
+            (256 << 20, "256 MiB"),
+            (3 << 40, "3 TiB"),
+        ];
         for (bytes, text) in cases {
             assert_eq!(Bytes::new(bytes).to_string(), text);
             assert_eq!(text.parse(), Ok(Bytes::new(bytes)));

@@ -1,7 +1,8 @@
 //! A layer over any disk that makes it fail, stall and reorder, by seed: for tests and the simulator.
 //!
-//! Each command is judged once, when it is submitted, by draws that depend on the seed, the core and the number of
-//! commands before it, and on nothing else: the same calls give the same faults. What may happen to one command:
+//! Each command is judged once, when it is submitted, by draws that depend on the seed, the core and the
+//! number of commands before it, and on nothing else: the same calls give the same faults. What may happen to
+//! one command:
 //!
 //! ```text
 //!   submit ─┬─ the disk is gone, or the range is broken ───────────────────────────────> error
@@ -10,9 +11,9 @@
 //!                                                                 held after it ──┴─> ... ──────> Done
 //! ```
 //!
-//! A hold ends after some polls (delay), in the next poll in random order (reorder), or when the test says so (drop).
-//! [`FaultControl`] changes all of it at run time, from any thread. A command that failed without effect gives its
-//! buffer back untouched.
+//! A hold ends after some polls (delay), in the next poll in random order (reorder), or when the test says so
+//! (drop). [`FaultControl`] changes all of it at run time, from any thread. A command that failed without
+//! effect gives its buffer back untouched.
 //!
 //! What it does not do: it alters no bytes, and it keeps nothing that was acknowledged from the disk below.
 

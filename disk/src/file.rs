@@ -1,23 +1,23 @@
 //! A disk in a regular file or on a block device, through io_uring.
 //!
-//! Each core has a ring of its own with the file and the core's buffers registered; nothing on the data path is shared
-//! but one word that says whether somebody compares and writes.
+//! Each core has a ring of its own with the file and the core's buffers registered; nothing on the data path
+//! is shared but one word that says whether somebody compares and writes.
 //!
 //! ```text
 //!   submit ──> Request ── room in the ring, no guard on its blocks ──> begun ──> ring ──> Done
-//!                 └── no room: queue, in order; guarded: waiting ──────^   │       │
-//!                                                                          └───────┴ zeroing: the next piece, or a
-//!                                                                                    humbler way; with FUA a sync last
+//!                 │                                                      ^  ^      │
+//!                 └── no room: queued, in order; guarded: waiting ───────┘  └──────┘
+//!                                  zeroing: the next piece, or a humbler way; with FUA a sync last
 //! ```
 //!
-//! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far as the
-//! device keeps what it says (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process, not of the power.
-//! Where I/O goes through the page cache, a flush that failed has lost data that the kernel will not report again, so
-//! every later flush fails too, until the disk is opened anew.
+//! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far
+//! as the device keeps what it says (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process,
+//! not of the power. Where I/O goes through the page cache, a flush that failed has lost data that the kernel
+//! will not report again, so every later flush fails too, until the disk is opened anew.
 //!
-//! What it does not do: it does not notice when somebody else changes the file; the lock that it takes is advisory. It
-//! makes no block atomic that the device or the page cache does not: through the page cache, a read may see a part of a
-//! write to the same block that is under way.
+//! What it does not do: it does not notice when somebody else changes the file; the lock that it takes is
+//! advisory. It makes no block atomic that the device or the page cache does not: through the page cache, a
+//! read may see a part of a write to the same block that is under way.
 //!
 //! Limits: 1024 requests of a core in its ring, the rest queued; 256 cores.
 
@@ -45,8 +45,8 @@ pub use open::{FileFacts, FileSpec};
 use self::core::FileCore;
 use guard::Guard;
 
-/// How long the file may be held by whoever served it before: the kernel takes milliseconds to end what a dead target's
-/// rings had in flight, more on a slow device.
+/// How long the file may be held by whoever served it before: the kernel takes milliseconds to end what a
+/// dead target's rings had in flight, more on a slow device.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A disk in a file, shared by all cores. See the module.
@@ -87,7 +87,8 @@ impl Shared {
         }
     }
 
-    /// A sync failed. Through the page cache the kernel says so once, to one core; the others must hear of it too.
+    /// A sync failed. Through the page cache the kernel says so once, to one core; the others must hear of it
+    /// too.
     fn on_sync_error(&self) {
         if !self.is_direct {
             self.has_lost_data.store(true, Ordering::Release);
@@ -96,7 +97,8 @@ impl Shared {
 }
 
 impl FileDisk {
-    /// Open, and make if `spec` says so, the file of a disk. It is locked until the disk and all its cores are dropped.
+    /// Open, and make if `spec` says so, the file of a disk. It is locked until the disk and all its cores
+    /// are dropped.
     ///
     /// # Errors
     /// [`OpenError::Setting`] that names what is out of range, [`OpenError::System`] that names the path.

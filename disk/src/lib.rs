@@ -1,7 +1,8 @@
 //! Disks: the interface that the target core drives, and the kinds that need no driver.
 //!
-//! A [`DiskSource`] is one disk of the machine, shared by all cores: its name, size and state. Each core opens it once and
-//! gets a [`Disk`] of its own, which it drives without a lock: `submit`, then `poll` until [`Done`] comes back.
+//! A [`DiskSource`] is one disk of the machine, shared by all cores: its name, size and state. Each core
+//! opens it once and gets a [`Disk`] of its own, which it drives without a lock: `submit`, then `poll` until
+//! [`Done`] comes back.
 //!
 //! ```text
 //!   Qpair::step_buffer -> Disk::buffers (who provides the memory) -> Disk::take | Pool::take
@@ -9,9 +10,9 @@
 //!                                      -> None, then Core::poll -> Disk::poll -> Done (file)
 //! ```
 //!
-//! What a disk answers for: `Done::result` is the truth about the medium as its kind can know it. After `Flush`, or a
-//! write with `fua`, the bytes survive what the kind says it survives (a file: power loss; RAM: nothing). What it does not
-//! do: it checks no range (the caller has), knows no namespace and no NVMe status.
+//! What a disk answers for: `Done::result` is the truth about the medium as its kind can know it. After
+//! `Flush`, or a write with `fua`, the bytes survive what the kind says it survives (a file: power loss; RAM:
+//! nothing). What it does not do: it checks no range (the caller has), knows no namespace and no NVMe status.
 //!
 //! Limits: a command is at most [`BLOCKS_MAX`] blocks; data of one command is one [`Buf`].
 
@@ -32,8 +33,8 @@ pub use null::{NullDisk, NullSpec};
 pub use ram::{RamDisk, RamSpec};
 pub use source::{CoreContext, DiskSource, OpenError, ResizeError, Usage};
 
-/// Most blocks in one command: the 16-bit zero-based NLB of NVM commands (NVM Command Set 3.2.1), and the 32 bits that
-/// Dataset Management ranges have.
+/// Most blocks in one command: the 16-bit zero-based NLB of NVM commands (NVM Command Set 3.2.1), and the 32
+/// bits that Dataset Management ranges have.
 pub const BLOCKS_MAX: u32 = u32::MAX;
 
 /// Shape of a disk. Changes only by a resize.
@@ -144,7 +145,8 @@ pub struct Done {
 pub enum BufferFrom {
     /// A writable buffer of the core's pool.
     Pool,
-    /// The disk: reads come back with a pin on the data where it lies; writes are filled into what [`Disk::take`] gave.
+    /// The disk: reads come back with a pin on the data where it lies; writes are filled into what
+    /// [`Disk::take`] gave.
     Disk,
 }
 
@@ -171,8 +173,8 @@ pub trait Disk {
     }
 
     /// Begin a command. `Some` when it ended at once. `buf` is the destination of a read (`None` where
-    /// [`Disk::read_buffers`] says `Disk`), the data of a write, `None` for the others. A command beyond what the disk
-    /// can have in flight is queued by the disk, in order.
+    /// [`Disk::read_buffers`] says `Disk`), the data of a write, `None` for the others. A command beyond what
+    /// the disk can have in flight is queued by the disk, in order.
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done>;
 
     /// Write `data` to the range of one block if it holds `expected` now, in one step as seen by every core.
@@ -188,8 +190,8 @@ pub trait Disk {
         Some(Done { token, result: Err(DiskError::NotSupported), buf: None })
     }
 
-    /// Collect what has ended, at most what fits `done`'s spare capacity (it is never grown), and send what was
-    /// submitted since the last call to the device. True when there was anything to do.
+    /// Collect what has ended, at most what fits `done`'s spare capacity (it is never grown), and send what
+    /// was submitted since the last call to the device. True when there was anything to do.
     fn poll(&mut self, done: &mut Vec<Done>) -> bool;
 
     /// Commands in flight, so that a drain knows when it is over.

@@ -1,7 +1,8 @@
-//! A disk of any size that reads as zeroes and forgets what is written: for measuring everything around a disk.
+//! A disk of any size that reads as zeroes and forgets what is written: for measuring everything around a
+//! disk.
 //!
-//! Every command ends at once. Reads are shared zeroes, which take no memory; writes come in a buffer of the pool, which
-//! goes back with `Done`.
+//! Every command ends at once. Reads are shared zeroes, which take no memory; writes come in a buffer of the
+//! pool, which goes back with `Done`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -67,6 +67,13 @@ impl ControllerShared {
         self.is_ready.load(Ordering::Relaxed)
     }
 
+    /// The host has left the volatile write cache on (feature 06h).
+    #[inline]
+    #[must_use]
+    pub fn is_write_cache_on(&self) -> bool {
+        self.feature_bits.load(Ordering::Relaxed) & 1 != 0
+    }
+
     /// CSTS.RDY has changed.
     pub fn set_ready(&self, is_ready: bool) {
         self.is_ready.store(is_ready, Ordering::Relaxed);

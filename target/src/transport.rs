@@ -71,7 +71,7 @@ pub enum Event {
     },
     /// The reply and its data have left; nothing of the request is referred to any more.
     Sent {
-        /// The request.
+        /// The request, or [`UNSLOTTED`].
         slot: Slot,
     },
     /// The connection is gone and every buffer that it held has been dropped. Comes once, last.
@@ -108,10 +108,14 @@ impl std::fmt::Display for CloseReason {
     }
 }
 
+/// Names a reply whose request needed no place of its own: it was answered as it came. Never a request's slot, because no
+/// slot has generation 0.
+pub const UNSLOTTED: Slot = Slot::from_wire(0);
+
 /// A completion to be sent.
 #[derive(Debug)]
 pub struct Reply {
-    /// The request, named again by `Sent`.
+    /// The request, named again by `Sent`; or [`UNSLOTTED`].
     pub slot: Slot,
     /// The completion queue entry.
     pub cqe: Cqe,

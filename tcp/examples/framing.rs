@@ -1,9 +1,10 @@
 //! What the protocol costs without sockets: nanoseconds a command at both ends, for 4 KiB reads and writes.
 //!
-//! `cargo run --release -p spindle-tcp --example framing` prints a line for each kind, end and depth: the best of many rounds.
-//! An end is fed the bytes that the other end sent once, and what it sends is gathered and dropped, so that only its own work
-//! is timed: receive (parse; a write's payload is copied to its buffer, a read's at the host too), answer (reply or submit), gather
-//! (the pieces for `sendmsg`), sent (advance, give buffers back, `Sent` events).
+//! `cargo run --release -p spindle-tcp --example framing` prints a line for each kind, end and depth: the
+//! best of many rounds. An end is fed the bytes that the other end sent once, and what it sends is gathered
+//! and dropped, so that only its own work is timed: receive (parse; a write's payload is copied to its
+//! buffer, a read's at the host too), answer (reply or submit), gather (the pieces for `sendmsg`), sent
+//! (advance, give buffers back, `Sent` events).
 
 use std::io::IoSlice;
 use std::time::{Duration, Instant};

@@ -1,12 +1,14 @@
 //! HDGST and DDGST: CRC32C over a header, and over the pieces of a buffer where they lie.
 //!
-//! `crc-fast` was measured against `crc32c` at 24 B, 4 KiB and 128 KiB (`docs/benchmarks-crc.md`): it is ahead at every size.
+//! `crc-fast` was measured against `crc32c` at 24 B, 4 KiB and 128 KiB (`docs/benchmarks-crc.md`): it is
+//! ahead at every size.
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use nvme_spec::tcp::DIGEST_BYTES;
 use spindle_reactor::mem::Buf;
 
-/// The CRC32C of NVMe/TCP, iSCSI's: Castagnoli's polynomial, reflected (NVMe/TCP 1.0 section 3.3.1.1).
+/// The CRC32C of NVMe/TCP, iSCSI's: Castagnoli's polynomial, reflected (NVMe/TCP 1.0, "PDU Header
+/// and Data Digests").
 const CRC32C: CrcAlgorithm = CrcAlgorithm::Crc32Iscsi;
 
 fn low_half(crc: u64) -> u32 {

@@ -125,7 +125,8 @@ fn digest_flags(ch: &CommonHeader, agreed: &Agreed) -> Violation {
     Violation::DigestFlags { pdu_type: ch.pdu_type, flags: ch.flags, allowed: agreed.flags(true) }
 }
 
-/// HLEN, flags and PLEN of an ICReq or ICResp (NVMe/TCP 1.0 sections 3.6.2.1 and 3.6.2.2): 128 bytes, no digests.
+/// HLEN, flags and PLEN of an ICReq or ICResp (NVMe/TCP 1.0 sections 3.6.2.1 and 3.6.2.2): 128 bytes, no
+/// digests.
 pub(crate) fn check_initialize(ch: &CommonHeader) -> Result<(), Violation> {
     Frame::bare(ch, 128, &Agreed::NOTHING).map(|_| ())
 }

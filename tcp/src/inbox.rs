@@ -7,12 +7,14 @@
 //!                                      stash (the connection's own, looked at before the next batch)
 //! ```
 //!
-//! Limits: the stash holds at most one batch and one header, because a shell does not read for a paused connection.
+//! Limits: the stash holds at most one batch and one header, because a shell does not read for a paused
+//! connection.
 
 use nvme_spec::zerocopy::FromBytes;
 use spindle_reactor::mem::Buf;
 
-/// A receive buffer of one core, with the range that is filled. It is lent to a connection while its events are pulled.
+/// A receive buffer of one core, with the range that is filled. It is lent to a connection while its events
+/// are pulled.
 #[derive(Debug, Default)]
 pub struct RxBatch {
     bytes: Box<[u8]>,
@@ -147,7 +149,8 @@ impl Inbox {
         if self.stash.is_empty() { self.batch.unread().get(..count) } else { self.peek_stash(count) }
     }
 
-    /// The next bytes as a wire structure, if they are here. Its alignment is 1, so it is looked at where it lies.
+    /// The next bytes as a wire structure, if they are here. Its alignment is 1, so it is looked at where it
+    /// lies.
     #[inline]
     pub(crate) fn peek_as<
         T: FromBytes + nvme_spec::zerocopy::KnownLayout + nvme_spec::zerocopy::Immutable,

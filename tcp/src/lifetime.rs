@@ -1,10 +1,10 @@
 //! How a connection lives and ends, and by when.
 //!
 //! ```text
-//!            drain (close, violation)          queue is empty             peer closed, or time is up
-//!   Open ───────────────────────────> Draining ─────────────> HalfClosed ────────────────────────────> Closed
-//!     │                                  └─ peer was gone, or time is up ─────────────────────────────────^
-//!     └─ peer closed, reset, abort, ICReq did not come in time ───────────────────────────────────────────^
+//!           drain (close, violation)        queue is empty            peer closed, or time is up
+//!   Open ─────────────────────────> Draining ────────────> HalfClosed ──────────────────────────> Closed
+//!     │                                └─ peer was gone, or time is up ──────────────────────────────^
+//!     └─ peer closed, reset, abort, ICReq did not come in time ──────────────────────────────────────^
 //! ```
 
 use spindle_reactor::clock::Nanos;

@@ -1,10 +1,12 @@
-//! PDUs on their way out: gathered in one piece list for a whole turn, advanced by however much a socket took.
+//! PDUs on their way out: gathered in one piece list for a whole turn, advanced by however much a socket
+//! took.
 //!
 //! ```text
-//!   push ─> [ head | pad | body: a range of a Buf | tail ] [ head | .. ] [ .. ] ─> pieces ─> sendmsg ─> advance ─> Done
+//!   push ─> [ head | pad | body: a range of a Buf | tail ] [ head | .. ] [ .. ] ─> pieces ─> sendmsg
+//!                                                                               └> advance ─> what has left
 //! ```
-//! A PDU's head and tail lie in the queue itself; payload is sent from where it is. A buffer stays in the queue until its
-//! last byte has left, so that nothing else can own it meanwhile.
+//! A PDU's head and tail lie in the queue itself; payload is sent from where it is. A buffer stays in the
+//! queue until its last byte has left, so that nothing else can own it meanwhile.
 
 use std::io::IoSlice;
 
@@ -29,8 +31,8 @@ pub(crate) enum Body {
     Bytes(Box<[u8]>),
 }
 
-/// One PDU, or two that leave together (data and completion), with a head of up to `HEAD` and a tail of up to `TAIL` bytes.
-/// It is filled in where it lies in the queue.
+/// One PDU, or two that leave together (data and completion), with a head of up to `HEAD` and a tail of up to
+/// `TAIL` bytes. It is filled in where it lies in the queue.
 #[derive(Debug)]
 pub(crate) struct OutPdu<const HEAD: usize, const TAIL: usize, K> {
     /// Payload.
@@ -220,8 +222,8 @@ impl<const HEAD: usize, const TAIL: usize, K> Outbox<HEAD, TAIL, K> {
         gather.bytes
     }
 
-    /// So many bytes have left. The next PDU of which the last byte is among them: the caller takes its body, at once.
-    /// Call until `None`.
+    /// So many bytes have left. The next PDU of which the last byte is among them: the caller takes its body,
+    /// at once. Call until `None`.
     #[inline]
     pub(crate) fn advance(&mut self, sent: &mut usize) -> Option<&mut OutPdu<HEAD, TAIL, K>> {
         if self.len == 0 {

@@ -1,7 +1,9 @@
-//! The rules of NVMe/TCP that a peer can break: one variant for each, with what goes on the wire and what goes to the log.
+//! The rules of NVMe/TCP that a peer can break: one variant for each, with what goes on the wire and what
+//! goes to the log.
 //!
-//! A violation ends the connection. The other side hears of it by a terminate request (NVMe/TCP 1.0 section 3.5): FES says
-//! which kind of rule, FEI which field, and the header of the PDU in question follows.
+//! A violation ends the connection. The other side hears of it by a terminate request (NVMe/TCP 1.0, "Error
+//! Handling Model"): FES says which kind of rule, FEI which field, and the header of the PDU in question
+//! follows.
 
 use nvme_spec::tcp::{COMMON_HEADER_BYTES, Fes, PduType};
 
@@ -275,8 +277,8 @@ impl Violation {
         }
     }
 
-    /// FEI of the terminate request: the offset of the wrong field, or the digest that was received, or 0 where FES has none
-    /// (NVMe/TCP 1.0 sections 3.6.2.3 and 3.6.2.4).
+    /// FEI of the terminate request: the offset of the wrong field, or the digest that was received, or 0
+    /// where FES has none (NVMe/TCP 1.0 sections 3.6.2.3 and 3.6.2.4).
     #[must_use]
     pub fn fei(&self) -> u32 {
         match self {
@@ -307,8 +309,8 @@ impl Violation {
         }
     }
 
-    /// How much of the wrong PDU's header goes back with the terminate request: all of it when all of it was looked at,
-    /// else the common header. It depends on the rule alone, not on how the stream was cut.
+    /// How much of the wrong PDU's header goes back with the terminate request: all of it when all of it was
+    /// looked at, else the common header. It depends on the rule alone, not on how the stream was cut.
     pub(crate) fn header_bytes(&self) -> usize {
         match self {
             Violation::PduType { .. }

@@ -59,8 +59,8 @@ impl From<Violation> for Stop {
     }
 }
 
-/// One end's bytes. `HEAD` and `TAIL` are the longest head and tail of its PDUs, `Out` names a PDU that has left, `In` the
-/// data being received.
+/// One end's bytes. `HEAD` and `TAIL` are the longest head and tail of its PDUs, `Out` names a PDU that has
+/// left, `In` the data being received.
 #[derive(Debug)]
 pub(crate) struct Wire<const HEAD: usize, const TAIL: usize, Out, In> {
     pub(crate) inbox: Inbox,

@@ -77,7 +77,8 @@ mod tests {
 
     #[test]
     fn only_a_mix_is_mixed() {
-        let shares: Vec<u8> = Access::value_variants().iter().map(|access| access.reads_percent(70)).collect();
+        let shares: Vec<u8> =
+            Access::value_variants().iter().map(|access| access.reads_percent(70)).collect();
         assert_eq!(shares, [100, 0, 100, 0, 70]);
     }
 }

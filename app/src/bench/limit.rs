@@ -146,9 +146,15 @@ pub fn run_line(args: &LineArgs) -> Result<(), LimitError> {
     let cores = choose_cores(args.cores)?;
     let nanoseconds = line::round_trip_ns(Some(cores));
     if args.json {
-        println!("{}", serde_json::json!({ "cores": [cores.0, cores.1], "line_round_trip_ns": nanoseconds.round() }));
+        println!(
+            "{}",
+            serde_json::json!({ "cores": [cores.0, cores.1], "line_round_trip_ns": nanoseconds.round() })
+        );
     } else {
-        println!("a cache line goes from core {} to core {} and back in {nanoseconds:.0} ns", cores.0, cores.1);
+        println!(
+            "a cache line goes from core {} to core {} and back in {nanoseconds:.0} ns",
+            cores.0, cores.1
+        );
     }
     Ok(())
 }
@@ -189,8 +195,12 @@ fn show(args: &LimitArgs, result: &BenchResult) -> Result<(), LimitError> {
     } else {
         println!("{}, payload in {}", result.run.summary(), args.span);
         println!("{}", report::table::render(&[("limit", result)]));
-        if let (Some(nanoseconds), [server, requester]) = (result.line_round_trip_ns, result.run.cores.as_slice()) {
-            println!("cache line between core {server} (serving) and {requester} (requesting): {nanoseconds:.0} ns");
+        if let (Some(nanoseconds), [server, requester]) =
+            (result.line_round_trip_ns, result.run.cores.as_slice())
+        {
+            println!(
+                "cache line between core {server} (serving) and {requester} (requesting): {nanoseconds:.0} ns"
+            );
         }
         if let Some(share) = result.cpu_share.filter(|share| *share < CPU_SHARE_MIN) {
             println!("disturbed: the two ends had their cores for only {:.0} % of the time", share * 100.0);
@@ -214,7 +224,10 @@ impl Plan {
             return Err(LimitError::Size { option: "--span", value: args.span.to_string(), rule });
         }
         if load.qd < args.connections || load.qd > DEPTH_MAX {
-            let rule = format!("each of the {} connections needs one, and {DEPTH_MAX} is the most", args.connections);
+            let rule = format!(
+                "each of the {} connections needs one, and {DEPTH_MAX} is the most",
+                args.connections
+            );
             return Err(LimitError::Size { option: "--qd", value: load.qd.to_string(), rule });
         }
         Ok(Plan {

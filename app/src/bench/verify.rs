@@ -19,8 +19,8 @@ use spindle_initiator::Buf;
 
 /// The most blocks that are kept in a table.
 pub(super) const BLOCKS_MAX: u64 = 1 << 28;
-/// The generation of a block of which nobody knows what it holds.
-const UNKNOWN: u32 = 0;
+/// Mark of a block of which nobody knows what it holds; the generation beside it is the last that was tried, 0 for none.
+const UNKNOWN: u32 = 1 << 31;
 /// Bytes of the words that name the block.
 const WORD: usize = 8;
 /// A unit that is being written.
@@ -165,7 +165,7 @@ impl Table {
 
     /// True when something is known of the unit.
     pub(super) fn is_known(&self, unit: usize) -> bool {
-        self.blocks(unit).iter().any(|generation| *generation != UNKNOWN)
+        self.blocks(unit).iter().any(|generation| generation & UNKNOWN == 0)
     }
 
     fn blocks(&self, unit: usize) -> &[u32] {
@@ -196,17 +196,19 @@ impl Table {
         true
     }
 
-    /// A read ended. If it succeeded, `data` is what it brought.
-    pub(super) fn end_read(&mut self, unit: usize, data: Option<&Buf>) -> Result<(), Mismatch> {
+    /// A read ended. If it succeeded, `data` is what it brought; gives how many blocks could be checked.
+    pub(super) fn end_read(&mut self, unit: usize, data: Option<&Buf>) -> Result<u64, Mismatch> {
         self.users[unit] -= 1;
-        let Some(bytes) = data.and_then(Buf::as_slice) else { return Ok(()) };
+        let Some(bytes) = data.and_then(Buf::as_slice) else { return Ok(0) };
+        let mut checked = 0;
         let lba = (unit * self.unit_blocks) as u64;
         for ((index, block), generation) in (0u64..).zip(bytes.chunks_exact(self.block_bytes)).zip(self.blocks(unit)) {
-            if *generation != UNKNOWN {
+            if generation & UNKNOWN == 0 {
                 self.pattern.check(block, lba + index, *generation)?;
+                checked += 1;
             }
         }
-        Ok(())
+        Ok(checked)
     }
 
     /// A write ended. If it failed, the blocks hold the old, the new, or part of each.
@@ -214,13 +216,17 @@ impl Table {
         self.users[unit] = 0;
         for index in unit * self.unit_blocks..(unit + 1) * self.unit_blocks {
             let next = self.next(self.generations[index]);
-            self.generations[index] = if has_succeeded { next } else { UNKNOWN };
+            // A generation that failed is not used again: a later block must not look like it.
+            self.generations[index] = if has_succeeded { next } else { next | UNKNOWN };
         }
     }
 
     /// The generation after this one.
     fn next(&self, generation: u32) -> u32 {
-        if generation == UNKNOWN { self.first } else { generation.wrapping_add(1).max(1) }
+        match generation & !UNKNOWN {
+            0 => self.first,
+            last => ((last + 1) & !UNKNOWN).max(1),
+        }
     }
 }
 
@@ -246,7 +252,7 @@ mod tests {
         table.end_write(unit, true);
     }
 
-    fn read(table: &mut Table, unit: usize, buf: &Buf) -> Result<(), String> {
+    fn read(table: &mut Table, unit: usize, buf: &Buf) -> Result<u64, String> {
         assert!(table.begin_read(unit));
         table.end_read(unit, Some(buf)).map_err(|mismatch| mismatch.to_string())
     }
@@ -255,10 +261,10 @@ mod tests {
     fn what_was_written_is_what_must_be_read() {
         let (mut table, mut data) = (table(), buf());
         assert!(!table.is_known(2));
-        assert_eq!(read(&mut table, 2, &data), Ok(()), "nothing is known of it");
+        assert_eq!(read(&mut table, 2, &data), Ok(0), "nothing is known of it");
         write(&mut table, 2, &mut data);
         assert!(table.is_known(2) && !table.is_known(1));
-        assert_eq!(read(&mut table, 2, &data), Ok(()));
+        assert_eq!(read(&mut table, 2, &data), Ok(8));
     }
 
     #[test]
@@ -281,7 +287,7 @@ mod tests {
         let mut foreign = buf();
         write(&mut Table::new(4, 8, BLOCK, 99), 1, &mut foreign);
         assert!(told(&mut table, &foreign).contains("nothing that this run wrote"));
-        assert_eq!(read(&mut table, 1, &new), Ok(()));
+        assert_eq!(read(&mut table, 1, &new), Ok(8));
     }
 
     #[test]
@@ -295,7 +301,7 @@ mod tests {
             assert!(read(&mut table, 0, &data).is_err(), "byte {byte}");
             data.copy_in(byte, &wrong);
         }
-        assert_eq!(read(&mut table, 0, &data), Ok(()));
+        assert_eq!(read(&mut table, 0, &data), Ok(8));
     }
 
     #[test]
@@ -305,8 +311,8 @@ mod tests {
         assert!(!table.begin_write(0, &mut data));
         assert!(table.begin_write(1, &mut data));
         assert!(!table.begin_read(1) && !table.begin_write(1, &mut data));
-        assert_eq!(table.end_read(0, None), Ok(()));
-        assert_eq!(table.end_read(0, None), Ok(()));
+        assert_eq!(table.end_read(0, None), Ok(0));
+        assert_eq!(table.end_read(0, None), Ok(0));
         assert!(table.begin_write(0, &mut data));
     }
 
@@ -317,15 +323,18 @@ mod tests {
         assert!(table.begin_write(0, &mut buf()));
         table.end_write(0, false);
         assert!(!table.is_known(0));
-        assert_eq!(read(&mut table, 0, &buf()), Ok(()));
+        assert_eq!(read(&mut table, 0, &buf()), Ok(0));
+        let mut old = buf();
+        data.visit(0, 4096, |bytes| old.copy_in(0, bytes));
         write(&mut table, 0, &mut data);
-        assert_eq!(read(&mut table, 0, &data), Ok(()));
+        assert_eq!(read(&mut table, 0, &data), Ok(8));
+        assert!(read(&mut table, 0, &old).is_err(), "generations are not used again");
     }
 
     #[test]
     fn a_generation_comes_round_without_the_unknown_one() {
         let table = table();
-        assert_eq!(table.next(u32::MAX), 1);
-        assert_eq!(table.next(UNKNOWN), table.first);
+        assert_eq!(table.next(!UNKNOWN), 1);
+        assert_eq!((table.next(UNKNOWN), table.next(UNKNOWN | 7), table.next(7)), (table.first, 8, 8));
     }
 }

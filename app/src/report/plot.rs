@@ -69,7 +69,8 @@ pub fn write(path: &Path, title: &str, series: &[(&str, &Latencies)]) -> Result<
 /// # Errors
 /// [`PlotError::Empty`] and [`PlotError::Draw`].
 pub fn render(title: &str, series: &[(&str, &Latencies)]) -> Result<String, PlotError> {
-    let series: Vec<(&str, &Latencies)> = series.iter().copied().filter(|(_, latencies)| latencies.count() > 0).collect();
+    let series: Vec<(&str, &Latencies)> =
+        series.iter().copied().filter(|(_, latencies)| latencies.count() > 0).collect();
     let mut svg = String::new();
     draw(&mut svg, title, &series)?;
     Ok(svg)
@@ -177,7 +178,14 @@ mod tests {
         let one = example_result().latency;
         let svg = render("Read & write", &[("limit", &one), ("spindle", &one)]).expect("draws");
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
-        for part in ["Read &amp; write", "percentile of commands", "latency, µs", "limit: p50", "spindle: p50", "99.9"] {
+        for part in [
+            "Read &amp; write",
+            "percentile of commands",
+            "latency, µs",
+            "limit: p50",
+            "spindle: p50",
+            "99.9",
+        ] {
             assert!(svg.contains(part), "{part} in\n{svg}");
         }
     }
@@ -206,7 +214,8 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_written_is_named() {
         let one = example_result().latency;
-        let error = write(Path::new("/nonexistent/plot.svg"), "t", &[("a", &one)]).expect_err("no such folder");
+        let error =
+            write(Path::new("/nonexistent/plot.svg"), "t", &[("a", &one)]).expect_err("no such folder");
         assert!(error.to_string().contains("/nonexistent/plot.svg"), "{error}");
     }
 }

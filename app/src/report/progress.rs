@@ -71,7 +71,11 @@ fn rate_text(iops: f64, bytes_per_second: f64) -> String {
         format!("{iops:.0} IOPS")
     };
     let mb_per_s = bytes_per_second / 1e6;
-    if mb_per_s >= 1e3 { format!("{iops}, {:.2} GB/s", mb_per_s / 1e3) } else { format!("{iops}, {mb_per_s:.0} MB/s") }
+    if mb_per_s >= 1e3 {
+        format!("{iops}, {:.2} GB/s", mb_per_s / 1e3)
+    } else {
+        format!("{iops}, {mb_per_s:.0} MB/s")
+    }
 }
 
 #[cfg(test)]

@@ -155,14 +155,15 @@ impl FaultControl {
         OpKind::ALL.iter().for_each(|kind| self.set(fault, *kind, per_million));
     }
 
-    /// Which error commands of this kind end with. Until set: media errors for those that move data or zeroes,
-    /// internal for the others.
+    /// Which error commands of this kind end with. Until set: media errors for those that move data or
+    /// zeroes, internal for the others.
     pub fn set_error(&self, kind: OpKind, error: DiskError) {
         let index = ERRORS.iter().position(|known| *known == error).unwrap_or(0);
         self.rates[kind as usize].error.store(u32::try_from(index + 1).unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// How often, of a million commands that end with an error, the disk below does it all the same. 0 until set.
+    /// How often, of a million commands that end with an error, the disk below does it all the same. 0 until
+    /// set.
     pub fn set_error_effect(&self, per_million: u32) {
         self.error_effect.store(per_million, Ordering::Relaxed);
     }

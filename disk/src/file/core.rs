@@ -21,7 +21,8 @@ pub(crate) const REQUESTS_MAX: u32 = 1024;
 /// The ring's name for the compare-and-write; requests have their slots, which are 32 bits.
 const SWAP_TOKEN: u64 = u64::MAX;
 
-/// One core's handle. The ring comes first: its drop waits for what is in flight, and the gate's must come after that.
+/// One core's handle. The ring comes first: its drop waits for what is in flight, and the gate's must come
+/// after that.
 pub(super) struct FileCore {
     ring: FileRing,
     file: FileIndex,
@@ -284,7 +285,8 @@ impl FileCore {
         }
     }
 
-    /// The ring is broken. Of what is in flight nothing is known, and nothing will come back; the ring keeps the buffers.
+    /// The ring is broken. Of what is in flight nothing is known, and nothing will come back; the ring keeps
+    /// the buffers.
     #[cold]
     fn fail_all(&mut self) {
         for index in 0..self.requests.capacity() {
@@ -308,7 +310,8 @@ impl FileCore {
     }
 }
 
-/// The ring has an entry for each request in the slab, and one for the compare-and-write, so it is never full.
+/// The ring has an entry for each request in the slab, and one for the compare-and-write, so it is never
+/// full.
 #[inline]
 fn took<B>(result: Result<(), Full<B>>) {
     assert!(result.is_ok(), "the ring is full although each of its users has one entry");

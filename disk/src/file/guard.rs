@@ -1,23 +1,25 @@
-//! The guard of a compare-and-write: keeps every core's other writes off one block while it is read, compared, written.
+//! The guard of a compare-and-write: keeps every core's other writes off one block while it is read,
+//! compared, written.
 //!
-//! A file knows no such step, so the cores agree on one. One compare-and-write at a time holds the guard of the disk;
-//! it goes on when no write to its block can be in flight any more, and until it lets go none begins.
+//! A file knows no such step, so the cores agree on one. One compare-and-write at a time holds the guard of
+//! the disk; it goes on when no write to its block can be in flight any more, and until it lets go none
+//! begins.
 //!
 //! ```text
-//!   a write       enter: in_flight + 1, then look at the guard ── its block is in my range -> in_flight - 1, wait
+//!   a write       enter: in_flight + 1, then look at the guard ── on my range -> in_flight - 1, wait
 //!                                                              └─ else write ... leave: in_flight - 1
 //!   the holder    try_hold: publish the guard, then look at every core's line:
 //!                   nothing in flight, or the core said that it saw this guard -> this core is clear
-//!   every core    in poll: a guard that I have not answered, and none of my writes in flight has its block -> say so
+//!   every core    in poll: a guard not answered yet, and no write in flight here has its block -> say so
 //! ```
 //!
-//! Why no write slips through: `enter` counts before it looks, and `try_hold` publishes before it looks, all of it
-//! sequentially consistent; so a write that did not see the guard was counted in what the holder sees. A core that
-//! answered has seen the guard, and so does each of its later writes. Once clear, a core stays clear.
-//! Why it ends: only writes that overlap are waited for, and a core with writes in flight polls.
+//! Why no write slips through: `enter` counts before it looks, and `try_hold` publishes before it looks, all
+//! of it sequentially consistent; so a write that did not see the guard was counted in what the holder sees.
+//! A core that answered has seen the guard, and so does each of its later writes. Once clear, a core stays
+//! clear. Why it ends: only writes that overlap are waited for, and a core with writes in flight polls.
 //!
-//! Cost to a write when nobody compares: an addition to a line of the core's own, and one load of a word that nobody
-//! changes.
+//! Cost to a write when nobody compares: an addition to a line of the core's own, and one load of a word that
+//! nobody changes.
 //!
 //! Limits: [`CORES_MAX`] handles on one disk.
 
@@ -260,8 +262,9 @@ mod tests {
         member.release(hold);
     }
 
-    /// Every order in which two writers and two holders can take their steps, each step a call of the guard: while a
-    /// holder is past `is_clear`, no overlapping write is between `enter` and `leave`; and somebody can always go on.
+    /// Every order in which two writers and two holders can take their steps, each step a call of the guard:
+    /// while a holder is past `is_clear`, no overlapping write is between `enter` and `leave`; and somebody
+    /// can always go on.
     #[test]
     fn no_order_of_steps_lets_a_write_into_a_compare_and_write() {
         let mut orders = 0;
@@ -345,7 +348,8 @@ mod tests {
         }
     }
 
-    /// Plays one order: `prefix` first, then the first, then everybody in turn. The choices taken and of how many.
+    /// Plays one order: `prefix` first, then the first, then everybody in turn. The choices taken and of how
+    /// many.
     fn play(prefix: &[(usize, usize)]) -> Vec<(usize, usize)> {
         let guard = Guard::new(4);
         // A write to the block, then one beside it; and on the other core a write around it.

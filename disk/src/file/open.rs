@@ -72,10 +72,12 @@ struct Opening<'a> {
 
 /// Open what `spec` names.
 ///
-/// Whoever served the file before may be dead, with the kernel still ending what its rings had in flight: that must not
-/// come after what we write. It keeps the lock meanwhile, so we ask for it again until `lock_wait` is over.
+/// Whoever served the file before may be dead, with the kernel still ending what its rings had in flight:
+/// that must not come after what we write. It keeps the lock meanwhile, so we ask for it again until
+/// `lock_wait` is over.
 pub(super) fn open(disk: &str, spec: &FileSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
-    // The block size is checked before anything is made; the size here is only a stand-in for one that is allowed.
+    // The block size is checked before anything is made; the size here is only a stand-in for one that is
+    // allowed.
     checked_blocks(disk, spec.create_bytes.unwrap_or(4096), spec.block_bytes)?;
     Opening { disk, spec, lock_until: Instant::now() + lock_wait, facts: FileFacts::default() }.run()
 }
@@ -109,7 +111,8 @@ impl Opening<'_> {
         opened
     }
 
-    /// A new, empty file. Without `O_DIRECT`: a file system that refuses the flag may make the file before it says so.
+    /// A new, empty file. Without `O_DIRECT`: a file system that refuses the flag may make the file before it
+    /// says so.
     fn make(&self) -> Result<(), OpenError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
         let made = rustix::fs::open(&self.spec.path, flags, Mode::RUSR | Mode::WUSR);
@@ -124,7 +127,8 @@ impl Opening<'_> {
         if self.facts.is_direct {
             self.check_alignment(&file)?;
         }
-        // A block device may end with a part of a block, which nobody sees; a file that does is not one of ours.
+        // A block device may end with a part of a block, which nobody sees; a file that does is not one of
+        // ours.
         let bytes = if self.facts.is_block_device { bytes - bytes % u64::from(block_bytes) } else { bytes };
         if let Some(allowed) = size_refusal(bytes, block_bytes) {
             return self.refuse("size of the file", bytes, &allowed);

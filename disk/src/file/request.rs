@@ -19,7 +19,8 @@ use spindle_reactor::mem::Buf;
 use super::Shared;
 use crate::{BlockRange, Op, Token};
 
-/// Bytes punched or zeroed in one call: a file system locks the file meanwhile, and others want to have their turn.
+/// Bytes punched or zeroed in one call: a file system locks the file meanwhile, and others want to have their
+/// turn.
 pub(super) const PIECE_BYTES: u64 = 1 << 30;
 /// Bytes of zeroes in one write: long enough to be fast, and one piece of a [`Buf`].
 pub(super) const WRITE_PIECE_BYTES: u64 = 1 << 20;
@@ -128,8 +129,8 @@ impl Request {
         matches!(self.op, Op::WriteZeroes { fua: true, .. })
     }
 
-    /// True when `error` may be about bytes that were acknowledged before: any that a sync ends with, and of a write
-    /// with FUA those of the medium (others are about the write itself).
+    /// True when `error` may be about bytes that were acknowledged before: any that a sync ends with, and of
+    /// a write with FUA those of the medium (others are about the write itself).
     pub(super) fn lost_data(&self, error: &io::Error) -> bool {
         match self.state {
             State::Sync => true,

@@ -1,8 +1,9 @@
 //! [`Swap`]: a compare-and-write on its way, and [`Gate`], the core's place at the guard.
 //!
 //! ```text
-//!   queued ── memory to read into, nobody else compares ──> Clearing ── no write to the block in flight ──> Reading
-//!   Reading ── differs, or an error ──> Done            Reading ── equal ──> Writing ──> Done
+//!   queued ── memory to read into, nobody else compares ──> Clearing
+//!   Clearing ── no write to the block in flight ──> Reading ── differs, or an error ──> Done
+//!                                                      └── equal ──> Writing ─────────> Done
 //! ```
 //!
 //! The guard is held from Clearing to the end. The write is durable at once (the interface has no FUA here).
@@ -44,7 +45,8 @@ pub(super) struct ActiveSwap {
     hold: Hold,
 }
 
-/// This core's compare-and-writes and its place at the guard. Dropped after the ring, when nothing is in flight.
+/// This core's compare-and-writes and its place at the guard. Dropped after the ring, when nothing is in
+/// flight.
 pub(super) struct Gate {
     pub(super) member: Member,
     pub(super) active: Option<ActiveSwap>,

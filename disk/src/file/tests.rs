@@ -70,6 +70,24 @@ fn a_file_is_made_sparse_locked_and_opened_again_as_it_is() {
 }
 
 #[test]
+fn a_file_that_is_let_go_soon_is_waited_for() {
+    let at = TempPath::new();
+    let first = disk(&at, MIB);
+    let spec = FileSpec::new(at.path(), 4096);
+    std::thread::scope(|scope| {
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let second = scope.spawn(move || {
+            begun.send(()).expect("is heard");
+            FileDisk::open_within("f", &spec, crate::testing::TEST_TIME_MAX).map(drop)
+        });
+        has_begun.recv().expect("begins");
+        (0..100).for_each(|_| std::thread::yield_now());
+        drop(first);
+        second.join().expect("thread").expect("opens in the end");
+    });
+}
+
+#[test]
 fn what_cannot_be_a_disk_is_refused_by_name() {
     let at = TempPath::new();
     let missing = refusal(&FileSpec::new(at.path(), 4096));

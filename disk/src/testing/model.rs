@@ -1,4 +1,5 @@
-//! Every kind against a plain vector of bytes: random commands, several in flight, and each read says what was written.
+//! Every kind against a plain vector of bytes: random commands, several in flight, and each read says what
+//! was written.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -40,10 +41,11 @@ struct Expectation {
 }
 
 fn random_op(random: &mut Random) -> Op {
-    let fua = random.below(8) == 0;
+    // What reaches the medium costs milliseconds, so it is rare.
+    let fua = random.below(64) == 0;
     match random.below(16) {
-        0 => Op::Flush,
-        1 => Op::Deallocate,
+        0 if random.below(16) == 0 => Op::Flush,
+        0 | 1 => Op::Deallocate,
         2 => Op::WriteZeroes { deallocate: random.below(2) == 0, fua },
         3..=8 => Op::Write { fua },
         _ => Op::Read,
@@ -110,7 +112,9 @@ pub(crate) fn check(source: &dyn DiskSource, seed: u64, rounds: u32, may_fail: b
                 Op::Flush => {}
             }
         }
-        check_swap(&mut driver, &mut model, &mut random, may_fail);
+        if random.below(8) == 0 {
+            check_swap(&mut driver, &mut model, &mut random, may_fail);
+        }
     }
     driver.drain();
     assert_eq!(driver.pool.free_bytes(), super::pool().free_bytes(), "every buffer came home");
@@ -170,7 +174,7 @@ fn a_file_disk_in_memory_reads_what_was_written_although_it_knows_no_zero_range(
 
 #[test]
 fn what_a_faulty_disk_acknowledges_is_as_it_says() {
-    for seed in 0..6 {
+    for seed in 0..4 {
         let at = TempPath::new();
         let below: Arc<dyn DiskSource> = if seed % 3 == 0 { file(&at, 4096, true) } else { ram(512) };
         let (source, control) = FaultDisk::new(below, seed);
@@ -191,8 +195,8 @@ struct Counter {
 }
 
 impl Counter {
-    /// One turn. Begins a compare-and-write of block 3 from `guess` to one more, and a write beside it, unless they are
-    /// in flight; the result of the one that ended.
+    /// One turn. Begins a compare-and-write of block 3 from `guess` to one more, and a write beside it,
+    /// unless they are in flight; the result of the one that ended.
     fn turn(&mut self, guess: Option<u64>, random: &mut Random) -> Option<Result<(), DiskError>> {
         let driver = &mut self.driver;
         let block_bytes = driver.block_bytes as usize;
@@ -215,7 +219,8 @@ impl Counter {
     }
 }
 
-/// Two cores in one thread, their turns drawn: compare-and-writes that count up one block, among writes beside it.
+/// Two cores in one thread, their turns drawn: compare-and-writes that count up one block, among writes
+/// beside it.
 fn count_up(source: &dyn DiskSource, count: u64) {
     let counter = |core| Counter { driver: Driver::with_depth(source, core, 4), swap: None, beside: None };
     let mut cores = [counter(0), counter(1)];
@@ -246,7 +251,7 @@ fn no_count_is_lost_between_two_cores_that_compare_and_write() {
     control.set_all(Fault::Delay, 300_000);
     count_up(&*source, 500);
     let at = TempPath::new();
-    count_up(&*file(&at, 512, true), 20);
+    count_up(&*file(&at, 512, true), 8);
     let folder = Path::new("/dev/shm");
     if folder.is_dir() {
         let at = TempPath::in_folder(folder);

@@ -95,13 +95,7 @@ pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoComma
             }
             command(op, range, 0)
         }
-        IoOpcode::VERIFY => {
-            let range = range(sqe, target)?;
-            if u64::from(range.blocks) << block_shift > u64::from(target.transfer_bytes) {
-                return Err(Refusal::at(Status::INVALID_FIELD, field::CDW12)); // VSL
-            }
-            command(IoOp::Verify, range, 0)
-        }
+        IoOpcode::VERIFY => command(IoOp::Verify, range(sqe, target)?, 0),
         IoOpcode::DATASET_MANAGEMENT => {
             let ranges = (sqe.cdw10() & 0xff) + 1;
             let op = match sqe.cdw11() & AD {

@@ -160,6 +160,25 @@ impl IoOp {
     }
 }
 
+impl IoOp {
+    /// The same, but on the medium before it is answered: what the host gets that has turned the volatile write cache off.
+    #[must_use]
+    pub fn with_fua(self) -> IoOp {
+        match self {
+            IoOp::Write { .. } => IoOp::Write { fua: true },
+            IoOp::WriteZeroes { deallocate, .. } => IoOp::WriteZeroes { deallocate, fua: true },
+            IoOp::Copy { ranges, .. } => IoOp::Copy { ranges, fua: true },
+            IoOp::Read
+            | IoOp::Flush
+            | IoOp::FlushAll
+            | IoOp::Deallocate { .. }
+            | IoOp::Hint
+            | IoOp::Compare
+            | IoOp::Verify => self,
+        }
+    }
+}
+
 /// How far a command of several steps has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {

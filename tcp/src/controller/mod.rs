@@ -39,12 +39,13 @@ pub use transfers::QUEUE_ENTRIES_MAX;
 /// Constants of a connection, from its listener. Every default says why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnConfig {
-    /// In-capsule data of commands on I/O queues. 4096: a one-block write needs no round trip. Admin queues and Fabrics
-    /// commands always get 8192 (NVMe/TCP 1.0 section 3.3.2.1).
+    /// In-capsule data of commands on I/O queues. 4096: a one-block write needs no round trip. Admin queues
+    /// and Fabrics commands always get 8192 (NVMe/TCP 1.0, "Capsules").
     pub in_capsule_bytes: u32,
     /// MAXH2CDATA. 1 MiB: a write of the largest common size comes in one PDU.
     pub max_h2c_data: u32,
-    /// Most commands that a queue may have outstanding, up to [`QUEUE_ENTRIES_MAX`]. 128: what a Linux host asks for.
+    /// Most commands that a queue may have outstanding, up to [`QUEUE_ENTRIES_MAX`]. 128: what a Linux host
+    /// asks for.
     pub queue_entries: u16,
     /// Most bytes that one command moves. 1 MiB.
     pub transfer_bytes: u32,
@@ -105,7 +106,8 @@ pub struct Conn {
     is_closed_told: bool,
 }
 
-/// Queue entries that room is made for at once; beyond it the send queue grows with use, so that idle long queues stay small.
+/// Queue entries that room is made for at once; beyond it the send queue grows with use, so that idle long
+/// queues stay small.
 const RESERVE_ENTRIES_MAX: u16 = 128;
 /// Replies and R2Ts before Connect has said how long the queue is.
 const RESERVE_ENTRIES_FIRST: u16 = 8;
@@ -149,7 +151,8 @@ impl Conn {
         self.wire.unload()
     }
 
-    /// True while a command with in-capsule data waits for `fetch` or `reply`: the shell does not read the socket.
+    /// True while a command with in-capsule data waits for `fetch` or `reply`: the shell does not read the
+    /// socket.
     #[inline]
     #[must_use]
     pub fn is_paused(&self) -> bool {
@@ -163,8 +166,8 @@ impl Conn {
         self.wire.inbox.stashed() > 0
     }
 
-    /// The place of the rest of a payload that is being received, for the socket to read straight into; 0 bytes when there is
-    /// none or it is too short to be worth it. Only while no batch is loaded.
+    /// The place of the rest of a payload that is being received, for the socket to read straight into; 0
+    /// bytes when there is none or it is too short to be worth it. Only while no batch is loaded.
     #[inline]
     pub fn direct_target<'a, const N: usize>(&'a mut self, out: &mut ArrayVec<IoSliceMut<'a>, N>) -> usize {
         self.wire.direct_target(out)
@@ -192,7 +195,8 @@ impl Conn {
         self.wire.pieces(out)
     }
 
-    /// The first `count` bytes of [`Conn::send_pieces`] have left. Buffers of which the last byte has left are given back.
+    /// The first `count` bytes of [`Conn::send_pieces`] have left. Buffers of which the last byte has left
+    /// are given back.
     ///
     /// # Panics
     /// When there were fewer.
@@ -252,8 +256,8 @@ impl Conn {
         self.wire.take_violation()
     }
 
-    /// Whether in-capsule data is limited as on an I/O queue. The connection learns it from the QID of Connect; this is for a
-    /// user that knows better.
+    /// Whether in-capsule data is limited as on an I/O queue. The connection learns it from the QID of
+    /// Connect; this is for a user that knows better.
     pub fn set_io_queue(&mut self, is_io_queue: bool) {
         let allowed = self.config.in_capsule_bytes;
         self.in_capsule_max = if is_io_queue { allowed } else { allowed.max(ADMIN_IN_CAPSULE_BYTES) };
@@ -327,7 +331,8 @@ impl Transport for Conn {
             return;
         }
         match &self.wire.receiving {
-            // The length is compared too: a host that has two commands of one CID gets its own data wrong, not us.
+            // The length is compared too: a host that has two commands of one CID gets its own data wrong,
+            // not us.
             Receiving::Standing(standing)
                 if standing.cid == cid && standing.frame.data_bytes as usize == buf.len() =>
             {
@@ -358,7 +363,8 @@ impl Transport for Conn {
 
     fn close(&mut self, reason: CloseReason) {
         match reason {
-            // Something is to reach the host first: the reply to Disconnect, the reason of a refusal, what was acknowledged.
+            // Something is to reach the host first: the reply to Disconnect, the reason of a refusal, what
+            // was acknowledged.
             CloseReason::Disconnect
             | CloseReason::ControllerGone
             | CloseReason::HostError

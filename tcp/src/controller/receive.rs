@@ -1,4 +1,5 @@
-//! What a host sends, PDU by PDU. Every check of a peer's number is here or in `frame`, once, where the number is used.
+//! What a host sends, PDU by PDU. Every check of a peer's number is here or in `frame`, once, where the
+//! number is used.
 
 use nvme_spec::Sqe;
 use nvme_spec::opcode::FabricsType;
@@ -33,8 +34,9 @@ const COMMAND_BYTES: usize = size_of::<CapsuleCmd>();
 const _: () = assert!(COMMAND_BYTES == COMMAND_BYTES_U8 as usize);
 
 impl Conn {
-    /// What most PDUs are, at once: a command without digests, its header whole in the batch. All that `step` checks of such
-    /// a header is a few comparisons; what is not exactly like it, or is a Fabrics command, goes there.
+    /// What most PDUs are, at once: a command without digests, its header whole in the batch. All that `step`
+    /// checks of such a header is a few comparisons; what is not exactly like it, or is a Fabrics command,
+    /// goes there.
     #[inline]
     pub(super) fn plain_command(&mut self) -> Option<Event> {
         if !matches!(self.wire.receiving, Receiving::Header) || !self.wire.lifetime.is_open() {
@@ -190,7 +192,8 @@ impl Conn {
         }
     }
 
-    /// Data of a write (NVMe/TCP 1.0 section 3.6.2.7). Identity, state, offset and length are looked at together, here only.
+    /// Data of a write (NVMe/TCP 1.0 section 3.6.2.7). Identity, state, offset and length are looked at
+    /// together, here only.
     fn step_h2c_data(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
         let frame = Frame::with_data(ch, 24, &self.wire.agreed)?;
         let pdu_type = PduType::H2C_DATA;
@@ -254,16 +257,19 @@ impl Conn {
     }
 }
 
-/// Damaged data fails its command, which may be tried again; the connection goes on (NVMe/TCP 1.0 section 3.3.1.1.1).
+/// Damaged data fails its command, which may be tried again; the connection goes on (NVMe/TCP 1.0,
+/// "PDU Header and Data Digests").
 fn fetched(is_damaged: bool) -> Result<(), Status> {
     if is_damaged { Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR) } else { Ok(()) }
 }
 
-/// Where a command's data is (NVMe/TCP 1.0 section 3.3.2): in its capsule, or to be moved by PDUs of its own. `in_capsule` is
-/// how much data the capsule has; what the descriptor says is compared with it before anything uses it.
+/// Where a command's data is (NVMe/TCP 1.0, "Data Transfers"): in its capsule, or to be moved by PDUs of its
+/// own. `in_capsule` is how much data the capsule has; what the descriptor says is compared with it before
+/// anything uses it.
 #[inline]
 fn data_pointer(sqe: &Sqe, in_capsule: u32) -> Result<DataPointer, Status> {
-    // Base 2.0 section 3.3.3.1: a Fabrics command has no PSDT; every other one over Fabrics names SGLs.
+    // Every command over Fabrics names SGLs (Base 2.0 section 3.3.3.1); in a Fabrics command the field is
+    // reserved.
     if !matches!(sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL) && !sqe.is_fabrics() {
         return Err(Status::INVALID_FIELD.dnr());
     }

@@ -4,7 +4,7 @@ use nvme_spec::Cqe;
 use nvme_spec::tcp::{C2hData, CapsuleResp, Extent, LAST_PDU, R2t, SUCCESS};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::Reply;
+use spindle_target::transport::{CloseReason, Reply, Transport};
 
 use super::Conn;
 use super::transfers::Transfer;
@@ -28,8 +28,8 @@ impl Conn {
         self.wire.outbox.push(Some(slot)).put_head(&CapsuleResp::new(*cqe, has_digest), has_digest);
     }
 
-    /// One C2HData for all of the data (NVMe/TCP 1.0 section 3.6.2.8). Its SUCCESS flag stands for the completion where the
-    /// host does without SQHD and the completion would say nothing else (section 3.3.2.2).
+    /// One C2HData for all of the data (NVMe/TCP 1.0 section 3.6.2.8). Its SUCCESS flag stands for the
+    /// completion where the host does without SQHD and the completion would say nothing else.
     #[inline]
     fn queue_data(&mut self, slot: Slot, cqe: &Cqe, buf: Buf, may_omit_cqe: bool) {
         let agreed = self.wire.agreed;
@@ -52,7 +52,8 @@ impl Conn {
         }
     }
 
-    /// One R2T for all of a write's data: hosts with MAXR2T 0 (Linux) allow no second (NVMe/TCP 1.0 section 3.6.2.9).
+    /// One R2T for all of a write's data: hosts with MAXR2T 0 (Linux) allow no second (NVMe/TCP 1.0 section
+    /// 3.6.2.9).
     ///
     /// # Panics
     /// When there is no data to ask for: R2TL is not 0.
@@ -61,7 +62,11 @@ impl Conn {
         assert!(bytes > 0, "a fetch of nothing");
         let has_digest = self.wire.agreed.header_digest;
         let cid = transfer.cid;
-        let ttag = self.transfers.insert(transfer);
+        let Some(ttag) = self.transfers.insert(transfer) else {
+            // The queue pair lets no host have more commands than its queue has entries.
+            self.close(CloseReason::HostError);
+            return;
+        };
         let r2t = R2t::new(cid, ttag, 0, u32::try_from(bytes).unwrap_or(u32::MAX), has_digest);
         self.wire.outbox.push(None).put_head(&r2t, has_digest);
     }

@@ -1,7 +1,7 @@
 //! The R2Ts that are out: which H2CData may come, and whose data it is.
 //!
-//! TTAG is a name with an age: `generation | index`. What a host sends back is looked up, never indexed by (STYLE 3, Identity);
-//! `controller::receive` checks tag, command, state, offset and length together, once.
+//! TTAG is a name with an age: `generation | index`. What a host sends back is looked up, never indexed by
+//! (STYLE 3, Identity); `controller::receive` checks tag, command, state, offset and length together, once.
 
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
@@ -61,21 +61,25 @@ impl Transfers {
         }
     }
 
-    /// Put a transfer in; its TTAG.
-    ///
-    /// # Panics
-    /// When there are more than the queue has entries: the queue pair lets no host have more commands.
-    pub(super) fn insert(&mut self, transfer: Transfer) -> u16 {
-        let index = self.free.pop().unwrap_or_else(|| {
-            let index = u16::try_from(self.entries.len()).unwrap_or(u16::MAX);
-            assert!(u32::from(index) < 1 << self.index_bits, "more transfers than queue entries");
-            self.entries.push(Entry { transfer: None, generation: 1 });
-            index
-        });
+    /// Put a transfer in; its TTAG. `None` when all entries are in use.
+    pub(super) fn insert(&mut self, transfer: Transfer) -> Option<u16> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => self.add_entry()?,
+        };
         let entry = &mut self.entries[usize::from(index)];
         entry.transfer = Some(transfer);
         let generation = entry.generation;
-        self.tag(index, generation)
+        Some(self.tag(index, generation))
+    }
+
+    fn add_entry(&mut self) -> Option<u16> {
+        let index = u16::try_from(self.entries.len()).ok()?;
+        if u32::from(index) >= 1 << self.index_bits {
+            return None;
+        }
+        self.entries.push(Entry { transfer: None, generation: 1 });
+        Some(index)
     }
 
     /// The transfer with this tag, if there is one.
@@ -128,7 +132,7 @@ mod tests {
     fn a_tag_names_one_use_of_one_entry_until_generations_come_round() {
         for entries in [1, 2, 3, 128, 129, 1024, QUEUE_ENTRIES_MAX] {
             let mut transfers = Transfers::new(entries);
-            let first = transfers.insert(transfer(7));
+            let first = transfers.insert(transfer(7)).expect("room");
             assert_eq!(transfers.get_mut(first).map(|transfer| transfer.cid), Some(7));
             assert!(transfers.get_mut(0).is_none());
             assert_eq!(transfers.remove(first).map(|transfer| transfer.cid), Some(7));
@@ -136,19 +140,20 @@ mod tests {
             let generations = u16::MAX >> transfers.index_bits;
             assert!(generations >= 15);
             for _ in 1..generations {
-                let tag = transfers.insert(transfer(9));
+                let tag = transfers.insert(transfer(9)).expect("room");
                 assert!(tag != first && tag != 0);
                 transfers.remove(tag);
             }
-            assert_eq!(transfers.insert(transfer(9)), first);
+            assert_eq!(transfers.insert(transfer(9)), Some(first));
         }
     }
 
     #[test]
     fn as_many_tags_as_entries_are_unique_and_every_other_is_stale() {
         let mut transfers = Transfers::new(100);
-        let tags: Vec<u16> = (0..100).map(|cid| transfers.insert(transfer(cid))).collect();
-        assert_eq!(transfers.len(), 100);
+        let tags: Vec<u16> = (0..128).map_while(|cid| transfers.insert(transfer(cid))).collect();
+        assert_eq!((tags.len(), transfers.len()), (128, 128));
+        assert_eq!(transfers.insert(transfer(128)), None, "full");
         for tag in 0..=u16::MAX {
             let cid = transfers.get_mut(tag).map(|transfer| usize::from(transfer.cid));
             assert_eq!(cid, tags.iter().position(|known| *known == tag), "{tag:#x}");

@@ -1,14 +1,16 @@
 //! The host's end of a connection: commands in, completions with their data out.
 //!
 //! ```text
-//!   connect() ─ ICReq ─> ICResp ─> Ready ─> submit(sqe, data) ─┬─ CapsuleCmd (with the data, where it fits) ─> ..
-//!                                                              ├─ R2T ─> H2CData, H2CData ..          ─> Completed
-//!                                                              └─ C2HData ─> the caller's buffer      ─> Completed
+//!   connect() ─ ICReq ─> ICResp ─> Ready ─> submit(sqe, data)
+//!     ├─ CapsuleCmd, with the data where it fits      ─> CapsuleResp ───────────────────> Completed
+//!     ├─ CapsuleCmd ─> R2T ─> H2CData, H2CData ..     ─> CapsuleResp ───────────────────> Completed
+//!     └─ CapsuleCmd ─> C2HData to the caller's buffer ─> CapsuleResp, or SUCCESS flag ──> Completed
 //! ```
-//! Every submitted command is given back by exactly one `Completed`, with its buffer, also when the connection ends: then
-//! with a path error, before `Closed`.
+//! Every submitted command is given back by exactly one `Completed`, with its buffer, also when the
+//! connection ends: then with a path error, before `Closed`.
 //!
-//! A turn is that of the controller's end: `on_time`, `load`, `next_event`.., `unload`, `send_pieces`, `sent`, `phase`.
+//! A turn is that of the controller's end: `on_time`, `load`, `next_event`.., `unload`, `send_pieces`,
+//! `sent`, `phase`.
 
 mod commands;
 mod receive;
@@ -45,8 +47,8 @@ pub struct HostConfig {
     pub max_r2t_z: u32,
     /// Commands that may be outstanding; CIDs are below it.
     pub queue_entries: u16,
-    /// Writes up to this many bytes go in the command's capsule. 8192: right for an admin queue (NVMe/TCP 1.0 section
-    /// 3.3.2.1); an I/O queue takes what IOCCSZ leaves. Fabrics commands may always have 8192.
+    /// Writes up to this many bytes go in the command's capsule. 8192: what an admin queue takes (NVMe/TCP
+    /// 1.0, "Capsules"); an I/O queue takes what IOCCSZ leaves. Fabrics commands may always have 8192.
     pub in_capsule_bytes: u32,
     /// Time for ICResp to come. 10 s, as Linux.
     pub initialize_timeout: Nanos,
@@ -93,8 +95,8 @@ pub enum HostData {
     FromController(Buf),
 }
 
-/// The connection cannot take the command now: it is not initialised or not open any more, or the CID is outstanding or not
-/// below the queue's entries. The data is given back.
+/// The connection cannot take the command now: it is not initialised or not open any more, or the CID is
+/// outstanding or not below the queue's entries. The data is given back.
 #[derive(Debug)]
 pub struct Full(pub HostData);
 
@@ -189,8 +191,8 @@ impl Conn {
         self.queue_initialize();
     }
 
-    /// Queue a command. Its CID is the caller's choice below `queue_entries`; its data pointer is set here: in the capsule
-    /// where the data fits, else by R2T or C2HData (NVMe/TCP 1.0 section 3.3.2).
+    /// Queue a command. Its CID is the caller's choice below `queue_entries`; its data pointer is set here:
+    /// in the capsule where the data fits, else by R2T or C2HData (NVMe/TCP 1.0, "Data Transfers").
     ///
     /// # Errors
     /// [`Full`] gives the data back when the command cannot be taken.
@@ -233,7 +235,8 @@ impl Conn {
         }
     }
 
-    /// From now on writes up to this many bytes go in the command's capsule (IOCCSZ x 16 - 64 of Identify Controller).
+    /// From now on writes up to this many bytes go in the command's capsule (IOCCSZ x 16 - 64 of Identify
+    /// Controller).
     pub fn set_in_capsule_bytes(&mut self, bytes: u32) {
         self.config.in_capsule_bytes = bytes;
     }
@@ -266,8 +269,8 @@ impl Conn {
         self.wire.unload()
     }
 
-    /// The place of the rest of a payload that is being received, for the socket to read straight into; 0 bytes when there is
-    /// none or it is too short to be worth it. Only while no batch is loaded.
+    /// The place of the rest of a payload that is being received, for the socket to read straight into; 0
+    /// bytes when there is none or it is too short to be worth it. Only while no batch is loaded.
     #[inline]
     pub fn direct_target<'a, const N: usize>(&'a mut self, out: &mut ArrayVec<IoSliceMut<'a>, N>) -> usize {
         self.wire.direct_target(out)

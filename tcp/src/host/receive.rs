@@ -1,4 +1,5 @@
-//! What a controller sends, PDU by PDU. Every check of a peer's number is here or in `frame`, once, where the number is used.
+//! What a controller sends, PDU by PDU. Every check of a peer's number is here or in `frame`, once, where the
+//! number is used.
 
 use nvme_spec::Cqe;
 use nvme_spec::cqe::SQ_HEAD_NO_FLOW_CONTROL;
@@ -81,7 +82,8 @@ impl Conn {
         Ok(Some(HostEvent::Ready { limits }))
     }
 
-    /// Data of a read (NVMe/TCP 1.0 section 3.6.2.8). Identity, state, offset and length are looked at together, here only.
+    /// Data of a read (NVMe/TCP 1.0 section 3.6.2.8). Identity, state, offset and length are looked at
+    /// together, here only.
     fn step_c2h_data(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
         let frame = Frame::with_data(ch, 24, &self.wire.agreed)?;
         let pdu_type = PduType::C2H_DATA;

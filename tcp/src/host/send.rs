@@ -69,8 +69,9 @@ impl Conn {
         put_data(pdu, agreed, extent, buf, 0, bytes);
     }
 
-    /// Queue the next H2CData of the R2T that a command is answering (NVMe/TCP 1.0 section 3.6.2.7). The one after it is
-    /// queued when this has left, so that several commands take turns and the buffer stays in one place.
+    /// Queue the next H2CData of the R2T that a command is answering (NVMe/TCP 1.0 section 3.6.2.7). The one
+    /// after it is queued when this has left, so that several commands take turns and the buffer stays in one
+    /// place.
     pub(super) fn queue_h2c_data(&mut self, cid: u16) {
         let (agreed, max) = (self.wire.agreed, self.limits.map_or(4096, |limits| limits.max_h2c_data));
         let command = self.commands.ours(cid);

@@ -1,4 +1,5 @@
-//! A connection ends from every state in the same way: what may leave leaves, every buffer comes home, `Closed` comes last.
+//! A connection ends from every state in the same way: what may leave leaves, every buffer comes home,
+//! `Closed` comes last.
 
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;

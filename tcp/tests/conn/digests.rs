@@ -1,4 +1,5 @@
-//! Data digests: damaged data fails its command and nothing else (NVMe/TCP 1.0 section 3.3.1.1).
+//! Data digests: damaged data fails its command and nothing else (NVMe/TCP 1.0, "PDU
+//! Header and Data Digests").
 
 use nvme_spec::status::Status;
 use spindle_tcp::Phase;

@@ -1,5 +1,5 @@
-//! Both ends joined by two byte queues under a seed: every size, cut, order, delay and scarcity that the seed draws. A model
-//! of the disk checks every read; a failing seed is named and repeats.
+//! Both ends joined by two byte queues under a seed: every size, cut, order, delay and scarcity that the seed
+//! draws. A model of the disk checks every read; a failing seed is named and repeats.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};

@@ -1,4 +1,5 @@
-//! A command whose data waits for a buffer holds its connection, and only that: nothing is lost, nothing grows.
+//! A command whose data waits for a buffer holds its connection, and only that: nothing is lost, nothing
+//! grows.
 
 use spindle_target::transport::{DataPointer, Event, Transport};
 use spindle_tcp::controller::ConnConfig;
@@ -107,4 +108,15 @@ fn two_commands_of_one_cid_mix_up_only_their_own_data() {
         rig.pull();
         rig.expect_closed();
     }
+}
+
+#[test]
+fn more_fetches_than_the_queue_has_entries_close_the_connection() {
+    // No queue pair does that. If one did, it would cost this connection and nothing else.
+    let mut rig = Controller::ready(ConnConfig { queue_entries: 4, ..ConnConfig::default() }, NONE);
+    for cid in 0..5 {
+        rig.feed(&wire::capsule(wire::sqe(WRITE, cid, TRANSPORT, 8192), &[], NONE));
+    }
+    assert_eq!(rig.seen.len(), 5);
+    rig.finish();
 }

@@ -8,7 +8,8 @@ use spindle_tcp::controller::ConnConfig;
 use crate::rig::{Controller, Seen};
 use crate::wire::{self, NONE, OFFSET, TRANSPORT, WRITE};
 
-/// Feed one command; what it was understood as. A flush behind it shows that the stream is where it should be.
+/// Feed one command; what it was understood as. A flush behind it shows that the stream is where it should
+/// be.
 fn understood(entry: [u8; 64], data: &[u8]) -> Result<DataPointer, Status> {
     for digests in wire::ALL {
         let mut rig = Controller::ready(ConnConfig::default(), digests);

@@ -1,4 +1,5 @@
-//! Every rule that a host can break: what the log says, what the host is told, and that nothing is left behind.
+//! Every rule that a host can break: what the log says, what the host is told, and that nothing is left
+//! behind.
 //!
 //! FES and FEI are those of NVMe/TCP 1.0 section 3.6.2.4.
 
@@ -47,8 +48,8 @@ fn expect(rig: &mut Controller, wrong: &[u8], rule: &Rule) {
     rig.finish();
 }
 
-/// A connection with everything open: a write half received (TTAG 0x80, CID 1), another one waiting (0x81, CID 2), a read's
-/// reply not yet sent.
+/// A connection with everything open: a write half received (TTAG 0x80, CID 1), another one waiting (0x81,
+/// CID 2), a read's reply not yet sent.
 fn busy(digests: Digests, config: ConnConfig) -> Controller {
     let mut rig = Controller::ready(config, digests);
     for cid in [1, 2] {

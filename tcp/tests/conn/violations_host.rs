@@ -1,4 +1,5 @@
-//! Every rule that a controller can break: what the log says, what it is told, and that every command comes back.
+//! Every rule that a controller can break: what the log says, what it is told, and that every command comes
+//! back.
 
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
@@ -45,8 +46,8 @@ fn expect(rig: &mut Host, wrong: &[u8], rule: &Rule) {
     assert_eq!(seen[outstanding], HostSeen::Closed(CloseCause::Violation(violation)));
 }
 
-/// A connection with everything open: a read half received (CID 1, 8000 bytes), one not begun (2), a write whose R2T was
-/// answered (3), one not asked for yet (4), one in its capsule (5), a flush (6).
+/// A connection with everything open: a read half received (CID 1, 8000 bytes), one not begun (2), a write
+/// whose R2T was answered (3), one not asked for yet (4), one in its capsule (5), a flush (6).
 fn busy(digests: Digests) -> Host {
     let config = HostConfig {
         header_digest: digests.header,

@@ -1,5 +1,5 @@
-//! PDUs as a careful peer would write them, and as a careless one would: built here byte by byte, with a digest of the
-//! tests' own, so that the crate is not its own judge.
+//! PDUs as a careful peer would write them, and as a careless one would: built here byte by byte, with a
+//! digest of the tests' own, so that the crate is not its own judge.
 
 /// CRC32C, one bit at a time.
 pub fn crc32c(bytes: &[u8]) -> u32 {

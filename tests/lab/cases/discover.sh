@@ -16,6 +16,8 @@ for nqn in "$NQN" "$NQN1"; do
     expect 'its transport' "$(field trtype <<<"$entry")" tcp
     expect 'its address family' "$(field adrfam <<<"$entry")" ipv4
     expect 'its service' "$(field trsvcid <<<"$entry")" "$PORT"
+    treq=$(field treq <<<"$entry")
+    [ "$treq" != unrecognized ] || fail 'nvme-cli knows the TREQ values of Linux only: 0, 1, 2 and 4'
     expect 'its kind' "$(field subtype <<<"$entry")" 'nvme subsystem'
 done
 ! grep -qE 'traddr: +(0\.0\.0\.0|::)$' <<<"$log" || fail "a wildcard address in: $log"

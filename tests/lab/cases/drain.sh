@@ -1,5 +1,5 @@
 # the target is asked to end under fio: it drains, ends in order, and the host goes on when it is back
-# limit: 180 s
+# limit: 600 s
 expect_reconnect
 config_file 64MiB
 start_target

@@ -1,5 +1,5 @@
 # mkfs.ext4, mount, copy a tree, unmount, fsck, and the tree is the same
-# limit: 180 s
+# limit: 600 s
 config_file
 start_target
 connect_block

@@ -1,5 +1,5 @@
 # the target is killed under fio and started again: the host reconnects, and no acknowledged block is wrong
-# limit: 240 s
+# limit: 600 s
 expect_reconnect
 config_file 64MiB
 start_target
@@ -32,4 +32,4 @@ sleep 1
 start_target
 within 40 has_state live
 run_fio after "${run[@]}" "${second[@]}" --verify_only
-dmesg | grep -q 'Successfully reconnected' || fail 'the host never reconnected'
+dmesg | grep 'Successfully reconnected' || fail 'the host never reconnected'

@@ -10,7 +10,7 @@ a=${HOST_A[1]} b=${HOST_B[1]}
     subsystem_for "$a" "$NQN1" d2
 } | config
 start_target
-sees() { nvme discover "${PORTAL[@]}" "${@:2}" | grep -qE "subnqn: +$1\$"; }
+sees() { nvme discover "${PORTAL[@]}" "${@:2}" | grep -E "subnqn: +$1\$" >/dev/null; }
 sees "$NQN" "${HOST_A[@]}" || fail 'A is not shown s0'
 sees "$NQN1" "${HOST_A[@]}" || fail 'A is not shown s1'
 sees "$NQN" "${HOST_B[@]}" || fail 'B is not shown s0'

@@ -1,40 +1,42 @@
 //! One end of the exchange: the loop that receives, hands on and sends, the same for both roles.
 //!
-//! A turn receives once on every connection that may have something, hands the pieces to the [`Role`], and sends in one
-//! call what the role put into the outbox. A single connection is asked without a pause, which is the shortest way for
-//! one request; of several, epoll names those that have something, without ever waiting.
+//! A turn asks every connection once, hands what came to the [`Role`], and sends in one call what the role put into the
+//! outbox. All connections of an exchange are busy, so asking each of them is faster than asking epoll which to ask.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::TcpStream;
 
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::fd::OwnedFd;
-use rustix::io::Errno;
+use rustix::io::{Errno, readv};
 use rustix::net::{RecvFlags, recv};
-use rustix::time::Timespec;
 
 use spindle_reactor::mem::{Pages, Region};
 
 use super::LimitError;
-use super::message::{Cursor, Piece, UnknownKind};
+use super::message::{Cursor, Kind, Piece, UnknownKind};
 use super::outbox::{Outbox, Stock};
 
 /// Bytes that are received in one call at most. Smaller ones cost calls, larger ones leave the core's cache.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// Connections up to which every one is asked in every turn.
-const ASKED_DIRECTLY_MAX: usize = 1;
-/// Connections that one turn asks epoll for.
-const EVENTS_MAX: usize = 256;
+/// Blocks from this size on are received to where they belong; smaller ones are cheaper to copy there out of a batch.
+const LANDING_BYTES_MIN: usize = 16 << 10;
+/// Bytes that are received at most beyond a block that lands where it belongs, so that most of the next one does too.
+const BEYOND_BYTES: usize = 4 << 10;
 
 /// What an end does with what it receives.
 pub(super) trait Role {
     /// Whether it goes on receiving while its own messages do not go out. One of the two ends must.
     const RECEIVES_WHILE_BLOCKED: bool;
+    /// Whether payload belongs somewhere, other than in the receive buffer.
+    const LANDS: bool;
 
     /// Whether its work is done.
     fn is_over(&self) -> bool;
-    /// A piece of a message came on connection `link`.
-    fn on_piece(&mut self, link: usize, piece: &Piece<'_>, outbox: &mut Outbox);
+    /// A piece of a message with payload came on connection `link`.
+    fn on_piece(&mut self, link: usize, piece: &Piece<'_>);
+    /// Where the last `left` bytes of the payload that connection `link` is receiving belong.
+    fn landing(&mut self, link: usize, left: usize) -> &mut [u8];
+    /// A whole message came on connection `link`.
+    fn on_message(&mut self, link: usize, kind: Kind, outbox: &mut Outbox);
     /// All that one call received on connection `link` is handed over.
     fn on_received(&mut self, link: usize, outbox: &mut Outbox);
     /// What its messages are sent from.
@@ -57,9 +59,8 @@ struct Link {
 pub(super) struct End<R> {
     role: R,
     links: Vec<Link>,
-    watch: Watch,
-    /// The connections to ask in this turn.
-    ready: Vec<usize>,
+    /// Whether blocks are large enough to be received to where they belong.
+    lands: bool,
     /// The connections whose messages did not all go out.
     blocked: Vec<usize>,
     open: usize,
@@ -69,7 +70,6 @@ pub(super) struct End<R> {
 impl<R: Role> End<R> {
     /// An end of those connections, which are non-blocking.
     pub(super) fn new(role: R, sockets: Vec<TcpStream>, block_bytes: usize) -> Result<End<R>, LimitError> {
-        let watch = Watch::new(&sockets).map_err(LimitError::socket("cannot watch the connections"))?;
         let open = sockets.len();
         let link = |socket| Link {
             socket,
@@ -79,11 +79,11 @@ impl<R: Role> End<R> {
             is_blocked: false,
         };
         let links: Vec<Link> = sockets.into_iter().map(link).collect();
-        let ready = (0..open).collect();
         // Filled, so that the pages are there before the first receive.
         let mut buffer = Region::map(RECEIVE_BYTES, Pages::Transparent)?;
         buffer.as_mut_slice().fill(0xff);
-        Ok(End { role, links, watch, ready, blocked: Vec::new(), open, buffer })
+        let lands = R::LANDS && block_bytes >= LANDING_BYTES_MIN;
+        Ok(End { role, links, lands, blocked: Vec::new(), open, buffer })
     }
 
     /// Turn until the role is over or the other end has closed every connection. Gives the role back.
@@ -106,10 +106,8 @@ impl<R: Role> End<R> {
                 self.flush(link)?;
             }
         }
-        self.watch.fill(&mut self.ready).map_err(LimitError::socket("cannot watch the connections"))?;
-        for at in 0..self.ready.len() {
-            let link = self.ready[at];
-            if !self.links[link].is_blocked || R::RECEIVES_WHILE_BLOCKED {
+        for link in 0..self.links.len() {
+            if self.links[link].is_open && (!self.links[link].is_blocked || R::RECEIVES_WHILE_BLOCKED) {
                 self.receive(link)?;
             }
         }
@@ -120,18 +118,37 @@ impl<R: Role> End<R> {
     fn receive(&mut self, at: usize) -> Result<(), LimitError> {
         let link = &mut self.links[at];
         let buffer = &mut self.buffer.as_mut_slice()[..RECEIVE_BYTES];
-        let received = match recv(&link.socket, &mut *buffer, RecvFlags::empty()) {
-            Ok((_, 0)) | Err(Errno::CONNRESET) => {
+        let left = if self.lands { link.cursor.payload_left() } else { 0 };
+        let landing = if left > 0 { self.role.landing(at, left) } else { &mut [] };
+        let into = if self.lands { &mut buffer[..BEYOND_BYTES] } else { &mut *buffer };
+        let received = if landing.is_empty() {
+            recv(&link.socket, into, RecvFlags::empty()).map(|(_, received)| received)
+        } else {
+            readv(&link.socket, &mut [IoSliceMut::new(landing), IoSliceMut::new(into)])
+        };
+        let received = match received {
+            Ok(0) | Err(Errno::CONNRESET) => {
                 self.close(at);
                 return Ok(());
             }
-            Ok((_, received)) => received,
+            Ok(received) => received,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(error) => return Err(LimitError::socket("cannot receive")(error.into())),
         };
-        let mut bytes = &buffer[..received];
-        while let Some(piece) = link.cursor.next(&mut bytes).map_err(|UnknownKind(byte)| LimitError::Broken(byte))? {
-            self.role.on_piece(at, &piece, &mut link.outbox);
+        let landed = left.min(received);
+        if let Some(kind) = link.cursor.landed(landed) {
+            self.role.on_message(at, kind, &mut link.outbox);
+        }
+        let mut bytes = &buffer[..received - landed];
+        while let Some(piece) =
+            link.cursor.next(&mut bytes).map_err(|UnknownKind(byte)| LimitError::Broken(byte))?
+        {
+            if piece.kind.has_payload() {
+                self.role.on_piece(at, &piece);
+            }
+            if piece.is_last {
+                self.role.on_message(at, piece.kind, &mut link.outbox);
+            }
         }
         self.role.on_received(at, &mut link.outbox);
         self.flush(at)
@@ -145,7 +162,9 @@ impl<R: Role> End<R> {
         }
         match link.outbox.flush(&link.socket, self.role.stock(), self.role.span()) {
             Ok(()) => {}
-            Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
+            {
                 self.close(at);
                 return Ok(());
             }
@@ -164,41 +183,5 @@ impl<R: Role> End<R> {
         let link = &mut self.links[at];
         link.outbox = Outbox::default();
         self.open -= usize::from(std::mem::replace(&mut link.is_open, false));
-    }
-}
-
-/// How an end learns which connections have something.
-enum Watch {
-    /// All of them are asked.
-    Ask,
-    /// Epoll tells.
-    Epoll { epoll: OwnedFd, events: Vec<epoll::Event> },
-}
-
-impl Watch {
-    fn new(sockets: &[TcpStream]) -> io::Result<Watch> {
-        if sockets.len() <= ASKED_DIRECTLY_MAX {
-            return Ok(Watch::Ask);
-        }
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        for (socket, link) in sockets.iter().zip(0u64..) {
-            epoll::add(&epoll, socket, EventData::new_u64(link), EventFlags::IN)?;
-        }
-        Ok(Watch::Epoll { epoll, events: Vec::with_capacity(EVENTS_MAX) })
-    }
-
-    /// Put the connections to ask now into `ready`.
-    #[inline]
-    fn fill(&mut self, ready: &mut Vec<usize>) -> io::Result<()> {
-        let Watch::Epoll { epoll, events } = self else { return Ok(()) };
-        ready.clear();
-        events.clear();
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        match epoll::wait(&*epoll, rustix::buffer::spare_capacity(events), Some(&now)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        ready.extend(events.iter().filter_map(|event| usize::try_from(event.data.u64()).ok()));
-        Ok(())
     }
 }

@@ -31,11 +31,17 @@ pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitE
             let done = &done;
             let started = Instant::now();
             // The channel's end falls with the thread, also when that panics.
-            scope.spawn(move || end.send(request(plan, requesting, done)));
+            scope.spawn(move || {
+                // Nobody waits any more only if the caller has panicked.
+                let _ = end.send(request(plan, requesting, done));
+            });
             outcome = loop {
-                match ended.recv_timeout(if progress.is_hidden() { plan.patience() } else { PROGRESS_PERIOD }) {
+                match ended.recv_timeout(if progress.is_hidden() { plan.patience() } else { PROGRESS_PERIOD })
+                {
                     Ok(outcome) => break outcome,
-                    Err(RecvTimeoutError::Timeout) => progress.set(started.elapsed(), done.load(Ordering::Relaxed)),
+                    Err(RecvTimeoutError::Timeout) => {
+                        progress.set(started.elapsed(), done.load(Ordering::Relaxed))
+                    }
                     Err(RecvTimeoutError::Disconnected) => break Err(LimitError::Panicked("requesting")),
                 }
             };
@@ -45,7 +51,10 @@ pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitE
         outcome
     });
     progress.finish();
-    outcome?.ok_or_else(|| LimitError::Socket { what: "the exchange", source: std::io::ErrorKind::ConnectionReset.into() })
+    outcome?.ok_or_else(|| LimitError::Socket {
+        what: "the exchange",
+        source: std::io::ErrorKind::ConnectionReset.into(),
+    })
 }
 
 /// The serving thread.
@@ -73,7 +82,8 @@ fn request(plan: &Plan, sockets: Vec<TcpStream>, done: &AtomicU64) -> Result<Opt
 
 /// The connections, their serving and their requesting ends in the same order.
 pub(super) fn connect(plan: &Plan) -> Result<(Vec<TcpStream>, Vec<TcpStream>), LimitError> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
     let address = listener.local_addr().map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
     let (mut serving, mut requesting) = (Vec::new(), Vec::new());
     for _ in 0..plan.connections {
@@ -81,7 +91,8 @@ pub(super) fn connect(plan: &Plan) -> Result<(Vec<TcpStream>, Vec<TcpStream>), L
         // Somebody else on this machine may connect too; wait for the one that we know.
         let name = ours.local_addr().map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
         let theirs = loop {
-            let (socket, peer) = listener.accept().map_err(LimitError::socket("cannot accept on 127.0.0.1"))?;
+            let (socket, peer) =
+                listener.accept().map_err(LimitError::socket("cannot accept on 127.0.0.1"))?;
             if peer == name {
                 break socket;
             }
@@ -99,8 +110,9 @@ fn prepare(socket: &TcpStream, plan: &Plan) -> Result<(), LimitError> {
     socket.set_nodelay(true).map_err(LimitError::socket("cannot set TCP_NODELAY"))?;
     socket.set_nonblocking(true).map_err(LimitError::socket("cannot make a socket non-blocking"))?;
     if let Some(name) = &plan.congestion {
-        set_tcp_congestion(socket, name)
-            .map_err(|error| LimitError::socket("cannot set the congestion control (--congestion)")(error.into()))?;
+        set_tcp_congestion(socket, name).map_err(|error| {
+            LimitError::socket("cannot set the congestion control (--congestion)")(error.into())
+        })?;
     }
     Ok(())
 }

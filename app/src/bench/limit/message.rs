@@ -124,6 +124,21 @@ impl Cursor {
         *bytes = rest;
         Ok(Some(Piece { kind: self.kind, offset, bytes: piece, is_last: self.left == 0 }))
     }
+
+    /// Bytes of payload that come next; 0 where a head comes first.
+    #[inline]
+    pub(super) fn payload_left(&self) -> usize {
+        if self.kind.has_payload() && self.left <= self.block_bytes { self.left } else { 0 }
+    }
+
+    /// `bytes` of the payload that comes next were received to where they belong. Gives the kind of the message if it
+    /// ends with them.
+    #[inline]
+    pub(super) fn landed(&mut self, bytes: usize) -> Option<Kind> {
+        assert!(bytes <= self.payload_left(), "more landed than there was payload");
+        self.left -= bytes;
+        (self.left == 0 && bytes > 0).then_some(self.kind)
+    }
 }
 
 #[cfg(test)]
@@ -173,6 +188,25 @@ mod tests {
                 assert_eq!(seen, kinds, "split at {first} and {second}");
             }
         }
+    }
+
+    #[test]
+    fn payload_can_land_without_passing_through() {
+        let stream = stream(&[Kind::WriteData]);
+        let mut cursor = Cursor::new(BLOCK);
+        assert_eq!(cursor.payload_left(), 0, "a head comes first");
+        for bytes in stream[..HEAD_BYTES + 10].chunks(5) {
+            assert_eq!(cursor.payload_left(), 0);
+            assert!(cursor.next(&mut &*bytes).expect("known").is_some());
+            if cursor.payload_left() > 0 {
+                break;
+            }
+        }
+        assert_eq!(cursor.payload_left(), BLOCK - 1, "25 bytes are in");
+        assert_eq!(cursor.landed(BLOCK - 2), None);
+        assert_eq!(cursor.landed(0), None);
+        assert_eq!(cursor.landed(1), Some(Kind::WriteData));
+        assert_eq!(cursor.payload_left(), 0);
     }
 
     #[test]

@@ -37,7 +37,8 @@ struct Run {
 impl Stock {
     /// Runs of `slots` messages of each of `kinds`.
     pub(super) fn new(kinds: &[Kind], slots: usize, block_bytes: usize) -> Stock {
-        let mut stock = Stock { block_bytes, runs: Default::default(), reply_head: message(Kind::ReadReply, 0) };
+        let mut stock =
+            Stock { block_bytes, runs: Default::default(), reply_head: message(Kind::ReadReply, 0) };
         for kind in kinds {
             let one = message(*kind, block_bytes);
             let slots = slots.min(STOCK_BYTES_MAX / one.len()).max(1);
@@ -101,11 +102,12 @@ impl Outbox {
         let slots = stock.run(kind).slots;
         let slot = self.slot % slots;
         self.slot = (slot + more) % slots;
-        if let Some(Item::Run { kind: last, slot: first, count }) = self.items.back_mut() {
-            if *last == kind && (*first + *count) % slots == slot {
-                *count += more;
-                return;
-            }
+        if let Some(Item::Run { kind: last, slot: first, count }) = self.items.back_mut()
+            && *last == kind
+            && (*first + *count) % slots == slot
+        {
+            *count += more;
+            return;
         }
         self.items.push_back(Item::Run { kind, slot, count: more });
     }
@@ -226,7 +228,8 @@ mod tests {
     fn drain(mut outbox: Outbox, stock: &Stock, span: &[u8], step: usize) -> Vec<u8> {
         let mut sent = Vec::new();
         while !outbox.is_empty() {
-            let bytes: Vec<u8> = gathered(&outbox, stock, span).iter().flat_map(|slice| slice.to_vec()).take(step).collect();
+            let bytes: Vec<u8> =
+                gathered(&outbox, stock, span).iter().flat_map(|slice| slice.to_vec()).take(step).collect();
             assert!(!bytes.is_empty(), "an outbox that is not empty has something to send");
             outbox.advance(bytes.len(), stock);
             sent.extend(bytes);

@@ -72,7 +72,8 @@ struct Batches {
 impl<'shared> Requester<'shared> {
     /// A requester of `plan`, whose clock starts now.
     pub(super) fn new(plan: &Plan, done: &'shared AtomicU64) -> Requester<'shared> {
-        let write = if plan.block_bytes <= plan.inline_bytes_max { Kind::WriteInline } else { Kind::WriteAnnounced };
+        let write =
+            if plan.block_bytes <= plan.inline_bytes_max { Kind::WriteInline } else { Kind::WriteAnnounced };
         let mut kinds = Vec::new();
         if plan.reads_percent > 0 {
             kinds.push(Kind::Read);
@@ -119,15 +120,18 @@ impl<'shared> Requester<'shared> {
         })
     }
 
-    /// Start as many requests on `link` as it may, at `now`.
+    /// Start as many requests on `link` as it may, at least one, at `now`.
     #[inline]
     fn start(&mut self, link: usize, now: u64, outbox: &mut Outbox) {
         let in_flight = &mut self.links[link];
         let credits = std::mem::take(&mut in_flight.credits);
         let mut reads = 0;
         match self.reads_percent {
-            100 => reads = credits,
-            0 => {}
+            100 => {
+                reads = credits;
+                outbox.push(Kind::Read, credits, &self.stock);
+            }
+            0 => outbox.push(self.write, credits, &self.stock),
             percent => {
                 for _ in 0..credits {
                     let is_read = self.random.below(100) < percent;
@@ -135,11 +139,6 @@ impl<'shared> Requester<'shared> {
                     outbox.push(if is_read { Kind::Read } else { self.write }, 1, &self.stock);
                 }
             }
-        }
-        if reads == credits && reads > 0 && self.reads_percent == 100 {
-            outbox.push(Kind::Read, credits, &self.stock);
-        } else if self.reads_percent == 0 && credits > 0 {
-            outbox.push(self.write, credits, &self.stock);
         }
         in_flight.reads.begin(now, reads);
         in_flight.writes.begin(now, credits - reads);
@@ -169,6 +168,7 @@ impl<'shared> Requester<'shared> {
 
 impl Role for Requester<'_> {
     const RECEIVES_WHILE_BLOCKED: bool = true;
+    const LANDS: bool = false;
 
     #[inline]
     fn is_over(&self) -> bool {
@@ -176,11 +176,16 @@ impl Role for Requester<'_> {
     }
 
     #[inline]
-    fn on_piece(&mut self, link: usize, piece: &Piece<'_>, outbox: &mut Outbox) {
-        if !piece.is_last {
-            return;
-        }
-        match piece.kind {
+    fn on_piece(&mut self, _link: usize, _piece: &Piece<'_>) {}
+
+    #[inline]
+    fn landing(&mut self, _link: usize, _left: usize) -> &mut [u8] {
+        &mut []
+    }
+
+    #[inline]
+    fn on_message(&mut self, link: usize, kind: Kind, outbox: &mut Outbox) {
+        match kind {
             Kind::ReadReply => self.links[link].reads.ended += 1,
             Kind::Done => self.links[link].writes.ended += 1,
             Kind::ReadyToTransfer => outbox.push(Kind::WriteData, 1, &self.stock),

@@ -31,10 +31,20 @@ impl<'span> Server<'span> {
             targets: vec![0; plan.connections],
         }
     }
+}
+
+impl Role for Server<'_> {
+    const RECEIVES_WHILE_BLOCKED: bool = false;
+    const LANDS: bool = true;
+
+    #[inline]
+    fn is_over(&self) -> bool {
+        false
+    }
 
     /// Copy what of the piece is payload to where it goes.
     #[inline]
-    fn place(&mut self, link: usize, piece: &Piece<'_>) {
+    fn on_piece(&mut self, link: usize, piece: &Piece<'_>) {
         if piece.offset == 0 {
             self.targets[link] = self.picker.pick() * self.block_bytes;
         }
@@ -43,25 +53,16 @@ impl<'span> Server<'span> {
         let at = self.targets[link] + piece.offset.saturating_sub(head);
         self.span[at..at + payload.len()].copy_from_slice(payload);
     }
-}
-
-impl Role for Server<'_> {
-    const RECEIVES_WHILE_BLOCKED: bool = false;
 
     #[inline]
-    fn is_over(&self) -> bool {
-        false
+    fn landing(&mut self, link: usize, left: usize) -> &mut [u8] {
+        let end = self.targets[link] + self.block_bytes;
+        &mut self.span[end - left..end]
     }
 
     #[inline]
-    fn on_piece(&mut self, link: usize, piece: &Piece<'_>, outbox: &mut Outbox) {
-        if piece.kind.has_payload() {
-            self.place(link, piece);
-        }
-        if !piece.is_last {
-            return;
-        }
-        match piece.kind {
+    fn on_message(&mut self, _link: usize, kind: Kind, outbox: &mut Outbox) {
+        match kind {
             Kind::Read => outbox.push_block(self.picker.pick() * self.block_bytes),
             Kind::WriteAnnounced => outbox.push(Kind::ReadyToTransfer, 1, &self.stock),
             Kind::WriteInline | Kind::WriteData => outbox.push(Kind::Done, 1, &self.stock),
@@ -142,15 +143,16 @@ mod tests {
     use crate::bench::Access;
 
     /// Send `bytes` to a server of a numbered span in parts of `step`, and give back its answer and the span after it.
-    fn answers(access: Access, bytes: &[u8], step: usize, expected: usize) -> (Vec<u8>, Vec<u8>) {
-        let plan = small_plan(access);
+    fn answers(plan: &Plan, bytes: &[u8], step: usize, expected: usize) -> (Vec<u8>, Vec<u8>) {
         let mut span: Vec<u8> = (0..8u8).flat_map(|block| vec![block; plan.block_bytes]).collect();
-        let (serving, mut requesting) = connect(&plan).expect("connects");
+        let (serving, mut requesting) = connect(plan).expect("connects");
         let mut answer = vec![0; expected];
         thread::scope(|scope| {
-            let server = Server::new(&plan, &mut span);
+            let server = Server::new(plan, &mut span);
             let block_bytes = plan.block_bytes;
-            scope.spawn(move || End::new(server, serving, block_bytes).and_then(End::run).map(drop).expect("serves"));
+            scope.spawn(move || {
+                End::new(server, serving, block_bytes).and_then(End::run).map(drop).expect("serves")
+            });
             let mut client: TcpStream = requesting.remove(0);
             client.set_nonblocking(false).expect("blocks");
             for part in bytes.chunks(step) {
@@ -175,11 +177,14 @@ mod tests {
         let block = small_plan(Access::Read).block_bytes;
         let requests = request(Kind::Read, &[]).repeat(10);
         for step in [1, 71, 72, 73, 200, usize::MAX] {
-            let (answer, _) = answers(Access::Read, &requests, step, 10 * (HEAD_BYTES + block));
+            let (answer, _) = answers(&small_plan(Access::Read), &requests, step, 10 * (HEAD_BYTES + block));
             for (index, reply) in answer.chunks(HEAD_BYTES + block).enumerate() {
                 assert_eq!(reply[0], Kind::ReadReply.first_byte());
                 let block_of_span = u8::try_from(index % 8).expect("small");
-                assert!(reply[HEAD_BYTES..].iter().all(|byte| *byte == block_of_span), "reply {index}, parts {step}");
+                assert!(
+                    reply[HEAD_BYTES..].iter().all(|byte| *byte == block_of_span),
+                    "reply {index}, parts {step}"
+                );
             }
         }
     }
@@ -187,14 +192,19 @@ mod tests {
     #[test]
     fn writes_land_in_the_span_whole_and_in_order() {
         let block = small_plan(Access::Write).block_bytes;
-        let payload = |value: u8| (0..block).map(|at| u8::try_from(at % 7).expect("small") + value).collect::<Vec<u8>>();
+        let payload = |value: u8| {
+            (0..block).map(|at| u8::try_from(at % 7).expect("small") + value).collect::<Vec<u8>>()
+        };
         let mut requests = request(Kind::WriteInline, &payload(100));
         requests.extend(request(Kind::WriteInline, &payload(120)));
         for step in [1, 71, 73, 4096, usize::MAX] {
-            let (answer, span) = answers(Access::Write, &requests, step, 2 * HEAD_BYTES);
+            let (answer, span) = answers(&small_plan(Access::Write), &requests, step, 2 * HEAD_BYTES);
             assert!(answer.chunks(HEAD_BYTES).all(|reply| reply[0] == Kind::Done.first_byte()));
             assert!(span[..block] == payload(100) && span[block..2 * block] == payload(120), "parts {step}");
-            assert!(span[2 * block..3 * block].iter().all(|byte| *byte == 2), "only its own block is written");
+            assert!(
+                span[2 * block..3 * block].iter().all(|byte| *byte == 2),
+                "only its own block is written"
+            );
         }
     }
 
@@ -203,10 +213,30 @@ mod tests {
         let block = small_plan(Access::Write).block_bytes;
         let mut requests = request(Kind::WriteAnnounced, &[]);
         requests.extend(request(Kind::WriteData, &vec![99; block]));
-        let (answer, span) = answers(Access::Write, &requests, REQUEST_BYTES, 2 * HEAD_BYTES);
+        let (answer, span) = answers(&small_plan(Access::Write), &requests, REQUEST_BYTES, 2 * HEAD_BYTES);
         let kinds = [answer[0], answer[HEAD_BYTES]];
         assert_eq!(kinds, [Kind::ReadyToTransfer.first_byte(), Kind::Done.first_byte()]);
         assert!(span[..block].iter().all(|byte| *byte == 99));
+    }
+
+    #[test]
+    fn large_writes_land_in_the_span_whole() {
+        let plan = Plan { block_bytes: 40_000, ..small_plan(Access::Write) };
+        let payload = |value: usize| {
+            (0..40_000).map(|at| u8::try_from((at + value) % 251).expect("small")).collect::<Vec<u8>>()
+        };
+        let mut requests = Vec::new();
+        for value in 0..3 {
+            requests.extend(request(Kind::WriteData, &payload(value)));
+        }
+        for step in [40_023, 40_024, 40_025, 4096, 33, usize::MAX] {
+            let (answer, span) = answers(&plan, &requests, step, 3 * HEAD_BYTES);
+            assert!(answer.chunks(HEAD_BYTES).all(|reply| reply[0] == Kind::Done.first_byte()));
+            for value in 0..3 {
+                assert!(span[value * 40_000..][..40_000] == payload(value), "block {value}, parts {step}");
+            }
+            assert!(span[3 * 40_000..][..40_000].iter().all(|byte| *byte == 3), "only those are written");
+        }
     }
 
     #[test]

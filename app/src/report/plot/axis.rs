@@ -99,7 +99,8 @@ impl LatencyAxis {
                 break;
             }
         }
-        let (lowest, highest) = (ticks.first().copied().unwrap_or(lowest), ticks.last().copied().unwrap_or(highest));
+        let (lowest, highest) =
+            (ticks.first().copied().unwrap_or(lowest), ticks.last().copied().unwrap_or(highest));
         LatencyAxis { lowest, highest, is_logarithmic: true, ticks }
     }
 
@@ -140,7 +141,10 @@ impl ValueFormatter<f64> for LatencyAxis {
 /// The pixel at `share` (0 ..= 1) of the way from the first to the last.
 fn place(share: f64, (first, last): (i32, i32)) -> i32 {
     let pixel = f64::from(first) + share * f64::from(last - first);
-    #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates, and pixels are a few thousand")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a float cast saturates, and pixels are a few thousand"
+    )]
     let pixel = pixel.round() as i32;
     pixel
 }
@@ -160,14 +164,21 @@ mod tests {
         assert_eq!(text(3.0), "99.9 %");
         assert_eq!(text(4.0), "99.99 %");
         assert_eq!(text(6.0), "99.9999 %");
-        assert_eq!((axis.map(&0.0, (10, 70)), axis.map(&3.0, (10, 70)), axis.map(&6.0, (10, 70))), (10, 40, 70));
+        assert_eq!(
+            (axis.map(&0.0, (10, 70)), axis.map(&3.0, (10, 70)), axis.map(&6.0, (10, 70))),
+            (10, 40, 70)
+        );
     }
 
     #[test]
     fn linear_ticks_are_round_and_reach_above_the_highest() {
         for highest in [0.3, 7.4, 42.0, 99.0, 1234.0] {
             let axis = LatencyAxis::linear(highest);
-            assert!(axis.highest() >= highest && axis.ticks.len() <= 12 && axis.ticks.len() >= 5, "{:?}", axis.ticks);
+            assert!(
+                axis.highest() >= highest && axis.ticks.len() <= 12 && axis.ticks.len() >= 5,
+                "{:?}",
+                axis.ticks
+            );
         }
         assert_eq!(LatencyAxis::linear(42.0).ticks.len(), 10, "0, 5, .. 45");
     }

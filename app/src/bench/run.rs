@@ -1,0 +1,337 @@
+//! `spindle bench ADDRESS`: measures any NVMe/TCP target through the initiator library.
+//!
+//! ```text
+//!   main thread                          measuring thread (pinned, polls without a pause)
+//!   Progress <── stage, done so far ──   connect: discover, controllers, queues
+//!   table, JSON, plot <── Outcome ────   [fill] ─ load: warm-up, then measured ─ [check every block]
+//! ```
+//! Fill and check are `--verify`'s. A turn of the measuring thread is [`QueueSet::poll`](spindle_initiator::QueueSet::poll): all that
+//! one receive completed is stamped with one look at the clock, and what follows it leaves in one call.
+//!
+//! What it does not do: it sends reads and writes only, at aligned addresses.
+//!
+//! Limits: 1 GiB of data in flight. It never hangs: each step of connecting has a deadline, a connection without a completion
+//! for 30 s is given up, and so is what is still outstanding [`DRAIN_MAX`] after the end.
+
+mod engine;
+mod job;
+mod target;
+
+pub(crate) use target::host;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use spindle_initiator as initiator;
+use spindle_reactor::affinity::{AffinityError, pin_current_thread};
+
+use crate::bench::Access;
+use crate::cli::BenchTargetArgs;
+use crate::report::{self, BenchResult, Latencies, PROGRESS_PERIOD, Progress, Run};
+use crate::size::Bytes;
+
+use engine::Engine;
+use job::{Check, Fill, Load, Tally};
+
+/// Time before the measurement in which windows, caches and clocks settle.
+const WARM_UP: Duration = Duration::from_millis(200);
+/// How long what is outstanding at the end may take.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// Errors that are printed; the others are counted.
+const ERRORS_SHOWN: usize = 8;
+/// The share of its core that the measuring thread must have had for the figures to say something.
+const CPU_SHARE_MIN: f64 = 0.97;
+
+/// Why there is nothing to report, or why what is reported is not good.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The address is none.
+    #[error(transparent)]
+    Address(#[from] initiator::AddressError),
+    /// A name is none.
+    #[error("{option} = `{value}`: {source}")]
+    Name {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong.
+        #[source]
+        source: initiator::nvme_spec::nqn::NqnError,
+    },
+    /// The target cannot be reached, or refused.
+    #[error(transparent)]
+    Target(#[from] initiator::Error),
+    /// The target offers nothing that can be measured.
+    #[error("{0} offers no NVM subsystem over TCP to this host (--nqn names one, --hostnqn says who asks)")]
+    NothingOffered(SocketAddr),
+    /// There is no namespace.
+    #[error("the subsystem shows no namespace{0} to this host")]
+    NoNamespace(String),
+    /// A value that does not go with the target or with others.
+    #[error("{option} is {value}, but {rule}")]
+    Size {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        rule: String,
+    },
+    /// The core cannot be had.
+    #[error(transparent)]
+    Core(#[from] AffinityError),
+    /// No memory for the data in flight.
+    #[error(transparent)]
+    Pool(#[from] initiator::PoolError),
+    /// A connection ended in the middle.
+    #[error("queue {queue}: the connection ended after {operations} commands: {loss}")]
+    Lost {
+        /// Which.
+        queue: usize,
+        /// Commands that had ended.
+        operations: u64,
+        /// Why.
+        loss: initiator::Loss,
+    },
+    /// Commands did not end in time.
+    #[error("{outstanding} commands did not end within {after:?} after the last was sent")]
+    Stuck {
+        /// How many.
+        outstanding: usize,
+        /// The time.
+        after: Duration,
+    },
+    /// A command could not be sent.
+    #[error("a command could not be sent: {0}")]
+    Refused(initiator::Why),
+    /// It ran to its end, but not well.
+    #[error("{count} errors:\n{}", shown.join("\n"))]
+    Errors {
+        /// How many.
+        count: u64,
+        /// The first of them.
+        shown: Vec<String>,
+    },
+    /// The measuring thread could not be started, or panicked.
+    #[error("the measuring thread {0}")]
+    Thread(&'static str),
+    /// The result could not be shown.
+    #[error("cannot print the result: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The plot could not be drawn.
+    #[error(transparent)]
+    Plot(#[from] report::plot::PlotError),
+}
+
+/// What the measuring thread found.
+#[derive(Debug)]
+struct Outcome {
+    result: BenchResult,
+    tally: Tally,
+    /// What was run, beyond what every benchmark has.
+    extras: serde_json::Map<String, serde_json::Value>,
+}
+
+/// A stage of a run begins.
+#[derive(Debug)]
+struct Stage {
+    title: String,
+    total: Total,
+}
+
+/// What tells how far a stage is.
+#[derive(Debug, Clone, Copy)]
+enum Total {
+    Time(Duration),
+    Commands(u64),
+}
+
+/// Measure a target and show what it gave.
+///
+/// # Errors
+/// [`BenchError`]; also when a command failed or a block was wrong.
+pub fn run(args: &BenchTargetArgs) -> Result<(), BenchError> {
+    let done = AtomicU64::new(0);
+    let outcome = thread::scope(|scope| {
+        let (stages, stage) = mpsc::channel();
+        let done = &done;
+        let measuring = thread::Builder::new().name("bench".to_owned());
+        let measuring = measuring.spawn_scoped(scope, move || measure(args, &stages, done));
+        let measuring = measuring.map_err(|_| BenchError::Thread("could not be started"))?;
+        show_progress(args, &stage, done);
+        measuring.join().unwrap_or(Err(BenchError::Thread("panicked")))
+    })?;
+    show(args, &outcome)
+}
+
+/// Move the bar until the measuring thread is done, which drops its end of the channel.
+fn show_progress(args: &BenchTargetArgs, stages: &mpsc::Receiver<Stage>, done: &AtomicU64) {
+    let Ok(mut stage) = stages.recv() else { return };
+    loop {
+        let (total, bytes) = (stage.total, args.load.bs.get());
+        let span = match total {
+            Total::Time(time) => time,
+            Total::Commands(commands) => Duration::from_millis(commands),
+        };
+        let mut progress = Progress::new(&stage.title, span, bytes, args.output.json);
+        let began = Instant::now();
+        let next = loop {
+            // Nobody is woken to move a bar that is not drawn.
+            let period = if progress.is_hidden() { Duration::from_secs(3600) } else { PROGRESS_PERIOD };
+            match stages.recv_timeout(period) {
+                Ok(next) => break Some(next),
+                Err(RecvTimeoutError::Disconnected) => break None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let commands = done.load(Ordering::Relaxed);
+            let at = match total {
+                Total::Time(_) => began.elapsed(),
+                Total::Commands(_) => Duration::from_millis(commands),
+            };
+            progress.set(at, commands);
+        };
+        progress.finish();
+        match next {
+            Some(next) => stage = next,
+            None => return,
+        }
+    }
+}
+
+/// The measuring thread.
+fn measure(args: &BenchTargetArgs, stages: &mpsc::Sender<Stage>, done: &AtomicU64) -> Result<Outcome, BenchError> {
+    if let Some(core) = args.core {
+        pin_current_thread(core)?;
+    }
+    let connected = target::connect(args)?;
+    let plan = target::plan(args, &connected)?;
+    let mut table = plan.table();
+    let mut engine = Engine::new(connected, &plan, done)?;
+    let begin = |title: &str, total: Total| {
+        let title = format!("{title} {} {}", args.load.rw, args.load.bs);
+        // Nobody listens only if the main thread panicked.
+        let _ = stages.send(Stage { title, total });
+        done.store(0, Ordering::Relaxed);
+    };
+    let mut tally = Tally::default();
+    if let Some(table) = &mut table
+        && plan.reads_percent > 0
+    {
+        begin("fill", Total::Commands(table.units() as u64));
+        let mut fill = Fill::new(table, &mut tally);
+        engine.run(&mut fill)?;
+    }
+    begin("bench", Total::Time(WARM_UP + plan.measured));
+    let mut load = Load::new(&plan, table.as_mut(), &mut tally);
+    engine.run(&mut load)?;
+    let measured = load.measured();
+    if let Some(table) = &mut table {
+        begin("check", Total::Commands(table.units() as u64));
+        engine.run(&mut Check::new(table, &mut tally))?;
+    }
+    let extras = engine.extras(args);
+    let run = describe(args, &engine, &plan);
+    engine.finish();
+    let result = BenchResult {
+        run,
+        elapsed: measured.elapsed,
+        operations: measured.operations,
+        errors: tally.errors,
+        latency: measured.latency,
+        line_round_trip_ns: None,
+        cpu_share: measured.cpu_share,
+    };
+    Ok(Outcome { result, tally, extras })
+}
+
+/// What was measured, and how well.
+#[derive(Debug)]
+struct Measured {
+    elapsed: Duration,
+    operations: u64,
+    latency: Latencies,
+    cpu_share: Option<f64>,
+}
+
+/// What is to be run, checked against what the target is.
+#[derive(Debug)]
+struct Plan {
+    access: Access,
+    reads_percent: u8,
+    /// Bytes of a command, and how many blocks they are.
+    unit_bytes: u32,
+    unit_blocks: u32,
+    block_bytes: u32,
+    /// Commands' worth of the namespace that are used.
+    units: u64,
+    /// Commands in flight, by queue; 0 of those that stay idle.
+    depths: Vec<u16>,
+    warm_up: Duration,
+    measured: Duration,
+    /// Check what is read.
+    verify: bool,
+    seed: u64,
+}
+
+impl Plan {
+    fn table(&self) -> Option<super::verify::Table> {
+        let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        let (unit, block) = (count(self.unit_blocks.into()), count(self.block_bytes.into()));
+        self.verify.then(|| super::verify::Table::new(count(self.units), unit, block, self.seed))
+    }
+}
+
+fn describe(args: &BenchTargetArgs, engine: &Engine<'_>, plan: &Plan) -> Run {
+    Run {
+        tool: "bench",
+        address: Some(engine.address().to_string()),
+        nqn: Some(engine.nqn().to_string()),
+        rw: args.load.rw,
+        mix: (args.load.rw == Access::RandRw).then_some(args.load.mix),
+        bs: args.load.bs,
+        qd: args.load.qd,
+        queues: args.queues,
+        span: Some(Bytes::new(plan.units * u64::from(plan.unit_bytes))),
+        seconds: args.load.seconds.as_secs_f64(),
+        cores: args.core.into_iter().collect(),
+        verify: args.verify.then_some(true),
+        congestion: None,
+    }
+}
+
+fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
+    let Outcome { result, tally, extras } = outcome;
+    if args.output.json {
+        let mut object = report::json::render(result)?;
+        if let Some(run) = object["run"].as_object_mut() {
+            run.extend(extras.clone());
+        }
+        if args.verify {
+            object["blocks_checked"] = json!(tally.blocks_checked);
+        }
+        println!("{object}");
+    } else {
+        let (address, nqn) = (result.run.address.as_deref(), result.run.nqn.as_deref());
+        println!("{}, {} at {}", result.run.summary(), nqn.unwrap_or_default(), address.unwrap_or_default());
+        println!("{}", report::table::render(&[("bench", result)]));
+        if args.verify {
+            let wrong = if tally.mismatches == 0 { "none" } else { "NOT ALL" };
+            println!("{} blocks checked, {wrong} {}", tally.blocks_checked, if wrong == "none" { "wrong" } else { "right" });
+        }
+        if let Some(share) = result.cpu_share.filter(|share| *share < CPU_SHARE_MIN) {
+            println!("disturbed: the measuring end had its core for only {:.0} % of the time", share * 100.0);
+        }
+    }
+    if let Some(path) = &args.output.plot {
+        report::plot::write(path, &result.run.summary(), &[("bench", &result.latency)])?;
+    }
+    if tally.errors > 0 {
+        return Err(BenchError::Errors { count: tally.errors, shown: tally.shown.clone() });
+    }
+    Ok(())
+}

@@ -1,0 +1,503 @@
+//! What the engine sends and what it does with the answers: fill the span, load it for a time, check it.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use spindle_initiator::{Buf, Failure, Nanos};
+
+use super::{ERRORS_SHOWN, Measured, Plan};
+use crate::bench::verify::Table;
+use crate::report::Latencies;
+
+/// One command.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Command {
+    /// Which piece of the span.
+    pub(super) unit: u64,
+    /// A read; else a write.
+    pub(super) is_read: bool,
+}
+
+/// Some commands.
+pub(super) trait Job {
+    /// The next command, with its data in `buf` if it is a write. `None`: none now, or none any more.
+    fn next(&mut self, buf: &mut Buf) -> Option<Command>;
+    /// A command ended; it was sent and came back at these times.
+    fn ended(&mut self, command: Command, result: Result<(), Failure>, buf: Option<&Buf>, times: (Nanos, Nanos));
+    /// The time is now.
+    fn tick(&mut self, now: Nanos);
+    /// True when there will be no other command.
+    fn is_over(&self) -> bool;
+    /// How many commands ended.
+    fn done(&self) -> u64;
+}
+
+/// What went wrong, and what was checked.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tally {
+    /// Commands that failed, and commands whose data was wrong.
+    pub(super) errors: u64,
+    /// The first of them in words.
+    pub(super) shown: Vec<String>,
+    /// Commands whose data was wrong.
+    pub(super) mismatches: u64,
+    /// Blocks that were right.
+    pub(super) blocks_checked: u64,
+}
+
+impl Tally {
+    #[cold]
+    fn error(&mut self, text: impl FnOnce() -> String) {
+        self.errors += 1;
+        if self.shown.len() < ERRORS_SHOWN {
+            self.shown.push(text());
+        }
+    }
+
+    #[cold]
+    fn failed(&mut self, command: Command, failure: Failure) {
+        let verb = if command.is_read { "read" } else { "write" };
+        self.error(|| format!("{verb} of unit {}: {failure}", command.unit));
+    }
+}
+
+/// Give the table what it waits for; true when the command was good.
+fn account(
+    table: &mut Table,
+    tally: &mut Tally,
+    command: Command,
+    result: Result<(), Failure>,
+    buf: Option<&Buf>,
+) -> bool {
+    let unit = index(command.unit);
+    if !command.is_read {
+        table.end_write(unit, result.is_ok());
+        return true;
+    }
+    match table.end_read(unit, buf.filter(|_| result.is_ok())) {
+        Ok(blocks) => tally.blocks_checked += blocks,
+        Err(mismatch) => {
+            tally.mismatches += 1;
+            tally.error(|| mismatch.to_string());
+            return false;
+        }
+    }
+    true
+}
+
+fn index(unit: u64) -> usize {
+    usize::try_from(unit).unwrap_or(usize::MAX)
+}
+
+/// Writes every unit once, in order.
+pub(super) struct Fill<'a> {
+    table: &'a mut Table,
+    tally: &'a mut Tally,
+    next: u64,
+    done: u64,
+}
+
+impl<'a> Fill<'a> {
+    pub(super) fn new(table: &'a mut Table, tally: &'a mut Tally) -> Fill<'a> {
+        Fill { table, tally, next: 0, done: 0 }
+    }
+}
+
+impl Job for Fill<'_> {
+    fn next(&mut self, buf: &mut Buf) -> Option<Command> {
+        if self.is_over() || !self.table.begin_write(index(self.next), buf) {
+            return None;
+        }
+        self.next += 1;
+        Some(Command { unit: self.next - 1, is_read: false })
+    }
+
+    fn ended(&mut self, command: Command, result: Result<(), Failure>, buf: Option<&Buf>, _: (Nanos, Nanos)) {
+        self.done += 1;
+        account(self.table, self.tally, command, result, buf);
+        if let Err(failure) = result {
+            self.tally.failed(command, failure);
+        }
+    }
+
+    fn tick(&mut self, _: Nanos) {}
+
+    fn is_over(&self) -> bool {
+        index(self.next) == self.table.units()
+    }
+
+    fn done(&self) -> u64 {
+        self.done
+    }
+}
+
+/// Reads every unit of which something is known, in order.
+pub(super) struct Check<'a> {
+    table: &'a mut Table,
+    tally: &'a mut Tally,
+    next: u64,
+}
+
+impl<'a> Check<'a> {
+    pub(super) fn new(table: &'a mut Table, tally: &'a mut Tally) -> Check<'a> {
+        let mut check = Check { table, tally, next: 0 };
+        check.skip();
+        check
+    }
+
+    fn skip(&mut self) {
+        while !self.is_over() && !self.table.is_known(index(self.next)) {
+            self.next += 1;
+        }
+    }
+}
+
+impl Job for Check<'_> {
+    fn next(&mut self, _: &mut Buf) -> Option<Command> {
+        if self.is_over() || !self.table.begin_read(index(self.next)) {
+            return None;
+        }
+        let unit = self.next;
+        self.next += 1;
+        self.skip();
+        Some(Command { unit, is_read: true })
+    }
+
+    fn ended(&mut self, command: Command, result: Result<(), Failure>, buf: Option<&Buf>, _: (Nanos, Nanos)) {
+        account(self.table, self.tally, command, result, buf);
+        if let Err(failure) = result {
+            self.tally.failed(command, failure);
+        }
+    }
+
+    fn tick(&mut self, _: Nanos) {}
+
+    fn is_over(&self) -> bool {
+        index(self.next) >= self.table.units()
+    }
+
+    fn done(&self) -> u64 {
+        self.next
+    }
+}
+
+/// Units that are tried when those that were picked are in use.
+const PROBES: u64 = 64;
+
+/// The load: warm-up, then the measured time.
+pub(super) struct Load<'a> {
+    table: Option<&'a mut Table>,
+    tally: &'a mut Tally,
+    reads_percent: u8,
+    is_random: bool,
+    units: u64,
+    random: Random,
+    next: u64,
+    warm_up: Nanos,
+    measured: Nanos,
+    began: Option<Nanos>,
+    from: Option<Nanos>,
+    to: Nanos,
+    is_over: bool,
+    operations: u64,
+    done: u64,
+    latency: Latencies,
+    /// Equal latencies in a row, not recorded yet: what left in one call mostly comes back in one.
+    run: (u64, u64),
+    cpu: Duration,
+}
+
+impl<'a> Load<'a> {
+    pub(super) fn new(plan: &Plan, table: Option<&'a mut Table>, tally: &'a mut Tally) -> Load<'a> {
+        Load {
+            table,
+            tally,
+            reads_percent: plan.reads_percent,
+            is_random: plan.access.is_random(),
+            units: plan.units,
+            random: Random::new(plan.seed),
+            next: 0,
+            warm_up: plan.warm_up.into(),
+            measured: plan.measured.into(),
+            began: None,
+            from: None,
+            to: Nanos::ZERO,
+            is_over: false,
+            operations: 0,
+            done: 0,
+            latency: Latencies::new(),
+            run: (0, 0),
+            cpu: Duration::ZERO,
+        }
+    }
+
+    /// What was measured.
+    pub(super) fn measured(self) -> Measured {
+        let elapsed = (self.to - self.from.unwrap_or(self.to)).as_duration();
+        let cpu_share = (!elapsed.is_zero()).then(|| self.cpu.as_secs_f64() / elapsed.as_secs_f64());
+        Measured { elapsed, operations: self.operations, latency: self.latency, cpu_share }
+    }
+
+    #[inline]
+    fn pick(&mut self) -> u64 {
+        if self.is_random {
+            return self.random.below(self.units);
+        }
+        let unit = self.next;
+        self.next = if unit + 1 == self.units { 0 } else { unit + 1 };
+        unit
+    }
+
+    /// The unit picked, or one close by that is not in use.
+    fn begin(&mut self, is_read: bool, buf: &mut Buf) -> Option<u64> {
+        let picked = self.pick();
+        let Some(table) = &mut self.table else { return Some(picked) };
+        for probe in 0..PROBES.min(self.units) {
+            let unit = (picked + probe) % self.units;
+            let has_begun =
+                if is_read { table.begin_read(index(unit)) } else { table.begin_write(index(unit), buf) };
+            if has_begun {
+                return Some(unit);
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn record(&mut self, nanoseconds: u64) {
+        let (value, count) = &mut self.run;
+        if *value == nanoseconds {
+            *count += 1;
+            return;
+        }
+        if *count > 0 {
+            self.latency.record(*value, *count);
+        }
+        self.run = (nanoseconds, 1);
+    }
+
+    fn flush(&mut self) {
+        let (value, count) = std::mem::take(&mut self.run);
+        if count > 0 {
+            self.latency.record(value, count);
+        }
+    }
+
+    fn begin_measuring(&mut self, now: Nanos) {
+        self.run = (0, 0);
+        self.latency.clear();
+        self.operations = 0;
+        self.cpu = cpu_time();
+        self.from = Some(now);
+    }
+
+    fn end_measuring(&mut self, now: Nanos) {
+        self.flush();
+        self.cpu = cpu_time().saturating_sub(self.cpu);
+        self.to = now;
+        self.is_over = true;
+    }
+}
+
+impl Job for Load<'_> {
+    #[inline]
+    fn next(&mut self, buf: &mut Buf) -> Option<Command> {
+        if self.is_over {
+            return None;
+        }
+        let is_read = match self.reads_percent {
+            100 => true,
+            0 => false,
+            percent => self.random.below(100) < u64::from(percent),
+        };
+        let unit = self.begin(is_read, buf)?;
+        Some(Command { unit, is_read })
+    }
+
+    #[inline]
+    fn ended(
+        &mut self,
+        command: Command,
+        result: Result<(), Failure>,
+        buf: Option<&Buf>,
+        (sent, back): (Nanos, Nanos),
+    ) {
+        self.done += 1;
+        let is_right = match &mut self.table {
+            Some(table) => account(table, self.tally, command, result, buf),
+            None => true,
+        };
+        match result {
+            Err(failure) => self.tally.failed(command, failure),
+            Ok(()) if self.is_over || !is_right => {}
+            Ok(()) => {
+                self.operations += 1;
+                self.record((back - sent).as_u64());
+            }
+        }
+    }
+
+    #[inline]
+    fn tick(&mut self, now: Nanos) {
+        let began = *self.began.get_or_insert(now);
+        match self.from {
+            None if now >= began + self.warm_up => self.begin_measuring(now),
+            Some(from) if !self.is_over && now >= from + self.measured => self.end_measuring(now),
+            None | Some(_) => {}
+        }
+    }
+
+    #[inline]
+    fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    #[inline]
+    fn done(&self) -> u64 {
+        self.done
+    }
+}
+
+/// Processor time of this thread.
+fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// Addresses and directions: xorshift64, which costs less than what it decides about.
+#[derive(Debug, Clone)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        Random(seed | 1)
+    }
+
+    /// A number below `bound`.
+    #[inline]
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        let product = u128::from(self.0) * u128::from(bound);
+        // The high half: below `bound`.
+        u64::try_from(product >> 64).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spindle_initiator::{Pages, Pool, ZoneSpec};
+
+    use super::*;
+    use crate::bench::Access;
+
+    fn plan(access: Access, verify: bool) -> Plan {
+        Plan {
+            access,
+            reads_percent: access.reads_percent(50),
+            unit_bytes: 4096,
+            unit_blocks: 8,
+            block_bytes: 512,
+            units: 16,
+            depths: vec![4],
+            warm_up: Duration::from_millis(100),
+            measured: Duration::from_secs(1),
+            verify,
+            seed: 7,
+        }
+    }
+
+    fn buf() -> Buf {
+        let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 1 }], Pages::Base).expect("pool");
+        pool.take(4096).expect("buffer")
+    }
+
+    const MS: fn(u64) -> Nanos = Nanos::from_ms;
+
+    #[test]
+    fn only_the_measured_time_counts_and_the_run_ends_with_it() {
+        let (mut tally, mut buf) = (Tally::default(), buf());
+        let plan = plan(Access::RandRead, false);
+        let mut load = Load::new(&plan, None, &mut tally);
+        for at in 0..=1200 {
+            load.tick(MS(at));
+            if let Some(command) = load.next(&mut buf) {
+                assert!(command.is_read && command.unit < 16);
+                load.ended(command, Ok(()), None, (MS(at), MS(at + 3)));
+            }
+        }
+        assert!(load.is_over() && load.next(&mut buf).is_none());
+        let measured = load.measured();
+        assert_eq!((measured.operations, measured.elapsed), (1000, Duration::from_secs(1)));
+        assert_eq!(measured.latency.count(), 1000);
+        assert!((measured.latency.percentile_us(50.0) / 3000.0 - 1.0).abs() < 1e-3);
+    }
+
+    #[test]
+    fn equal_latencies_in_a_row_are_all_counted() {
+        let (mut tally, plan) = (Tally::default(), plan(Access::Read, false));
+        let mut load = Load::new(&plan, None, &mut tally);
+        load.tick(MS(0));
+        load.tick(MS(100));
+        for took in [1, 1, 1, 2, 2, 1, 9] {
+            load.ended(Command::default(), Ok(()), None, (MS(0), MS(took)));
+        }
+        load.tick(MS(1100));
+        let latency = load.measured().latency;
+        assert_eq!(latency.count(), 7);
+        assert!(latency.percentile_us(50.0) < 1010.0 && latency.max_us() > 8_990.0);
+    }
+
+    #[test]
+    fn sequential_addresses_come_round_and_random_ones_reach_everything() {
+        let (mut tally, mut buf) = (Tally::default(), buf());
+        let sequential = plan(Access::Write, false);
+        let mut load = Load::new(&sequential, None, &mut tally);
+        let units: Vec<u64> = (0..18).filter_map(|_| load.next(&mut buf)).map(|command| command.unit).collect();
+        assert_eq!(units[14..], [14, 15, 0, 1]);
+        let random = plan(Access::RandRw, false);
+        let mut load = Load::new(&random, None, &mut tally);
+        let commands: Vec<Command> = (0..2000).filter_map(|_| load.next(&mut buf)).collect();
+        for unit in 0..16 {
+            assert!(commands.iter().any(|command| command.unit == unit));
+        }
+        let reads = commands.iter().filter(|command| command.is_read).count();
+        assert!((850..1150).contains(&reads), "{reads} reads of 2000 at 50 %");
+    }
+
+    #[test]
+    fn a_verified_run_finds_what_a_faulty_disk_did() {
+        let (mut tally, mut data) = (Tally::default(), buf());
+        let plan = plan(Access::RandWrite, true);
+        let mut table = plan.table().expect("verified");
+        let mut disk: Vec<Vec<u8>> = vec![Vec::new(); 16];
+        let mut fill = Fill::new(&mut table, &mut tally);
+        while let Some(command) = fill.next(&mut data) {
+            disk[index(command.unit)] = data.as_slice().expect("one piece").to_vec();
+            fill.ended(command, Ok(()), Some(&data), (MS(0), MS(0)));
+        }
+        assert!(fill.is_over() && fill.done() == 16);
+        disk.swap(3, 5);
+        disk[9][600] ^= 1;
+        let mut check = Check::new(&mut table, &mut tally);
+        while let Some(command) = check.next(&mut data) {
+            data.copy_in(0, &disk[index(command.unit)]);
+            check.ended(command, Ok(()), Some(&data), (MS(0), MS(0)));
+        }
+        assert_eq!((tally.errors, tally.mismatches, tally.blocks_checked), (3, 3, 13 * 8));
+        assert!(tally.shown[0].contains("LBA 24, ") && tally.shown[0].contains("found LBA 40"), "{:?}", tally.shown);
+        assert!(tally.shown[2].contains("LBA 73, byte 88"), "{:?}", tally.shown);
+    }
+
+    #[test]
+    fn failed_commands_are_counted_and_the_first_are_shown() {
+        let mut tally = Tally::default();
+        let plan = plan(Access::Read, false);
+        let mut load = Load::new(&plan, None, &mut tally);
+        for _ in 0..20 {
+            load.ended(Command { unit: 4, is_read: true }, Err(Failure::Lost), None, (MS(0), MS(1)));
+        }
+        assert_eq!((tally.errors, tally.shown.len()), (20, ERRORS_SHOWN));
+        assert!(tally.shown[0].contains("read of unit 4"), "{:?}", tally.shown);
+    }
+}

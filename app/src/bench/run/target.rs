@@ -1,0 +1,206 @@
+//! Getting to what is measured: name, address, controllers, queues, namespace; and whether the options go with it.
+
+use std::net::SocketAddr;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use initiator::nvme_spec::Nqn;
+use initiator::nvme_spec::log::{SubsystemType, TransportType};
+use initiator::{Controller, Host, IoQueue, NVME_TCP_PORT, Namespace, Options, Target};
+use spindle_initiator as initiator;
+
+use super::{BenchError, Plan, WARM_UP};
+use crate::bench::verify;
+use crate::cli::BenchTargetArgs;
+use crate::size::Bytes;
+
+/// Commands that a queue is made for that has none to send.
+const IDLE_DEPTH: u16 = 15;
+/// Data in flight: what one zone of the pool may hold.
+const FLIGHT_MAX: Bytes = Bytes::new(1 << 30);
+
+/// Connections to what is measured.
+#[derive(Debug)]
+pub(super) struct Connected {
+    pub(super) target: Target,
+    /// As many as it takes for the queues: each grants some.
+    pub(super) controllers: Vec<Controller>,
+    /// Those that are to be busy first.
+    pub(super) queues: Vec<IoQueue>,
+    pub(super) namespace: Namespace,
+    /// How long it all took.
+    pub(super) connected_in: std::time::Duration,
+}
+
+/// Connect as the options say.
+pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
+    let began = Instant::now();
+    let host = host(args.hostnqn.as_deref())?;
+    let depths = depths(args)?;
+    let deepest = depths.iter().copied().max().unwrap_or(1);
+    let options = Options {
+        depth: deepest.max(IDLE_DEPTH),
+        io_queues: u16::try_from(depths.len()).unwrap_or(u16::MAX),
+        header_digest: args.header_digest,
+        data_digest: args.data_digest,
+        ..Options::default()
+    };
+    let target = find(args, &host, &options)?;
+    let mut controllers = vec![Controller::connect(&target, &options)?];
+    let namespace = namespace(args, &mut controllers[0])?;
+    let mut queues: Vec<IoQueue> = Vec::new();
+    let mut qid = 0;
+    for depth in depths {
+        if qid == controllers[controllers.len() - 1].queues_granted() {
+            let missing = u16::try_from(args.queues + args.idle_queues - queues.len()).unwrap_or(u16::MAX);
+            let options = Options { io_queues: missing, ..options.clone() };
+            controllers.push(Controller::connect(&target, &options)?);
+            qid = 0;
+        }
+        qid += 1;
+        let last = controllers.len() - 1;
+        let controller = &mut controllers[last];
+        if depth > controller.depth_max() {
+            let rule = format!(
+                "a queue of this target holds {} commands, which makes {} for --queues {}",
+                controller.depth_max(),
+                usize::from(controller.depth_max()) * args.queues,
+                args.queues
+            );
+            return Err(BenchError::Size { option: "--qd", value: args.load.qd.to_string(), rule });
+        }
+        let depth = if depth == 0 { IDLE_DEPTH.min(controller.depth_max()) } else { depth };
+        queues.push(controller.connect_queue_of(qid, depth)?);
+    }
+    Ok(Connected { target, controllers, queues, namespace, connected_in: began.elapsed() })
+}
+
+/// Who asks.
+pub(crate) fn host(nqn: Option<&str>) -> Result<Host, BenchError> {
+    match nqn {
+        Some(nqn) => Ok(Host::from_nqn(name("--hostnqn", nqn)?)),
+        None => Ok(Host::of_this_machine()),
+    }
+}
+
+fn name(option: &'static str, value: &str) -> Result<Nqn, BenchError> {
+    Nqn::new(value).map_err(|source| BenchError::Name { option, value: value.to_owned(), source })
+}
+
+/// The subsystem that was named, or the first that the target offers; where a name has several addresses, the first that answers.
+fn find(args: &BenchTargetArgs, host: &Host, options: &Options) -> Result<Target, BenchError> {
+    let text = args.address.as_deref().unwrap_or_default();
+    let addresses = initiator::resolve(text, NVME_TCP_PORT)?;
+    let nqn = args.nqn.as_deref().map(|nqn| name("--nqn", nqn)).transpose()?;
+    let is_one = addresses.len() == 1;
+    let mut last = BenchError::NothingOffered(addresses[0]);
+    for address in addresses {
+        let found = match nqn {
+            Some(nqn) if is_one => Ok((address, nqn)),
+            Some(nqn) => reachable(address, options).map(|()| (address, nqn)),
+            None => first_offered(address, host, options),
+        };
+        match found {
+            Ok((address, nqn)) => return Ok(Target { address, nqn, host: host.clone() }),
+            Err(error @ BenchError::Target(initiator::Error::Connect { .. })) => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
+}
+
+/// Whether somebody listens. Only a name with several addresses makes that a question of its own.
+fn reachable(address: SocketAddr, options: &Options) -> Result<(), BenchError> {
+    let connected = std::net::TcpStream::connect_timeout(&address, options.connect_timeout);
+    connected.map(drop).map_err(|source| initiator::Error::Connect { address, source }.into())
+}
+
+fn first_offered(address: SocketAddr, host: &Host, options: &Options) -> Result<(SocketAddr, Nqn), BenchError> {
+    let log = initiator::discover(address, host, options)?;
+    let usable = log.entries.iter().filter(|entry| entry.subtype == SubsystemType::NVM && entry.trtype == TransportType::TCP);
+    let mut offered = usable.filter_map(|entry| {
+        let ip = entry.traddr().parse().ok()?;
+        let port = entry.trsvcid().parse().ok()?;
+        Some((SocketAddr::new(ip, port), entry.subnqn().ok()?))
+    });
+    offered.next().ok_or(BenchError::NothingOffered(address))
+}
+
+fn namespace(args: &BenchTargetArgs, controller: &mut Controller) -> Result<Namespace, BenchError> {
+    let active = controller.namespaces()?;
+    let nsid = match args.nsid {
+        None => *active.first().ok_or(BenchError::NoNamespace(String::new()))?,
+        Some(nsid) if active.contains(&nsid) => nsid,
+        Some(nsid) => return Err(BenchError::NoNamespace(format!(" {nsid} (but {active:?})"))),
+    };
+    Ok(controller.namespace(nsid)?)
+}
+
+/// Commands in flight of each queue; 0 of those that stay idle.
+fn depths(args: &BenchTargetArgs) -> Result<Vec<u16>, BenchError> {
+    let (depth, queues) = (args.load.qd, args.queues);
+    let wrong = |option, value: usize, rule: String| Err(BenchError::Size { option, value: value.to_string(), rule });
+    if depth < queues {
+        return wrong("--qd", depth, format!("each of the {queues} queues needs one"));
+    }
+    if queues + args.idle_queues > usize::from(u16::MAX) {
+        return wrong("--idle-queues", args.idle_queues, format!("with --queues {queues} at most 65535 are allowed"));
+    }
+    if depth / queues > usize::from(u16::MAX - 1) {
+        return wrong("--qd", depth, "a queue holds at most 65534 commands".to_owned());
+    }
+    let of = |index: usize| depth / queues + usize::from(index < depth % queues);
+    let busy = (0..queues).map(|index| u16::try_from(of(index)).unwrap_or(u16::MAX));
+    Ok(busy.chain(std::iter::repeat_n(0, args.idle_queues)).collect())
+}
+
+/// What is to be run, once it is known on what.
+pub(super) fn plan(args: &BenchTargetArgs, connected: &Connected) -> Result<Plan, BenchError> {
+    let namespace = &connected.namespace;
+    let load = &args.load;
+    let allowed = connected.queues.first().map_or(0, IoQueue::transfer_bytes_max);
+    let wrong = |option, value: Bytes, rule: String| BenchError::Size { option, value: value.to_string(), rule };
+    let block_bytes = Bytes::new(namespace.block_bytes().into());
+    let Some(unit_blocks) = namespace.blocks_of(load.bs.as_len()) else {
+        return Err(wrong("--bs", load.bs, format!("a command is 1 to 65536 whole blocks, which are {block_bytes} here")));
+    };
+    let unit_bytes = u32::try_from(load.bs.get()).ok().filter(|bytes| *bytes <= allowed);
+    let unit_bytes = unit_bytes.ok_or_else(|| {
+        wrong("--bs", load.bs, format!("this target moves at most {} in a command", Bytes::new(allowed.into())))
+    })?;
+    if load.bs.get().next_multiple_of(4096).saturating_mul(load.qd as u64) > FLIGHT_MAX.get() {
+        return Err(wrong("--qd", Bytes::from_len(load.qd), format!("--bs times --qd is at most {FLIGHT_MAX}")));
+    }
+    let whole = Bytes::new(namespace.bytes());
+    let span = args.span.unwrap_or(whole);
+    if span > whole || span < load.bs {
+        return Err(wrong("--span", span, format!("the namespace has {whole}, and a command takes {}", load.bs)));
+    }
+    let units = span.get() / load.bs.get();
+    if args.verify && units.saturating_mul(unit_blocks.into()) > verify::BLOCKS_MAX {
+        let most = Bytes::new(verify::BLOCKS_MAX * block_bytes.get());
+        return Err(wrong("--span", span, format!("--verify keeps a table of at most {most}")));
+    }
+    if args.verify && units < load.qd as u64 {
+        return Err(wrong("--span", span, format!("--verify needs as many commands' worth as --qd, {}", load.qd)));
+    }
+    Ok(Plan {
+        access: load.rw,
+        reads_percent: load.rw.reads_percent(load.mix),
+        unit_bytes,
+        unit_blocks,
+        block_bytes: namespace.block_bytes(),
+        units,
+        depths: depths(args)?,
+        warm_up: WARM_UP,
+        measured: load.seconds,
+        verify: args.verify,
+        seed: seed(),
+    })
+}
+
+/// Another one in each run.
+fn seed() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let nanos = u64::try_from(since.as_nanos() & u128::from(u64::MAX)).unwrap_or(0);
+    nanos.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id())
+}

@@ -1,0 +1,154 @@
+//! `spindle discover ADDRESS`: what a target offers to this host.
+
+use std::net::SocketAddr;
+
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use serde_json::{Value, json};
+use spindle_initiator::nvme_spec::log::{DiscoveryLogEntry, SubsystemType};
+use spindle_initiator::{DISCOVERY_PORT, DiscoveryLog, Error, Host, NVME_TCP_PORT, Options, discover, resolve};
+
+use crate::bench::run::{BenchError, host};
+use crate::cli::DiscoverArgs;
+
+/// Ask, and print the log.
+///
+/// # Errors
+/// [`BenchError`]: the reasons are those of any target that is asked.
+pub fn run(args: &DiscoverArgs) -> Result<(), BenchError> {
+    let host = host(args.hostnqn.as_deref())?;
+    let (address, log) = ask(&args.address, &host)?;
+    if args.json {
+        println!("{}", to_json(address, &log));
+    } else {
+        println!("{address}: {} entries, generation {}", log.entries.len(), log.generation);
+        println!("{}", to_table(&log));
+    }
+    Ok(())
+}
+
+/// The log of the first address at which somebody listens: the port that was given, else that of discovery, else that of NVMe/TCP,
+/// where targets that are not only a discovery service answer as well.
+fn ask(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), BenchError> {
+    let mut addresses = resolve(text, DISCOVERY_PORT)?;
+    for address in resolve(text, NVME_TCP_PORT)? {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    let mut first = None;
+    for address in addresses {
+        match discover(address, host, &Options::default()) {
+            Ok(log) => return Ok((address, log)),
+            Err(error @ Error::Connect { .. }) => {
+                first.get_or_insert(error);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // There is one: an address that names nothing is refused by `resolve`.
+    Err(first.map_or(BenchError::Thread("asked nobody"), BenchError::from))
+}
+
+/// What an entry is, in a word.
+fn kind(entry: &DiscoveryLogEntry) -> String {
+    match entry.subtype {
+        SubsystemType::NVM => "nvm".to_owned(),
+        SubsystemType::REFERRAL => "referral".to_owned(),
+        SubsystemType::CURRENT_DISCOVERY => "discovery".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// A name, or that there is none.
+fn nqn(entry: &DiscoveryLogEntry) -> String {
+    entry.subnqn().map_or_else(|error| format!("({error})"), |nqn| nqn.to_string())
+}
+
+fn to_table(log: &DiscoveryLog) -> Table {
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED);
+    table.set_header(["kind", "transport", "address", "port", "subsystem", "port id"]);
+    for entry in &log.entries {
+        table.add_row([
+            kind(entry),
+            entry.trtype.to_string().to_lowercase(),
+            printable(entry.traddr()),
+            printable(entry.trsvcid()),
+            nqn(entry),
+            entry.portid.get().to_string(),
+        ]);
+    }
+    table
+}
+
+fn to_json(address: SocketAddr, log: &DiscoveryLog) -> Value {
+    let entries: Vec<Value> = log
+        .entries
+        .iter()
+        .map(|entry| {
+            json!({
+                "kind": kind(entry),
+                "transport": entry.trtype.to_string().to_lowercase(),
+                "family": entry.adrfam.to_string().to_lowercase(),
+                "address": entry.traddr(),
+                "port": entry.trsvcid(),
+                "subnqn": nqn(entry),
+                "port_id": entry.portid.get(),
+                "cntlid": entry.cntlid.get(),
+                "admin_queue_entries": entry.asqsz.get(),
+                "sq_flow_control_can_be_off": entry.treq().sq_flow_control_disable(),
+            })
+        })
+        .collect();
+    json!({ "address": address.to_string(), "generation": log.generation, "entries": entries })
+}
+
+/// A peer's text, without what a terminal would obey.
+fn printable(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use spindle_initiator::nvme_spec::Nqn;
+    use spindle_initiator::nvme_spec::log::{AddressFamily, TransportType};
+    use spindle_initiator::nvme_spec::nqn::padded_ascii;
+
+    use super::*;
+
+    fn log() -> DiscoveryLog {
+        let entry = DiscoveryLogEntry {
+            trtype: TransportType::TCP,
+            adrfam: AddressFamily::IPV6,
+            subtype: SubsystemType::NVM,
+            trsvcid: padded_ascii("4420"),
+            traddr: padded_ascii("fe80::1"),
+            subnqn: Nqn::new("nqn.2026-01.io.spindle:default").expect("a name").to_field(),
+            ..DiscoveryLogEntry::default()
+        };
+        let mut broken = entry;
+        broken.subnqn = [0xff; 256];
+        broken.traddr[0] = 0x1b;
+        broken.subtype = SubsystemType(9);
+        DiscoveryLog { generation: 7, entries: vec![entry, broken] }
+    }
+
+    #[test]
+    fn the_log_is_a_table_and_a_json_object() {
+        let table = to_table(&log()).to_string();
+        for part in ["nvm", "tcp", "fe80::1", "4420", "nqn.2026-01.io.spindle:default"] {
+            assert!(table.contains(part), "{part} in\n{table}");
+        }
+        let object = to_json("127.0.0.1:4420".parse().expect("an address"), &log());
+        assert_eq!(object["generation"], 7);
+        assert_eq!(object["entries"][0]["subnqn"], "nqn.2026-01.io.spindle:default");
+        assert_eq!(object["entries"][0]["family"], "ipv6");
+    }
+
+    #[test]
+    fn what_a_target_sends_cannot_command_the_terminal() {
+        let table = to_table(&log()).to_string();
+        assert!(!table.contains('\u{1b}') && table.contains("(an NQN has at most 223 bytes)"), "{table}");
+    }
+}
