@@ -46,8 +46,14 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// The configuration
-    #[arg(value_name = "FILE")]
-    pub config: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "reference")]
+    pub config: Option<PathBuf>,
+    /// Also say what a reload would change where this file is served now
+    #[arg(long, value_name = "RUNNING", requires = "config")]
+    pub against: Option<PathBuf>,
+    /// Print every key with its default, what is allowed and what it is for, as Markdown
+    #[arg(long, conflicts_with = "config")]
+    pub reference: bool,
 }
 
 /// `spindle discover`.
@@ -79,7 +85,8 @@ pub struct BenchArgs {
 /// What `bench` measures besides targets.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// The ceiling: the bare exchange of the same bytes between two pinned, busy-polling ends over loopback sockets
+    /// The ceiling: the bare exchange of the same bytes between two pinned, busy-polling ends over loopback
+    /// sockets
     Limit(LimitArgs),
     /// What a cache line takes from one core to the other and back
     #[command(hide = true)]
@@ -103,7 +110,8 @@ pub struct BenchTargetArgs {
     /// The core to pin the measuring end to
     #[arg(long, value_name = "CORE")]
     pub core: Option<usize>,
-    /// Write a pattern with address and generation into each block, and check it on every read and all of it at the end
+    /// Write a pattern with address and generation into each block, and check it on every read and all of it
+    /// at the end
     #[arg(long)]
     pub verify: bool,
     /// The name of this host; without it one that belongs to this machine
@@ -142,10 +150,12 @@ pub struct LimitArgs {
     /// The cores to pin the serving and the requesting end to; without it the first two
     #[arg(long, value_name = "A,B")]
     pub cores: Option<CorePair>,
-    /// In-capsule data: writes up to this size are sent with their request, larger ones wait for a ready-to-transfer
+    /// In-capsule data: writes up to this size are sent with their request, larger ones wait for a
+    /// ready-to-transfer
     #[arg(long, value_name = "SIZE", default_value = "4KiB")]
     pub icd: Bytes,
-    /// Congestion control of both ends; the system's default may pace packets (bbr), which costs even on loopback
+    /// Congestion control of both ends; the system's default may pace packets (bbr), which costs even on
+    /// loopback
     #[arg(long, value_name = "NAME", default_value = "reno")]
     pub congestion: String,
     #[command(flatten)]
@@ -170,7 +180,8 @@ pub struct LoadArgs {
     #[arg(long, value_enum, default_value_t = Access::RandRead)]
     pub rw: Access,
     /// The share of reads in per cent, for randrw
-    #[arg(long, value_name = "PERCENT", default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(long, value_name = "PERCENT", default_value_t = 70)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
     pub mix: u8,
     /// Bytes of a command
     #[arg(long, value_name = "SIZE", default_value = "4KiB")]
@@ -179,7 +190,8 @@ pub struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
     pub qd: usize,
     /// How long to measure, after a short warm-up; a fraction is allowed
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", default_value = "10")]
+    #[arg(value_parser = seconds, allow_negative_numbers = true)]
     pub seconds: Duration,
 }
 
@@ -249,7 +261,9 @@ mod tests {
 
     #[test]
     fn bench_takes_an_address_or_a_subcommand() {
-        let Ok(Command::Bench(bench)) = parse("spindle bench 127.0.0.1:4420 --rw randrw --mix 30 --bs 8k --qd 64") else {
+        let Ok(Command::Bench(bench)) =
+            parse("spindle bench 127.0.0.1:4420 --rw randrw --mix 30 --bs 8k --qd 64")
+        else {
             panic!("a target");
         };
         assert!(bench.command.is_none());
@@ -257,7 +271,9 @@ mod tests {
         let load = &bench.target.load;
         assert_eq!((load.rw, load.mix, load.bs.get(), load.qd), (Access::RandRw, 30, 8192, 64));
 
-        let Ok(Command::Bench(bench)) = parse("spindle bench limit --span 1GiB --cores 1,0 --seconds 0.5 --json") else {
+        let Ok(Command::Bench(bench)) =
+            parse("spindle bench limit --span 1GiB --cores 1,0 --seconds 0.5 --json")
+        else {
             panic!("the limit");
         };
         let Some(BenchCommand::Limit(limit)) = bench.command else { panic!("the limit") };
@@ -288,7 +304,10 @@ mod tests {
     #[test]
     fn serve_needs_no_configuration_and_check_does() {
         assert!(matches!(parse("spindle serve"), Ok(Command::Serve(ServeArgs { config: None }))));
-        assert!(matches!(parse("spindle serve -c a.toml"), Ok(Command::Serve(ServeArgs { config: Some(_) }))));
+        assert!(matches!(
+            parse("spindle serve -c a.toml"),
+            Ok(Command::Serve(ServeArgs { config: Some(_) }))
+        ));
         assert!(refusal("spindle check").contains("FILE"));
     }
 }

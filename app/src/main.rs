@@ -7,13 +7,18 @@
 //!                                                               ─┘
 //! ```
 //!
-//! Each subcommand is a module that takes its arguments and gives back `Result`; this file only parses, dispatches and
-//! prints the error with its reasons. It exits 0 on success, 1 on an error, 2 on a wrong command line.
+//! Each subcommand is a module that takes its arguments and gives back `Result`; this file only parses,
+//! dispatches and prints the error with its reasons. It exits 0 on success, 1 on an error, 2 on a wrong
+//! command line.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod cli;
 mod discover;
+mod check;
+mod config;
+mod identity;
+mod log;
 mod report;
 mod serve;
 mod size;
@@ -42,8 +47,8 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
             BenchCommand::Limit(args) => Ok(bench::limit::run(&args)?),
             BenchCommand::Line(args) => Ok(bench::limit::run_line(&args)?),
         },
-        Command::Serve(_) => Ok(serve::builtin::run()?),
-        Command::Check(_) => Err(absent("check")),
+        Command::Serve(args) => Ok(serve::run(&args)?),
+        Command::Check(args) => Ok(check::run(&args)?),
         Command::Discover(args) => Ok(discover::run(&args)?),
         Command::Bench(BenchArgs { command: None, target }) => Ok(bench::run::run(&target)?),
     }

@@ -1,7 +1,8 @@
 //! Sizes as people write them: `4k`, `4KiB`, `256MiB`, `1GiB`, `4096`.
 //!
-//! One type, [`Bytes`], for the command line (`FromStr`) and the configuration file (`Deserialize`). K, M, G and T are
-//! always powers of 1024: a disk of `1G` and a disk of `1GiB` are the same disk. A bare number is bytes.
+//! One type, [`Bytes`], for the command line (`FromStr`) and the configuration file (`Deserialize`). K, M, G
+//! and T are always powers of 1024: a disk of `1G` and a disk of `1GiB` are the same disk. A bare number is
+//! bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -54,7 +55,8 @@ impl Bytes {
         self.0
     }
 
-    /// The number of bytes as a length in memory; the largest length where this machine's addresses are narrower.
+    /// The number of bytes as a length in memory; the largest length where this machine's addresses are
+    /// narrower.
     #[must_use]
     pub fn as_len(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)

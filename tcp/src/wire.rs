@@ -155,6 +155,12 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         self.receiving = Receiving::Skip(frame.data_bytes as usize + digest);
     }
 
+    /// True when a payload is here and only its event is missing.
+    #[inline]
+    pub(crate) fn is_payload_whole(&self) -> bool {
+        matches!(&self.receiving, Receiving::Payload(payload) if payload.is_whole())
+    }
+
     /// Take what is here of a payload.
     #[inline]
     pub(crate) fn copy_payload(&mut self) {

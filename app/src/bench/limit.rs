@@ -1,9 +1,10 @@
-//! `spindle bench limit`: the bare exchange of the same bytes as NVMe/TCP, the ceiling that a target is compared with.
+//! `spindle bench limit`: the bare exchange of the same bytes as NVMe/TCP, the ceiling that a target is
+//! compared with.
 //!
-//! What it is: two pinned, busy-polling ends in one process, joined by loopback sockets and nothing else. The requester
-//! keeps `qd` requests in flight; the server answers all requests that it received in a turn with one `sendmsg`. No
-//! command is parsed, checked or looked up: only sizes, directions and the memory that payload comes from are those of
-//! NVMe/TCP.
+//! What it is: two pinned, busy-polling ends in one process, joined by loopback sockets and nothing else. The
+//! requester keeps `qd` requests in flight; the server answers all requests that it received in a turn with
+//! one `sendmsg`. No command is parsed, checked or looked up: only sizes, directions and the memory that
+//! payload comes from are those of NVMe/TCP.
 //!
 //! ```text
 //!   requester (core B)                                    server (core A)

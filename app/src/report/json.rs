@@ -1,8 +1,8 @@
 //! A result as one JSON object, for programs.
 //!
-//! The keys are a promise: `iops`, `mb_per_s`, `latency_us` with `mean`, `p50`, `p99`, `p99_9`, `p99_99`, `max`,
-//! `errors`, and `run` with what was run. `line_round_trip_ns` and
-//! `cpu_share` stand beside them where they were measured: the conditions that the figures hold under.
+//! The keys are a promise: `iops`, `mb_per_s`, `latency_us` with `mean`, `p50`, `p99`, `p99_9`, `p99_99`,
+//! `max`, `errors`, and `run` with what was run. `line_round_trip_ns` and `cpu_share` stand beside them where
+//! they were measured: the conditions that the figures hold under.
 
 use serde_json::{Map, Value, json};
 

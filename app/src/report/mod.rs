@@ -1,8 +1,8 @@
 //! What a benchmark found, and the ways to show it.
 //!
-//! A run fills a [`BenchResult`]: what was run, how many commands ended in which time, and the histogram of their
-//! latencies. From there it goes to people ([`table`], [`plot`]), to programs ([`json`]), and while it runs to the
-//! terminal ([`Progress`]).
+//! A run fills a [`BenchResult`]: what was run, how many commands ended in which time, and the histogram of
+//! their latencies. From there it goes to people ([`table`], [`plot`]), to programs ([`json`]), and while it
+//! runs to the terminal ([`Progress`]).
 //!
 //! ```text
 //!   bench, bench limit ── BenchResult ──┬── table::render   text
@@ -12,7 +12,8 @@
 //!
 //! What it does not do: it measures nothing.
 //!
-//! Limits: latencies are kept with three significant figures, from 1 ns to [`LATENCY_MAX`]; longer ones count as that.
+//! Limits: latencies are kept with three significant figures, from 1 ns to [`LATENCY_MAX`]; longer ones count
+//! as that.
 
 pub mod json;
 pub mod plot;
@@ -80,7 +81,8 @@ impl Latencies {
         self.0.mean() / 1e3
     }
 
-    /// The latency in microseconds that `percentile` (0 ..= 100) of the commands do not exceed; 0 of no commands.
+    /// The latency in microseconds that `percentile` (0 ..= 100) of the commands do not exceed; 0 of no
+    /// commands.
     #[must_use]
     pub fn percentile_us(&self, percentile: f64) -> f64 {
         microseconds(self.0.value_at_percentile(percentile))
@@ -97,7 +99,8 @@ fn microseconds(nanoseconds: u64) -> f64 {
     Duration::from_nanos(nanoseconds).as_secs_f64() * 1e6
 }
 
-/// What was run: every setting that a reader needs to run it again. What does not apply is left out of the JSON.
+/// What was run: every setting that a reader needs to run it again. What does not apply is left out of the
+/// JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
     /// `bench` or `bench limit`.
@@ -124,7 +127,8 @@ pub struct Run {
     pub span: Option<Bytes>,
     /// How long it was measured, without the warm-up.
     pub seconds: f64,
-    /// The cores that were pinned: the measuring end's, or for the limit the serving and the requesting end's.
+    /// The cores that were pinned: the measuring end's, or for the limit the serving and the requesting
+    /// end's.
     pub cores: Vec<usize>,
     /// Whether the data was checked.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -147,11 +151,11 @@ pub struct BenchResult {
     pub errors: u64,
     /// Latencies of the commands counted in `operations`.
     pub latency: Latencies,
-    /// What a cache line takes from one pinned core to the other and back, measured beside the run: it tells which of
-    /// a virtual machine's moods the figures were taken in.
+    /// What a cache line takes from one pinned core to the other and back, measured beside the run: it tells
+    /// which of a virtual machine's moods the figures were taken in.
     pub line_round_trip_ns: Option<f64>,
-    /// The share of the time in which the polling threads really had their cores. Below 0.97 others were running there,
-    /// and the figures say little.
+    /// The share of the time in which the polling threads really had their cores. Below 0.97 others were
+    /// running there, and the figures say little.
     pub cpu_share: Option<f64>,
 }
 

@@ -1,7 +1,8 @@
 //! The percentile distribution of latencies as an SVG plot, several series in one.
 //!
-//! The x axis is stretched towards the tail: each nine takes the same room, so that 99 % and 99.99 % can be read as well
-//! as the median. The y axis is linear, or logarithmic where the series span more than [`LINEAR_SPAN_MAX`].
+//! The x axis is stretched towards the tail: each nine takes the same room, so that 99 % and 99.99 % can be
+//! read as well as the median. The y axis is linear, or logarithmic where the series span more than
+//! [`LINEAR_SPAN_MAX`].
 
 mod axis;
 
@@ -157,7 +158,8 @@ fn percentile_of(nines: f64) -> f64 {
     100.0 - 100.0 / 10f64.powf(nines)
 }
 
-/// The curve of a series: nines, microseconds. It ends where there are too few commands to tell a further percentile.
+/// The curve of a series: nines, microseconds. It ends where there are too few commands to tell a further
+/// percentile.
 fn points(latencies: &Latencies, nines_max: f64) -> impl Iterator<Item = (f64, f64)> {
     let end = (latencies.count() as f64).log10().min(nines_max);
     let step = 1.0 / f64::from(POINTS_PER_NINE);

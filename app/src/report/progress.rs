@@ -7,11 +7,12 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::per_second;
 
-/// How often a bar should be moved. Each move wakes a thread on a core that may be polling: at this pace that is two
-/// disturbed commands a second, which stays below the 99.99th percentile of anything worth measuring.
+/// How often a bar should be moved. Each move wakes a thread on a core that may be polling: at this pace that
+/// is two disturbed commands a second, which stays below the 99.99th percentile of anything worth measuring.
 pub const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
-/// A live progress bar on the standard error; nothing at all where that is no terminal, or where JSON was asked for.
+/// A live progress bar on the standard error; nothing at all where that is no terminal, or where JSON was
+/// asked for.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
@@ -39,8 +40,8 @@ impl Progress {
         self.bar.is_hidden()
     }
 
-    /// Move the bar to `elapsed`; `operations` is the number of commands done so far, the rate shown that of the time
-    /// since the last move.
+    /// Move the bar to `elapsed`; `operations` is the number of commands done so far, the rate shown that of
+    /// the time since the last move.
     pub fn set(&mut self, elapsed: Duration, operations: u64) {
         let now = Instant::now();
         if let Some((before, operations_before)) = self.last {

@@ -19,6 +19,7 @@ use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::shell::{FOREIGN_KEYS, Shell, ShellConfig};
 
 use super::ServeError;
+use crate::config::Idle;
 
 /// Between cores.
 #[derive(Clone)]
@@ -33,18 +34,6 @@ pub enum CoreMessage {
 pub struct Handover {
     accepted: std::sync::Mutex<Option<Accepted>>,
     listener: usize,
-}
-
-/// What a core does when it has nothing to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Idle {
-    /// Ask again at once: for dedicated cores.
-    Spin,
-    /// Ask for so long, then sleep until a descriptor or another core wakes it.
-    Adaptive {
-        /// How long, in us.
-        spin_us: u64,
-    },
 }
 
 /// What one core's thread is started with.
@@ -79,13 +68,14 @@ pub struct CoreSetup {
     pub shell: ShellConfig,
     /// NVMe/TCP.
     pub conn: ConnConfig,
+    /// Log lines a second that hosts can cause on this core.
+    pub peer_lines_per_s: u32,
     /// Raised when a core has failed or all are to end at once.
     pub stop: Arc<AtomicBool>,
 }
 
-/// Log lines a second that hosts can cause on one core, and in one burst.
-const LOG_PER_SECOND: u32 = 10;
-const LOG_BURST: u32 = 50;
+/// Log lines that hosts can cause at once, in seconds of their rate.
+const LOG_BURST_SECONDS: u32 = 5;
 /// Longest sleep: time-outs are looked at after it.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// Connections accepted in a turn.
@@ -141,7 +131,7 @@ impl CoreLoop {
         Ok(CoreLoop {
             core,
             shell,
-            log: RateLimit::new(LOG_PER_SECOND, LOG_BURST),
+            log: RateLimit::new(setup.peer_lines_per_s, setup.peer_lines_per_s.saturating_mul(LOG_BURST_SECONDS)),
             last_work: now,
             wall_base: wall_ms(),
             time_base: now,

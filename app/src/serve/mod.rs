@@ -8,11 +8,10 @@
 //!
 //! What it does not do: no data passes here; `core_loop` has the cores.
 
-pub mod builtin;
 pub mod core_loop;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -21,19 +20,22 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use spindle_reactor::mailbox::{Remote, mesh};
-use spindle_reactor::mem::{Pages, ZoneSpec};
 use spindle_reactor::net::Listener;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::Snapshot;
-use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::shell::ShellConfig;
+use core_loop::{CoreLoop, CoreMessage, CoreSetup};
 
-use core_loop::{CoreLoop, CoreMessage, CoreSetup, Idle};
+use crate::cli::ServeArgs;
+use crate::config::{Config, ConfigErrors, Plan, connect_line};
+use crate::log::{self, LogControl};
 
 /// Why serving could not begin or had to end.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
     /// A resource could not be had.
     #[error("{0}")]
     Start(String),
@@ -50,68 +52,87 @@ pub enum ServeError {
     Drain(Duration),
 }
 
-/// All that serving needs to know, from the configuration.
-pub struct ServePlan {
-    /// CPUs, one a core; `None`: that core's thread is not pinned.
-    pub cpus: Vec<Option<usize>>,
-    /// What cores do when idle.
-    pub idle: Idle,
-    /// Zones of each core's data pool and admin pool.
-    pub zones: (Vec<ZoneSpec>, Vec<ZoneSpec>),
-    /// Pages of the pools.
-    pub pages: Pages,
-    /// Most connections of a core.
-    pub connections: usize,
-    /// Most commands of a disk on one core.
-    pub disk_depth: u32,
-    /// Sockets and batches.
-    pub shell: ShellConfig,
-    /// NVMe/TCP.
-    pub conn: ConnConfig,
-    /// How long a shutdown may take.
-    pub drain_deadline: Duration,
-}
-
-/// Makes the snapshot that follows the given one, from the file as it is now.
-pub type Reload = Box<dyn FnMut(&Snapshot) -> Result<Arc<Snapshot>, String>>;
-
 /// Messages that a mailbox holds.
 const MAILBOX_ENTRIES: usize = 1024;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// Serve until SIGTERM or SIGINT.
+/// `spindle serve [-c FILE]`: until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// [`ServeError`]: something could not be started, or the shutdown passed its deadline.
-pub fn serve(plan: ServePlan, snapshot: Arc<Snapshot>, mut reload: Option<Reload>) -> Result<(), ServeError> {
+/// [`ServeError`]: the configuration is wrong, something could not be started, or the shutdown passed its deadline.
+pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
+    let config = match &args.config {
+        Some(path) => Config::load(path)?,
+        None => Config::builtin(),
+    };
+    let log = log::start(&config.plan().log).map_err(|error| ServeError::Start(error.to_string()))?;
     // Before any thread is there, so that no signal is lost.
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])
         .map_err(|error| ServeError::Start(format!("signals: {error}")))?;
-    let running = start(&plan, &snapshot)?;
+    for note in &config.plan().notes {
+        tracing::info!("{note}");
+    }
+    let snapshot = config.plan().snapshot(None).map_err(|error| ServeError::Start(error.to_string()))?;
+    let running = Running::start(config.plan(), &snapshot)?;
     announce(&snapshot);
-    let mut snapshot = snapshot;
+    let mut served = Served { config, snapshot, log };
     for signal in signals.forever() {
-        match signal {
-            SIGHUP => {
-                let Some(reload) = &mut reload else {
-                    tracing::warn!("SIGHUP: serving the built-in default, there is no file to read again");
-                    continue;
-                };
-                match reload(&snapshot) {
-                    Ok(next) => {
-                        snapshot = next;
-                        running.broadcast(&CoreMessage::Target(Message::Snapshot(Arc::clone(&snapshot))));
-                        tracing::info!(generation = snapshot.generation, "configuration read again");
-                    }
-                    Err(error) => tracing::error!("SIGHUP: the configuration stays as it was:\n{error}"),
-                }
-            }
-            _ => break,
+        if signal != SIGHUP {
+            break;
+        }
+        if let Some(next) = served.reload() {
+            running.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
         }
     }
-    tracing::info!(deadline_s = plan.drain_deadline.as_secs(), "shutting down");
-    running.shut_down(plan.drain_deadline)
+    let deadline = served.config.plan().drain_deadline;
+    tracing::info!(deadline_ms = deadline.as_millis(), "shutting down: commands in flight end, hosts are disconnected");
+    running.shut_down(deadline)
+}
+
+/// What is served now.
+struct Served {
+    config: Config,
+    snapshot: Arc<Snapshot>,
+    log: LogControl,
+}
+
+impl Served {
+    /// Read the file again. `Some`: the snapshot that the cores are to change to.
+    fn reload(&mut self) -> Option<Arc<Snapshot>> {
+        let Some(path) = self.config.source().map(Path::to_owned) else {
+            tracing::warn!("SIGHUP: serving the built-in default, there is no file to read again");
+            return None;
+        };
+        let next = match Config::load(&path) {
+            Ok(next) => next,
+            Err(errors) => {
+                tracing::error!("SIGHUP: all stays as it was\n{errors}");
+                return None;
+            }
+        };
+        let changes = next.plan().changes(self.config.plan());
+        for change in &changes {
+            if change.is_refused() {
+                tracing::warn!("reload: {change}");
+            } else {
+                tracing::info!("reload: {change}");
+            }
+        }
+        match next.plan().snapshot(Some(&self.snapshot)) {
+            Ok(snapshot) => {
+                self.log.set_level(next.plan().log.level);
+                tracing::info!(generation = snapshot.generation, changes = changes.len(), "configuration read again");
+                self.config = next;
+                self.snapshot = Arc::clone(&snapshot);
+                Some(snapshot)
+            }
+            Err(error) => {
+                tracing::error!("SIGHUP: all stays as it was: {error}");
+                None
+            }
+        }
+    }
 }
 
 /// The threads at work.
@@ -123,6 +144,10 @@ struct Running {
 }
 
 impl Running {
+    fn start(plan: &Plan, snapshot: &Arc<Snapshot>) -> Result<Running, ServeError> {
+        start(plan, snapshot)
+    }
+
     fn broadcast(&self, message: &CoreMessage) {
         for core in 0..self.cores {
             let mut message = message.clone();
@@ -154,8 +179,9 @@ impl Running {
     }
 }
 
-fn start(plan: &ServePlan, snapshot: &Arc<Snapshot>) -> Result<Running, ServeError> {
-    let cores = plan.cpus.len();
+fn start(plan: &Plan, snapshot: &Arc<Snapshot>) -> Result<Running, ServeError> {
+    let cpus = plan.reactor.cpus();
+    let cores = cpus.len();
     let mailboxes =
         mesh::<CoreMessage>(cores, MAILBOX_ENTRIES).map_err(|error| ServeError::Start(format!("mailboxes: {error}")))?;
     let remote = mailboxes
@@ -168,23 +194,24 @@ fn start(plan: &ServePlan, snapshot: &Arc<Snapshot>) -> Result<Running, ServeErr
     let mut listeners = Some(listen(snapshot)?);
     let (ready, is_ready) = mpsc::channel();
     let mut threads = Vec::new();
-    for (core, (mailbox, cpu)) in mailboxes.into_iter().zip(plan.cpus.iter().copied()).enumerate() {
+    for (core, (mailbox, cpu)) in mailboxes.into_iter().zip(cpus).enumerate() {
         let setup = CoreSetup {
             core,
             cores,
             cpu,
-            idle: plan.idle,
-            zones: plan.zones.clone(),
-            pages: plan.pages,
-            connections: plan.connections,
-            disk_depth: plan.disk_depth,
+            idle: plan.reactor.idle,
+            zones: (plan.pool.zones.clone(), plan.pool.admin_zones.clone()),
+            pages: plan.pool.pages,
+            connections: plan.connections_per_core(),
+            disk_depth: plan.limits.disk_commands,
+            peer_lines_per_s: plan.log.peer_lines_per_s,
             snapshot: Arc::clone(snapshot),
             registry: Arc::clone(&registry),
             mailbox,
             listeners: listeners.take().unwrap_or_default(),
             loads: Arc::clone(&loads),
-            shell: plan.shell,
-            conn: plan.conn,
+            shell: plan.tcp.shell,
+            conn: plan.tcp.conn,
             stop: Arc::clone(&stop),
         };
         let ready = ready.clone();
@@ -240,11 +267,8 @@ fn announce(snapshot: &Snapshot) {
             );
         }
         for listener in subsystem.listeners.iter().filter_map(|index| snapshot.listeners.get(*index)) {
-            let (ip, port) = (listener.address.ip(), listener.address.port());
-            tracing::info!("nvme connect -t tcp -a {ip} -s {port} -n {}", subsystem.nqn);
+            tracing::info!("{}", connect_line(listener.address, &subsystem.nqn));
         }
     }
 }
 
-/// The file that was served, for a reload.
-pub type ConfigPath = Option<PathBuf>;

@@ -159,11 +159,12 @@ impl Conn {
         matches!(self.wire.receiving, Receiving::Standing(_))
     }
 
-    /// True when received bytes are kept from an earlier batch and may hold events already.
+    /// True when there may be events without a new batch: bytes are kept from an earlier one, or `fetch`
+    /// found all of its data among them. Ask after a `fetch` or `reply` that ended a pause.
     #[inline]
     #[must_use]
     pub fn has_unread(&self) -> bool {
-        self.wire.inbox.stashed() > 0
+        self.wire.inbox.stashed() > 0 || self.wire.is_payload_whole()
     }
 
     /// The place of the rest of a payload that is being received, for the socket to read straight into; 0

@@ -120,3 +120,25 @@ fn more_fetches_than_the_queue_has_entries_close_the_connection() {
     assert_eq!(rig.seen.len(), 5);
     rig.finish();
 }
+
+#[test]
+fn a_fetch_of_data_that_was_kept_leaves_something_to_ask_for() {
+    for digests in wire::ALL {
+        for behind in [false, true] {
+            let mut rig = Controller::ready(ConnConfig::default(), digests);
+            rig.is_manual = true;
+            let mut stream = wire::capsule(wire::sqe(WRITE, 1, OFFSET, 4096), &[1; 4096], digests);
+            if behind {
+                stream.extend(wire::capsule(wire::sqe(0, 2, TRANSPORT, 0), &[], digests));
+            }
+            rig.feed(&stream);
+            assert!(rig.conn.is_paused());
+            let (entry, data) = rig.waiting.pop_front().expect("a command waits");
+            rig.answer(&entry, data);
+            assert!(!rig.conn.is_paused() && rig.conn.has_unread(), "else no shell would ask for Fetched");
+            rig.pull();
+            assert_eq!(rig.seen.len(), if behind { 3 } else { 2 });
+            assert!(!rig.conn.has_unread());
+        }
+    }
+}

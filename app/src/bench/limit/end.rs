@@ -1,7 +1,8 @@
 //! One end of the exchange: the loop that receives, hands on and sends, the same for both roles.
 //!
-//! A turn asks every connection once, hands what came to the [`Role`], and sends in one call what the role put into the
-//! outbox. All connections of an exchange are busy, so asking each of them is faster than asking epoll which to ask.
+//! A turn asks every connection once, hands what came to the [`Role`], and sends in one call what the role
+//! put into the outbox. All connections of an exchange are busy, so asking each of them is faster than asking
+//! epoll which to ask.
 
 use std::io::{self, IoSliceMut};
 use std::net::TcpStream;
@@ -17,9 +18,11 @@ use super::outbox::{Outbox, Stock};
 
 /// Bytes that are received in one call at most. Smaller ones cost calls, larger ones leave the core's cache.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// Blocks from this size on are received to where they belong; smaller ones are cheaper to copy there out of a batch.
+/// Blocks from this size on are received to where they belong; smaller ones are cheaper to copy there out of
+/// a batch.
 const LANDING_BYTES_MIN: usize = 16 << 10;
-/// Bytes that are received at most beyond a block that lands where it belongs, so that most of the next one does too.
+/// Bytes that are received at most beyond a block that lands where it belongs, so that most of the next one
+/// does too.
 const BEYOND_BYTES: usize = 4 << 10;
 
 /// What an end does with what it receives.

@@ -1,7 +1,7 @@
 //! What a cache line takes from one core to the other and back.
 //!
-//! Two virtual cores may or may not share a cache, and a host can move them at any time. This number tells which of the
-//! two it was, so that figures are only compared with others of the same kind.
+//! Two virtual cores may or may not share a cache, and a host can move them at any time. This number tells
+//! which of the two it was, so that figures are only compared with others of the same kind.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;

@@ -1,7 +1,7 @@
 //! The messages of the exchange and how a stream of bytes is cut into them.
 //!
-//! A message says its [`Kind`] in its first byte; with the size of a block the kind gives the length. So a stream can be
-//! cut at any byte, and no header ever has to be put together from two receives.
+//! A message says its [`Kind`] in its first byte; with the size of a block the kind gives the length. So a
+//! stream can be cut at any byte, and no header ever has to be put together from two receives.
 
 /// Bytes of a request's head: a command capsule's header and SQE.
 pub(super) const REQUEST_BYTES: usize = 72;
@@ -131,8 +131,8 @@ impl Cursor {
         if self.kind.has_payload() && self.left <= self.block_bytes { self.left } else { 0 }
     }
 
-    /// `bytes` of the payload that comes next were received to where they belong. Gives the kind of the message if it
-    /// ends with them.
+    /// `bytes` of the payload that comes next were received to where they belong. Gives the kind of the
+    /// message if it ends with them.
     #[inline]
     pub(super) fn landed(&mut self, bytes: usize) -> Option<Kind> {
         assert!(bytes <= self.payload_left(), "more landed than there was payload");

@@ -1,8 +1,8 @@
 //! What an end still has to send on one connection, and the memory that it is sent from.
 //!
-//! Messages that differ in nothing are not made one by one: a [`Stock`] holds a run of them, one after the other, and a
-//! turn's worth is one slice of it. Only the reply to a read is gathered from two places, its head and the block where
-//! it lies in the span.
+//! Messages that differ in nothing are not made one by one: a [`Stock`] holds a run of them, one after the
+//! other, and a turn's worth is one slice of it. Only the reply to a read is gathered from two places, its
+//! head and the block where it lies in the span.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -19,8 +19,8 @@ const IOV_MAX: usize = 1024;
 /// Memory that a stock takes at most for one kind of message; beyond it slots are shared.
 const STOCK_BYTES_MAX: usize = 256 << 20;
 
-/// Ready-made messages: for each kind of it a run of equal ones, as many as can be in flight, so that each request in
-/// flight has payload memory of its own, as it has with any host.
+/// Ready-made messages: for each kind of it a run of equal ones, as many as can be in flight, so that each
+/// request in flight has payload memory of its own, as it has with any host.
 #[derive(Debug)]
 pub(super) struct Stock {
     block_bytes: usize,

@@ -1,7 +1,8 @@
 //! The requesting end: keeps the depth in flight and measures how long each request took.
 //!
-//! The clock is read once for all that one receive completed. Replies come in the order of the requests, reads and
-//! writes each in their own, so a latency is the distance to the oldest entry of a short queue of (time, count).
+//! The clock is read once for all that one receive completed. Replies come in the order of the requests,
+//! reads and writes each in their own, so a latency is the distance to the oldest entry of a short queue of
+//! (time, count).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,7 +63,8 @@ struct InFlight {
     writes: Batches,
 }
 
-/// Requests of one direction: when they were started and how many, oldest first; and how many ended in this receive.
+/// Requests of one direction: when they were started and how many, oldest first; and how many ended in this
+/// receive.
 #[derive(Debug, Default)]
 struct Batches {
     started: VecDeque<(u64, usize)>,

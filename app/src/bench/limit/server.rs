@@ -142,7 +142,8 @@ mod tests {
     use super::*;
     use crate::bench::Access;
 
-    /// Send `bytes` to a server of a numbered span in parts of `step`, and give back its answer and the span after it.
+    /// Send `bytes` to a server of a numbered span in parts of `step`, and give back its answer and the span
+    /// after it.
     fn answers(plan: &Plan, bytes: &[u8], step: usize, expected: usize) -> (Vec<u8>, Vec<u8>) {
         let mut span: Vec<u8> = (0..8u8).flat_map(|block| vec![block; plan.block_bytes]).collect();
         let (serving, mut requesting) = connect(plan).expect("connects");

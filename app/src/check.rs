@@ -1,0 +1,212 @@
+//! `spindle check`: validates a configuration and prints what it would start, the memory that takes, and what
+//! hosts type.
+//!
+//! It opens no disk and listens nowhere. With `--against` it also says what a reload from another file would
+//! change.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, Table};
+use uuid::Uuid;
+
+use crate::cli::CheckArgs;
+use crate::config::{
+    Change, Config, ConfigErrors, DiskKind, DiskPlan, Hosts, Idle, LogFormat, Plan, SubsystemPlan, When,
+    connect_line, reachable, reference, rounded, sums, total,
+};
+use crate::size::Bytes;
+
+/// Run it.
+///
+/// # Errors
+/// Everything that is wrong with the file, or with the one that it is compared with.
+pub fn run(args: &CheckArgs) -> Result<(), ConfigErrors> {
+    let Some(file) = &args.config else {
+        print!("{}", reference());
+        return Ok(());
+    };
+    let config = Config::examine(file)?;
+    let mut text = format!("{} is valid.\n\n{}", file.display(), describe(config.plan()));
+    if let Some(against) = &args.against {
+        let running = Config::examine(against)?;
+        text.push_str(&describe_changes(against, &config.plan().changes(running.plan())));
+    }
+    print!("{text}");
+    Ok(())
+}
+
+/// What the plan would start, for people.
+fn describe(plan: &Plan) -> String {
+    let mut text = String::from("What starts\n");
+    let cores: Vec<String> = plan.reactor.cores.iter().map(usize::to_string).collect();
+    let pinned = if plan.reactor.is_pinned { "pinned" } else { "not pinned" };
+    let idle = match plan.reactor.idle {
+        Idle::Spin => "polling always".to_owned(),
+        Idle::Adaptive { spin_us } => format!("polling, asleep after {spin_us} us without work"),
+    };
+    let _ = writeln!(text, "  cores       {}, {pinned}, {idle}", cores.join(", "));
+    for listener in &plan.listeners {
+        let bytes = Bytes::new(listener.in_capsule_bytes.into());
+        let _ = writeln!(text, "  listener    NVMe/TCP {}, {bytes} in capsule", listener.address);
+    }
+    for disk in &plan.disks {
+        let _ = writeln!(text, "  disk        {}", describe_disk(disk));
+    }
+    for subsystem in &plan.subsystems {
+        describe_subsystem(&mut text, plan, subsystem);
+    }
+    for referral in &plan.referrals {
+        let _ = writeln!(text, "  referral    {}", referral.address);
+    }
+    let format = if plan.log.format == LogFormat::Json { "JSON" } else { "text" };
+    let _ = writeln!(
+        text,
+        "  log         {} and more urgent, {format}, to standard error",
+        plan.log.level.name()
+    );
+    let _ = writeln!(text, "  shutdown    within {} ms", plan.drain_deadline.as_millis());
+    let _ = write!(text, "\nMemory\n{}\n", memory_table(plan));
+    text.push_str(&host_lines(plan));
+    if !plan.notes.is_empty() {
+        text.push_str("\nPlease note\n");
+    }
+    for note in &plan.notes {
+        let _ = writeln!(text, "  - {note}");
+    }
+    text
+}
+
+fn describe_disk(disk: &DiskPlan) -> String {
+    let (name, kind, bytes) = (&disk.name, disk.kind.name(), Bytes::new(disk.bytes));
+    let mut text = format!("{name}: {kind}, {bytes}, blocks of {} bytes", disk.block_bytes);
+    if let DiskKind::File { path, is_read_only, create, is_direct } = &disk.kind {
+        let _ = write!(text, ", {}", path.display());
+        let about = [
+            (*is_read_only, "read-only"),
+            (*create, "made if missing"),
+            (!*is_direct, "through the page cache"),
+        ];
+        for (_, words) in about.into_iter().filter(|(is_so, _)| *is_so) {
+            let _ = write!(text, ", {words}");
+        }
+    }
+    text
+}
+
+fn describe_subsystem(text: &mut String, plan: &Plan, subsystem: &SubsystemPlan) {
+    let _ = writeln!(text, "  subsystem   {}", subsystem.nqn);
+    let (serial, model) = (&subsystem.serial, &subsystem.model);
+    let _ =
+        writeln!(text, "              serial {serial}, model {model}, hosts: {}", Hosts(&subsystem.hosts));
+    let offered: Vec<String> =
+        plan.listeners_of(subsystem).map(|listener| listener.address.to_string()).collect();
+    let _ = writeln!(text, "              at {}", offered.join(", "));
+    for namespace in &subsystem.namespaces {
+        let (uuid, nguid) = (Uuid::from_bytes(namespace.uuid), u128::from_be_bytes(namespace.nguid));
+        let _ = writeln!(text, "    namespace {}: disk {}", namespace.nsid, namespace.disk);
+        let _ = writeln!(text, "              uuid {uuid}, nguid {nguid:032x}");
+    }
+}
+
+fn memory_table(plan: &Plan) -> Table {
+    let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+    let size = |bytes: u64| right(rounded(bytes));
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED);
+    table.set_header(vec![
+        Cell::new("what for"),
+        right("each".into()),
+        right("count".into()),
+        right("at most".into()),
+        Cell::new("taken"),
+    ]);
+    let sums = sums(plan);
+    for sum in &sums {
+        let from = if sum.is_huge { ", huge pages" } else { "" };
+        let when = Cell::new(format!("{}{from}", sum.when.words()));
+        table.add_row(vec![
+            Cell::new(&sum.reason),
+            size(sum.each),
+            right(sum.count.to_string()),
+            size(sum.bytes()),
+            when,
+        ]);
+    }
+    for (words, when) in [
+        ("sum at the start", When::Start),
+        ("sum with full RAM disks", When::Filled),
+        ("sum with all connections", When::Busy),
+    ] {
+        let nothing = || Cell::new("");
+        table.add_row(vec![Cell::new(words), nothing(), nothing(), size(total(&sums, when)), nothing()]);
+    }
+    table
+}
+
+fn host_lines(plan: &Plan) -> String {
+    let mut text = String::from("\nWhat hosts type\n");
+    for listener in &plan.listeners {
+        let address = reachable(listener.address);
+        let _ = writeln!(text, "  nvme discover -t tcp -a {} -s {}", address.ip(), address.port());
+    }
+    for subsystem in &plan.subsystems {
+        for listener in plan.listeners_of(subsystem) {
+            let _ = writeln!(text, "  {}", connect_line(listener.address, &subsystem.nqn));
+        }
+    }
+    text
+}
+
+fn describe_changes(against: &Path, changes: &[Change]) -> String {
+    let mut text = format!("\nA reload from {}\n", against.display());
+    for change in changes {
+        let _ = writeln!(text, "  - {change}");
+    }
+    if changes.is_empty() {
+        text.push_str("  changes nothing\n");
+    }
+    if changes.iter().any(Change::is_refused) {
+        text.push_str("  would be refused as a whole\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_starts_what_it_takes_and_what_hosts_type_is_printed() {
+        let text = describe(Config::builtin().plan());
+        for part in [
+            "listener    NVMe/TCP 127.0.0.1:4420, 4 KiB in capsule",
+            "disk        ram0: ram, 1 GiB, blocks of 512 bytes",
+            "subsystem   nqn.2026-01.io.spindle:default",
+            "serial SPDLECC6CFDC70095C25, model Spindle, hosts: any",
+            "uuid 224dd7ce-e1dd-53fa-ba82-c6188e2caff1, nguid 724537abac305dc1be2d8849ac5b751a",
+            "pool: 1024 buffers of 4 KiB, a core",
+            "admin reserve",
+            "sum with full RAM disks",
+            "\n  nvme discover -t tcp -a 127.0.0.1 -s 4420\n",
+            "\n  nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-01.io.spindle:default\n",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_reload_is_told_with_its_refusals() {
+        let builtin = Config::builtin();
+        let against = Path::new("a.toml");
+        assert_eq!(describe_changes(against, &[]), "\nA reload from a.toml\n  changes nothing\n");
+        let mut other = builtin.plan().clone();
+        other.disks[0].block_bytes = 4096;
+        let text = describe_changes(against, &other.changes(builtin.plan()));
+        assert!(
+            text.contains("block_bytes from 512 to 4096: refused") && text.ends_with("refused as a whole\n"),
+            "{text}"
+        );
+    }
+}

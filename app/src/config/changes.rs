@@ -1,0 +1,321 @@
+//! What a reload would do: the difference between two plans, as a list for the log, with what it cannot do
+//! named.
+//!
+//! A reload with a refusal in it changes nothing at all: half of a file is not a configuration that anybody
+//! wrote.
+
+use std::fmt::{self, Debug};
+use std::net::SocketAddr;
+
+use nvme_spec::nqn::Nqn;
+use spindle_target::snapshot::AllowedHosts;
+
+use super::plan::{DiskKind, ListenerPlan, LogPlan, NamespacePlan, Plan, SubsystemPlan};
+use crate::size::Bytes;
+
+/// One difference between what runs and what is to run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    /// A disk is opened or made.
+    DiskAdded(String),
+    /// A disk is closed.
+    DiskRemoved(String),
+    /// A disk gets another size; hosts are told.
+    DiskResized {
+        /// The disk.
+        disk: String,
+        /// Bytes now.
+        from: u64,
+        /// Bytes then.
+        to: u64,
+    },
+    /// A subsystem appears.
+    SubsystemAdded(Nqn),
+    /// A subsystem goes, with its controllers.
+    SubsystemRemoved(Nqn),
+    /// Other hosts may connect.
+    HostsChanged {
+        /// The subsystem.
+        nqn: Nqn,
+        /// Who may now.
+        from: AllowedHosts,
+        /// Who may then.
+        to: AllowedHosts,
+    },
+    /// A namespace appears.
+    NamespaceAdded {
+        /// The subsystem.
+        nqn: Nqn,
+        /// Its number.
+        nsid: u32,
+        /// The disk behind it.
+        disk: String,
+    },
+    /// A namespace goes.
+    NamespaceRemoved {
+        /// The subsystem.
+        nqn: Nqn,
+        /// Its number.
+        nsid: u32,
+        /// The disk behind it.
+        disk: String,
+    },
+    /// Hosts are told of another discovery service.
+    ReferralAdded(SocketAddr),
+    /// Hosts are not told of a discovery service any more.
+    ReferralRemoved(SocketAddr),
+    /// Something else that can change while it runs.
+    Setting {
+        /// The field.
+        field: String,
+        /// What it is.
+        from: String,
+        /// What it becomes.
+        to: String,
+    },
+    /// Something that cannot change while it runs.
+    Refused {
+        /// The field.
+        field: String,
+        /// What it is.
+        from: String,
+        /// What it cannot become.
+        to: String,
+        /// Why not, and what can be done instead.
+        reason: &'static str,
+    },
+}
+
+const AT_START: &str = "is fixed at the start; restart to change it";
+const DISK_IDENTITY: &str = "would be another disk under the same name; give it a new name";
+const HOST_IDENTITY: &str = "hosts know the disk by it; restart when none is connected";
+
+impl Change {
+    /// True for what cannot be done while it runs.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Change::Refused { .. })
+    }
+}
+
+impl Plan {
+    /// What running this plan instead of `previous` changes, in the order in which it is said.
+    pub fn changes(&self, previous: &Plan) -> Vec<Change> {
+        let mut changes = Vec::new();
+        self.fixed(previous, &mut changes);
+        self.disk_changes(previous, &mut changes);
+        self.subsystem_changes(previous, &mut changes);
+        for referral in &self.referrals {
+            if !previous.referrals.contains(referral) {
+                changes.push(Change::ReferralAdded(referral.address));
+            }
+        }
+        for referral in &previous.referrals {
+            if !self.referrals.contains(referral) {
+                changes.push(Change::ReferralRemoved(referral.address));
+            }
+        }
+        self.settings(previous, &mut changes);
+        changes
+    }
+
+    /// What memory and threads were made for at the start.
+    fn fixed(&self, previous: &Plan, changes: &mut Vec<Change>) {
+        let mut fixed = |field: &str, from: &dyn Debug, to: &dyn Debug| {
+            refuse(changes, field, from, to, AT_START);
+        };
+        fixed("reactor.cores", &previous.reactor.cores, &self.reactor.cores);
+        fixed("reactor.pin", &previous.reactor.is_pinned, &self.reactor.is_pinned);
+        fixed("reactor.idle", &previous.reactor.idle, &self.reactor.idle);
+        fixed("pool.pages", &previous.pool.pages, &self.pool.pages);
+        fixed("pool.zone", &previous.pool.zones, &self.pool.zones);
+        fixed("pool.admin_buffer, admin_count", &previous.pool.admin_zones, &self.pool.admin_zones);
+        let (from, to) = (&previous.limits, &self.limits);
+        fixed("limits.queue_entries", &from.controller.queue_entries, &to.controller.queue_entries);
+        fixed("limits.transfer", &from.controller.transfer_bytes, &to.controller.transfer_bytes);
+        fixed("limits.connections", &from.connections, &to.connections);
+        fixed("limits.disk_commands", &from.disk_commands, &to.disk_commands);
+        fixed("tcp", &without_in_capsule(previous), &without_in_capsule(self));
+        let addresses = |plan: &Plan| {
+            let mut addresses: Vec<SocketAddr> =
+                plan.listeners.iter().map(|listener| listener.address).collect();
+            addresses.sort();
+            addresses
+        };
+        fixed("listener.address", &addresses(previous), &addresses(self));
+        let without_level = |plan: &Plan| LogPlan { level: super::LogLevel::Info, ..plan.log };
+        fixed("log.format, peer_lines_per_s", &without_level(previous), &without_level(self));
+    }
+
+    fn disk_changes(&self, previous: &Plan, changes: &mut Vec<Change>) {
+        for disk in &self.disks {
+            let Some(before) = previous.disk(&disk.name) else {
+                changes.push(Change::DiskAdded(disk.name.clone()));
+                continue;
+            };
+            let field = |name: &str| format!("disk {:?}: {name}", disk.name);
+            refuse(changes, &field("block_bytes"), &before.block_bytes, &disk.block_bytes, DISK_IDENTITY);
+            refuse(changes, &field("kind"), &for_good(&before.kind), &for_good(&disk.kind), DISK_IDENTITY);
+            if before.bytes != disk.bytes {
+                let (disk, from, to) = (disk.name.clone(), before.bytes, disk.bytes);
+                changes.push(Change::DiskResized { disk, from, to });
+            }
+        }
+        for disk in previous.disks.iter().filter(|disk| self.disk(&disk.name).is_none()) {
+            changes.push(Change::DiskRemoved(disk.name.clone()));
+        }
+    }
+
+    fn subsystem_changes(&self, previous: &Plan, changes: &mut Vec<Change>) {
+        let find = |plan: &Plan, nqn: Nqn| plan.subsystems.iter().position(|subsystem| subsystem.nqn == nqn);
+        for before in &previous.subsystems {
+            let now = find(self, before.nqn).map(|index| &self.subsystems[index]);
+            for namespace in &before.namespaces {
+                if !now.is_some_and(|now| now.namespaces.contains(namespace)) {
+                    let (nsid, disk) = (namespace.nsid, namespace.disk.clone());
+                    changes.push(Change::NamespaceRemoved { nqn: before.nqn, nsid, disk });
+                }
+            }
+            if now.is_none() {
+                changes.push(Change::SubsystemRemoved(before.nqn));
+            }
+        }
+        for subsystem in &self.subsystems {
+            let before = find(previous, subsystem.nqn).map(|index| &previous.subsystems[index]);
+            match before {
+                None => changes.push(Change::SubsystemAdded(subsystem.nqn)),
+                Some(before) => subsystem.changes(before, changes),
+            }
+            for namespace in &subsystem.namespaces {
+                if !before.is_some_and(|before| before.namespaces.contains(namespace)) {
+                    let (nsid, disk) = (namespace.nsid, namespace.disk.clone());
+                    changes.push(Change::NamespaceAdded { nqn: subsystem.nqn, nsid, disk });
+                }
+            }
+        }
+    }
+
+    fn settings(&self, previous: &Plan, changes: &mut Vec<Change>) {
+        let mut setting = |field: &str, from: &dyn Debug, to: &dyn Debug| set(changes, field, from, to);
+        let (from, to) = (&previous.limits, &self.limits);
+        setting("limits.io_queues", &from.io_queues_max, &to.io_queues_max);
+        setting(
+            "limits.keep_alive_ms_max",
+            &from.controller.keep_alive_ms_max,
+            &to.controller.keep_alive_ms_max,
+        );
+        let keep_alive = |plan: &Plan| plan.limits.controller.discovery_keep_alive_ms;
+        setting("discovery.keep_alive_ms", &keep_alive(previous), &keep_alive(self));
+        setting("log.level", &previous.log.level, &self.log.level);
+        setting("shutdown.deadline_ms", &previous.drain_deadline, &self.drain_deadline);
+        for listener in &self.listeners {
+            let same = |other: &&ListenerPlan| other.address == listener.address;
+            if let Some(before) = previous.listeners.iter().find(same) {
+                let field = format!("listener {}: in_capsule", listener.address);
+                setting(&field, &before.in_capsule_bytes, &listener.in_capsule_bytes);
+            }
+        }
+    }
+}
+
+impl SubsystemPlan {
+    fn changes(&self, before: &SubsystemPlan, changes: &mut Vec<Change>) {
+        let field = |name: &str| format!("subsystem {}: {name}", self.nqn);
+        refuse(changes, &field("serial"), &before.serial, &self.serial, HOST_IDENTITY);
+        refuse(changes, &field("model"), &before.model, &self.model, HOST_IDENTITY);
+        if before.hosts != self.hosts {
+            let (from, to) = (before.hosts.clone(), self.hosts.clone());
+            changes.push(Change::HostsChanged { nqn: self.nqn, from, to });
+        }
+        set(changes, &field("listeners"), &before.listeners, &self.listeners);
+        set(changes, &field("cntlid_min, cntlid_max"), &before.cntlid_range, &self.cntlid_range);
+        for namespace in &self.namespaces {
+            let has_same_identity =
+                |other: &&NamespacePlan| other.uuid == namespace.uuid || other.nguid == namespace.nguid;
+            if let Some(other) = before.namespaces.iter().find(has_same_identity) {
+                let field = field(&format!("namespace {}: disk", namespace.nsid));
+                refuse(
+                    changes,
+                    &field,
+                    &other.disk,
+                    &namespace.disk,
+                    "hosts would take it for the disk with that UUID",
+                );
+            }
+        }
+    }
+}
+
+/// All of NVMe/TCP but what listeners have of their own.
+fn without_in_capsule(plan: &Plan) -> super::plan::TcpPlan {
+    let mut tcp = plan.tcp;
+    tcp.conn.in_capsule_bytes = 0;
+    tcp
+}
+
+/// What makes a disk the disk that it is: all but that it would be made if it were missing.
+fn for_good(kind: &DiskKind) -> DiskKind {
+    let mut kind = kind.clone();
+    if let DiskKind::File { create, .. } = &mut kind {
+        *create = false;
+    }
+    kind
+}
+
+fn refuse(changes: &mut Vec<Change>, field: &str, from: &dyn Debug, to: &dyn Debug, reason: &'static str) {
+    let (from, to) = (format!("{from:?}"), format!("{to:?}"));
+    if from != to {
+        changes.push(Change::Refused { field: field.to_owned(), from, to, reason });
+    }
+}
+
+fn set(changes: &mut Vec<Change>, field: &str, from: &dyn Debug, to: &dyn Debug) {
+    let (from, to) = (format!("{from:?}"), format!("{to:?}"));
+    if from != to {
+        changes.push(Change::Setting { field: field.to_owned(), from, to });
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Change::DiskAdded(disk) => write!(f, "disk {disk:?} added"),
+            Change::DiskRemoved(disk) => write!(f, "disk {disk:?} removed"),
+            Change::DiskResized { disk, from, to } => {
+                write!(f, "disk {disk:?} resized from {} to {}", Bytes::new(*from), Bytes::new(*to))
+            }
+            Change::SubsystemAdded(nqn) => write!(f, "subsystem {nqn} added"),
+            Change::SubsystemRemoved(nqn) => write!(f, "subsystem {nqn} removed"),
+            Change::HostsChanged { nqn, from, to } => {
+                write!(f, "subsystem {nqn}: hosts from {} to {}", Hosts(from), Hosts(to))
+            }
+            Change::NamespaceAdded { nqn, nsid, disk } => {
+                write!(f, "subsystem {nqn}: namespace {nsid} added, disk {disk:?}")
+            }
+            Change::NamespaceRemoved { nqn, nsid, disk } => {
+                write!(f, "subsystem {nqn}: namespace {nsid} removed, disk {disk:?}")
+            }
+            Change::ReferralAdded(address) => write!(f, "referral to {address} added"),
+            Change::ReferralRemoved(address) => write!(f, "referral to {address} removed"),
+            Change::Setting { field, from, to } => write!(f, "{field} from {from} to {to}"),
+            Change::Refused { field, from, to, reason } => {
+                write!(f, "{field} from {from} to {to}: refused, {reason}")
+            }
+        }
+    }
+}
+
+/// Who may connect, in words.
+pub struct Hosts<'a>(pub &'a AllowedHosts);
+
+impl fmt::Display for Hosts<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            AllowedHosts::Any => f.write_str("any"),
+            AllowedHosts::Only(hosts) if hosts.is_empty() => f.write_str("none"),
+            AllowedHosts::Only(hosts) => {
+                let names: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
+                f.write_str(&names.join(", "))
+            }
+        }
+    }
+}

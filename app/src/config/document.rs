@@ -1,0 +1,439 @@
+//! A configuration file as a tree of checked values: every key is one that [`schema`] knows, every value of
+//! its kind, and what the file does not say has its default.
+//!
+//! ```text
+//!   text ── toml ──> spanned tables ── against the schema ──> Node { leaves, children }, and all errors
+//! ```
+//!
+//! All errors are collected, not only the first, which is why this walks the spanned tables that `toml` gives
+//! instead of deserialising with `serde`: that one ends at the first error, and does not know the path to it.
+//!
+//! What it does not do: what two values demand of each other (`validate`).
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use nvme_spec::nqn::Nqn;
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue};
+use uuid::Uuid;
+
+use super::error::ConfigError;
+use super::schema::{self, Key, Kind, Preset};
+use crate::size::Bytes;
+
+/// Where in the file something stands, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Line, from 1.
+    pub line: usize,
+    /// The field with its path.
+    pub field: String,
+    /// The value as it stands there; a default as it would.
+    pub text: String,
+}
+
+/// A value of one of the kinds of [`Kind`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// [`Kind::Flag`].
+    Flag(bool),
+    /// [`Kind::Integer`], [`Kind::Number`], [`Kind::Size`].
+    Integer(u64),
+    /// [`Kind::Word`], [`Kind::Text`].
+    Text(String),
+    /// [`Kind::Nqn`].
+    Nqn(Nqn),
+    /// [`Kind::Uuid`], [`Kind::Nguid`].
+    Identity([u8; 16]),
+    /// [`Kind::Address`].
+    Address(SocketAddr),
+    /// [`Kind::Path`].
+    Path(PathBuf),
+    /// [`Kind::List`].
+    List(Vec<Leaf>),
+}
+
+/// A value and where it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Leaf {
+    /// The value.
+    pub value: Value,
+    /// Where it stands.
+    pub place: Place,
+}
+
+/// A section: its values and the sections in it.
+#[derive(Debug)]
+pub struct Node {
+    /// Where its heading stands; the field is its path.
+    pub place: Place,
+    pub(super) leaves: BTreeMap<&'static str, State>,
+    pub(super) children: BTreeMap<&'static str, Vec<Node>>,
+    /// Sections that are there in a form that they do not have; the error is recorded.
+    pub(super) malformed: Vec<&'static str>,
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    /// Stands in the file.
+    Given(Leaf),
+    /// Does not; this is the default.
+    Preset(Leaf),
+    /// Stands in the file and is wrong, or is missing and must not be; the error is recorded.
+    Wrong,
+    /// Does not stand in the file, and what it is then depends on others.
+    Absent,
+}
+
+/// What two-phase checks share: the errors so far.
+pub type Errors = RefCell<Vec<ConfigError>>;
+
+/// Read `text` against the schema. The errors are added to `errors`; the tree has what is right.
+pub fn read(text: &str, errors: &Errors) -> Option<Node> {
+    let (root, broken) = DeTable::parse_recoverable(text);
+    let reader = Reader { text, errors };
+    for error in &broken {
+        let span = error.span().unwrap_or(0..0);
+        let line_text =
+            text.get(..span.start).and_then(|before| text.lines().nth(before.matches('\n').count()));
+        let allowed = format!("not TOML: {} in `{}`", error.message(), line_text.unwrap_or_default().trim());
+        errors.borrow_mut().push(ConfigError {
+            line: reader.line(span.start),
+            field: String::new(),
+            value: String::new(),
+            allowed,
+        });
+    }
+    // What recovery made of a broken file would only add errors that are none.
+    let is_toml = broken.is_empty();
+    is_toml.then(|| reader.section(root.get_ref(), schema::FILE, Place { line: 1, ..Place::default() }))
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Place { line: 0, field: String::new(), text: String::new() }
+    }
+}
+
+impl Place {
+    /// The place of `name` in this section.
+    pub fn inside(&self, name: &str) -> Place {
+        let field = if self.field.is_empty() { name.to_owned() } else { format!("{}.{name}", self.field) };
+        Place { line: self.line, field, text: String::new() }
+    }
+
+    /// An error here: `allowed` says what is.
+    pub fn refuse(&self, errors: &Errors, allowed: impl Into<String>) {
+        errors.borrow_mut().push(ConfigError {
+            line: self.line,
+            field: self.field.clone(),
+            value: self.text.clone(),
+            allowed: allowed.into(),
+        });
+    }
+}
+
+/// Most characters of a value that an error shows.
+const VALUE_CHARS_MAX: usize = 80;
+
+struct Reader<'a> {
+    text: &'a str,
+    errors: &'a Errors,
+}
+
+impl Reader<'_> {
+    fn line(&self, offset: usize) -> usize {
+        self.text.get(..offset).map_or(1, |before| before.matches('\n').count() + 1)
+    }
+
+    /// Where `span` stands, with its text on one line.
+    fn place(&self, field: String, span: std::ops::Range<usize>) -> Place {
+        let line = self.line(span.start);
+        let written =
+            self.text.get(span).unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = match written.char_indices().nth(VALUE_CHARS_MAX) {
+            Some((end, _)) => format!("{} ...", &written[..end]),
+            None => written,
+        };
+        Place { line, field, text }
+    }
+
+    fn section(&self, table: &DeTable<'_>, keys: &'static [Key], place: Place) -> Node {
+        let mut node =
+            Node { place, leaves: BTreeMap::new(), children: BTreeMap::new(), malformed: Vec::new() };
+        for (name, value) in table.iter() {
+            if !keys.iter().any(|key| key.name == name.get_ref().as_ref()) {
+                let path = node.place.inside(name.get_ref()).field;
+                let mut unknown = self.place(path, value.span());
+                unknown.line = self.line(name.span().start);
+                if matches!(value.get_ref(), DeValue::Table(_) | DeValue::Array(_)) {
+                    unknown.text.clear();
+                }
+                unknown.refuse(self.errors, unknown_key(name.get_ref(), keys));
+            }
+        }
+        for key in keys {
+            let found =
+                table.iter().find(|(name, _)| name.get_ref().as_ref() == key.name).map(|(_, value)| value);
+            match key.section() {
+                Some(inner) => {
+                    let children = self.children(&node.place, key, inner, found);
+                    if children.is_empty() && found.is_some() {
+                        node.malformed.push(key.name);
+                    }
+                    node.children.insert(key.name, children);
+                }
+                None => {
+                    let state = self.leaf(&node.place, key, found);
+                    node.leaves.insert(key.name, state);
+                }
+            }
+        }
+        node
+    }
+
+    /// The sections of `key`. A single section that is not in the file is there with all its defaults.
+    fn children(
+        &self,
+        parent: &Place,
+        key: &'static Key,
+        inner: &'static [Key],
+        found: Option<&Spanned<DeValue<'_>>>,
+    ) -> Vec<Node> {
+        let path = parent.inside(key.name);
+        let is_list = matches!(key.kind, Kind::Sections(_));
+        let all_defaults = |path: Place| vec![self.section(&DeTable::new(), inner, path)];
+        let Some(value) = found else {
+            return if is_list { Vec::new() } else { all_defaults(path) };
+        };
+        let at = |field: String, value: &Spanned<DeValue<'_>>| Place {
+            text: String::new(),
+            ..self.place(field, value.span())
+        };
+        match (value.get_ref(), is_list) {
+            (DeValue::Table(table), false) => vec![self.section(table, inner, at(path.field, value))],
+            (DeValue::Array(array), true) => self.list_of_sections(array, inner, &path),
+            (DeValue::Table(_), true) => {
+                let heading = at(path.field.clone(), value);
+                heading.refuse(
+                    self.errors,
+                    format!("there may be several, so it is written [[{}]]", without_index(&path.field)),
+                );
+                Vec::new()
+            }
+            (_, false) => {
+                let heading = self.place(path.field.clone(), value.span());
+                heading.refuse(
+                    self.errors,
+                    format!("must be a section, written [{}]; there is one of them", path.field),
+                );
+                all_defaults(path)
+            }
+            (_, true) => {
+                let heading = self.place(path.field.clone(), value.span());
+                heading.refuse(
+                    self.errors,
+                    format!("must be sections, each written [[{}]]", without_index(&path.field)),
+                );
+                Vec::new()
+            }
+        }
+    }
+
+    fn list_of_sections(&self, array: &DeArray<'_>, inner: &'static [Key], path: &Place) -> Vec<Node> {
+        let mut nodes = Vec::new();
+        for (index, element) in array.iter().enumerate() {
+            let field = format!("{}[{index}]", path.field);
+            let place = self.place(field, element.span());
+            match element.get_ref().as_table() {
+                Some(table) => nodes.push(self.section(table, inner, Place { text: String::new(), ..place })),
+                None => place.refuse(
+                    self.errors,
+                    format!("must be a section, written [[{}]]", without_index(&path.field)),
+                ),
+            }
+        }
+        nodes
+    }
+
+    fn leaf(&self, parent: &Place, key: &'static Key, found: Option<&Spanned<DeValue<'_>>>) -> State {
+        let path = parent.inside(key.name);
+        if let Some(value) = found {
+            let place = self.place(path.field, value.span());
+            return self.value(&key.kind, value, place).map_or(State::Wrong, State::Given);
+        }
+        match key.preset {
+            Preset::Required => {
+                path.refuse(self.errors, format!("missing; it must be {}", key.kind));
+                State::Wrong
+            }
+            Preset::Is(text) => {
+                let place = Place { text: text.to_owned(), ..path };
+                preset(&key.kind, text).map_or(State::Wrong, |value| State::Preset(Leaf { value, place }))
+            }
+            Preset::From(_) | Preset::Section => State::Absent,
+        }
+    }
+
+    /// The value when it is of this kind, or an error and `None`.
+    fn value(&self, kind: &Kind, value: &Spanned<DeValue<'_>>, place: Place) -> Option<Leaf> {
+        if let (Kind::List(of), Some(array)) = (kind, value.get_ref().as_array()) {
+            let mut leaves = Vec::new();
+            for (index, element) in array.iter().enumerate() {
+                let place = self.place(format!("{}[{index}]", place.field), element.span());
+                leaves.push(self.value(of, element, place));
+            }
+            let value = Value::List(leaves.into_iter().collect::<Option<_>>()?);
+            return Some(Leaf { value, place });
+        }
+        match scalar(kind, value.get_ref()) {
+            Ok(value) => Some(Leaf { value, place }),
+            Err(reason) => {
+                let reason = reason.map(|reason| format!("{reason}; ")).unwrap_or_default();
+                place.refuse(self.errors, format!("{reason}must be {kind}"));
+                None
+            }
+        }
+    }
+}
+
+/// A default out of the schema as a value.
+fn preset(kind: &Kind, text: &str) -> Option<Value> {
+    let value = DeValue::parse(text).ok()?;
+    scalar(kind, value.get_ref()).ok()
+}
+
+/// The value when it is of this kind; otherwise why not, where there is more to say than what is allowed.
+fn scalar(kind: &Kind, value: &DeValue<'_>) -> Result<Value, Option<String>> {
+    let integer =
+        || value.as_integer().and_then(|number| u64::from_str_radix(number.as_str(), number.radix()).ok());
+    let text = value.as_str();
+    let found = match kind {
+        Kind::Flag => value.as_bool().map(Value::Flag),
+        Kind::Integer { min, max } => {
+            integer().filter(|number| (min..=max).contains(&number)).map(Value::Integer)
+        }
+        Kind::Number(allowed) => integer().filter(|number| allowed.contains(number)).map(Value::Integer),
+        Kind::Size { min, max, multiple } => {
+            let bytes = match text {
+                Some(text) => text.parse::<Bytes>().map_err(|error| Some(error.to_string()))?.get(),
+                None => integer().ok_or(None)?,
+            };
+            let is_allowed = (min..=max).contains(&&bytes) && bytes.is_multiple_of(*multiple);
+            is_allowed.then_some(Value::Integer(bytes))
+        }
+        Kind::Word(words) => {
+            text.filter(|text| words.contains(text)).map(|text| Value::Text(text.to_owned()))
+        }
+        Kind::Text { chars_max } => {
+            text.filter(|text| is_plain(text, *chars_max)).map(|text| Value::Text(text.to_owned()))
+        }
+        Kind::Nqn => match text.map(Nqn::new) {
+            Some(nqn) => Some(Value::Nqn(nqn.map_err(|error| Some(error.to_string()))?)),
+            None => None,
+        },
+        Kind::Uuid => {
+            text.and_then(|text| Uuid::try_parse(text).ok()).map(|uuid| Value::Identity(uuid.into_bytes()))
+        }
+        Kind::Nguid => text.and_then(nguid).map(Value::Identity),
+        Kind::Address => text
+            .and_then(|text| text.parse::<SocketAddr>().ok())
+            .filter(|address| address.port() != 0)
+            .map(Value::Address),
+        Kind::Path => text.map(PathBuf::from).filter(|path| path.is_absolute()).map(Value::Path),
+        Kind::List(_) | Kind::Section(_) | Kind::Sections(_) => None,
+    };
+    found.filter(|found| *found != Value::Identity([0; 16])).ok_or(None)
+}
+
+fn is_plain(text: &str, chars_max: usize) -> bool {
+    let is_printable = text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    is_printable && (1..=chars_max).contains(&text.len()) && text.trim() == text
+}
+
+fn nguid(text: &str) -> Option<[u8; 16]> {
+    let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hex.then(|| u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)).flatten()
+}
+
+/// `subsystem[0].namespace` as it is in headings.
+fn without_index(field: &str) -> String {
+    field.split('.').map(|part| part.split('[').next().unwrap_or(part)).collect::<Vec<_>>().join(".")
+}
+
+/// What to say about a key that is not in the schema: the nearest that is, or where it belongs, or all that
+/// are.
+fn unknown_key(name: &str, keys: &'static [Key]) -> String {
+    let nearest = keys
+        .iter()
+        .map(|key| (distance(name, key.name), key.name))
+        .filter(|(distance, key)| distance * 5 <= name.len().max(key.len()) * 2)
+        .min();
+    if let Some((_, key)) = nearest {
+        return format!("unknown key; did you mean {key:?}?");
+    }
+    let elsewhere =
+        schema::sections().into_iter().find(|(_, _, inner)| inner.iter().any(|key| key.name == name));
+    if let Some((heading, ..)) = elsewhere {
+        return format!("unknown key here; {name:?} belongs to {heading}");
+    }
+    let all: Vec<&str> = keys.iter().map(|key| key.name).collect();
+    format!("unknown key; allowed: {}", all.join(", "))
+}
+
+/// Insertions, deletions, replacements and swaps of neighbours that make `b` of `a`.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for (i, from) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, to) in b.iter().enumerate() {
+            let replaced = rows[i][j] + usize::from(from != to);
+            let mut least = replaced.min(rows[i][j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && *from == b[j - 1] && a[i - 1] == *to {
+                least = least.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_those_of_a_typist() {
+        for (a, b, expected) in [
+            ("", "", 0),
+            ("", "abc", 3),
+            ("idle", "idel", 1),
+            ("sizes", "size", 1),
+            ("hots", "host", 1),
+            ("nsid", "disk", 3),
+        ] {
+            assert_eq!((distance(a, b), distance(b, a)), (expected, expected), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn every_default_is_a_value_of_its_kind() {
+        for (heading, _, keys) in schema::sections() {
+            for key in keys {
+                if let Preset::Is(text) = key.preset {
+                    assert!(
+                        preset(&key.kind, text).is_some(),
+                        "{heading} {} = {text}: {}",
+                        key.name,
+                        key.kind
+                    );
+                }
+            }
+        }
+    }
+}

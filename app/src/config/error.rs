@@ -1,0 +1,81 @@
+//! What is wrong with a configuration: every error names the file, the line, the field, its value and what is
+//! allowed.
+//!
+//! ```text
+//!   /etc/spindle/spindle.toml:12: reactor.cores[1] = 99: must be a core that this process may use: 0 or 1
+//! ```
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Line in the file, from 1; 0 when it is about the whole file.
+    pub line: usize,
+    /// The field with its path, as `subsystem[0].namespace[1].nsid`; empty when it is about the whole file.
+    pub field: String,
+    /// The value as it stands in the file; empty when there is none.
+    pub value: String,
+    /// What is wrong with it, and what is allowed.
+    pub allowed: String,
+}
+
+/// Everything that is wrong with one file, in the order of its lines; never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigErrors {
+    file: PathBuf,
+    errors: Vec<ConfigError>,
+}
+
+impl ConfigErrors {
+    /// The errors of `file`, put in order.
+    pub(super) fn new(file: &Path, mut errors: Vec<ConfigError>) -> ConfigErrors {
+        errors.sort_by_key(|error| error.line);
+        errors.dedup();
+        ConfigErrors { file: file.to_owned(), errors }
+    }
+
+    /// The one error of a file that cannot be read at all.
+    pub(super) fn unreadable(file: &Path, error: &std::io::Error) -> ConfigErrors {
+        let (field, value) = (String::new(), String::new());
+        let allowed = format!("cannot read the configuration: {error}");
+        ConfigErrors { file: file.to_owned(), errors: vec![ConfigError { line: 0, field, value, allowed }] }
+    }
+
+    /// The errors.
+    #[cfg(test)]
+    pub fn errors(&self) -> &[ConfigError] {
+        &self.errors
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self.file.display();
+        if self.errors.len() > 1 {
+            writeln!(f, "{file} has {} errors:", self.errors.len())?;
+        }
+        let mut separator = "";
+        for error in &self.errors {
+            match error.line {
+                0 => write!(f, "{separator}{file}: {error}")?,
+                line => write!(f, "{separator}{file}:{line}: {error}")?,
+            }
+            separator = "\n";
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.field.as_str(), self.value.as_str()) {
+            ("", _) => f.write_str(&self.allowed),
+            (field, "") => write!(f, "{field}: {}", self.allowed),
+            (field, value) => write!(f, "{field} = {value}: {}", self.allowed),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What the machine has, as far as a configuration can ask too much of it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use rustix::fs::Access;
+
+/// What this process can get of the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    /// CPUs that the process may use, ascending.
+    pub cores: Vec<usize>,
+    /// Memory of the machine, or of the control group when that is less.
+    pub memory_bytes: u64,
+    /// What of it is available, together with what this process has already.
+    pub available_bytes: u64,
+    /// The plan is to be started now, so that what is not available is an error. Otherwise it may be the plan
+    /// of a target that runs here and has that memory: a note.
+    pub is_to_start: bool,
+    /// Reserved huge pages that are free, together with those that this process has already.
+    pub huge_bytes: u64,
+    /// Bytes that the process may lock, which is also what it may register with io_uring; `None`: no limit.
+    pub lockable_bytes: Option<u64>,
+    /// Files that the process may have open, sockets among them; `None`: no limit.
+    pub files_max: Option<u64>,
+    /// Congestion controls that the process may choose.
+    pub congestion: Vec<String>,
+}
+
+/// What is at a path.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PathState {
+    /// Nothing.
+    Missing {
+        /// Its directory is there.
+        has_directory: bool,
+    },
+    /// A regular file.
+    Regular(Medium),
+    /// A block device.
+    Block(Medium),
+    /// Neither; what it is.
+    Other(&'static str),
+}
+
+/// A file or device that can be a disk.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Medium {
+    /// Its size.
+    pub bytes: u64,
+    /// Device and inode of a file, device number of a device: equal only for the same medium.
+    pub identity: (u64, u64),
+}
+
+impl Machine {
+    /// The machine that this runs on, now. Asked on a thread that is not pinned.
+    pub fn here() -> Machine {
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let kib = |text: &str, name: &str| field(text, name).map(|kib| kib << 10);
+        let limit = control_group_limit();
+        // Without /proc nothing is known, and nothing is refused.
+        let memory_bytes = kib(&meminfo, "MemTotal:").unwrap_or(u64::MAX).min(limit);
+        let own = kib(&status, "RssAnon:").unwrap_or(0);
+        let available = kib(&meminfo, "MemAvailable:").unwrap_or(u64::MAX).saturating_add(own);
+        let huge_page = kib(&meminfo, "Hugepagesize:").unwrap_or(0);
+        let huge_own = kib(&status, "HugetlbPages:").unwrap_or(0);
+        let huge_free = field(&meminfo, "HugePages_Free:").unwrap_or(0).saturating_mul(huge_page);
+        let is_privileged = rustix::process::geteuid().is_root();
+        let lockable = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+        Machine {
+            cores: spindle_reactor::affinity::available_cores(),
+            memory_bytes,
+            available_bytes: available.min(memory_bytes),
+            is_to_start: true,
+            huge_bytes: huge_free.saturating_add(huge_own),
+            lockable_bytes: lockable.filter(|_| !is_privileged),
+            files_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum,
+            congestion: congestion(is_privileged),
+        }
+    }
+
+    /// This machine's cores, and more memory than any configuration asks for.
+    pub fn with_endless_memory() -> Machine {
+        Machine { memory_bytes: u64::MAX, available_bytes: u64::MAX, ..Machine::here() }
+    }
+}
+
+fn congestion(is_privileged: bool) -> Vec<String> {
+    let which = if is_privileged { "available" } else { "allowed" };
+    let names =
+        fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{which}_congestion_control")).unwrap_or_default();
+    names.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The number after `name` in one of /proc's tables.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// The least memory limit of this process' control group and those above it; `u64::MAX` without one.
+fn control_group_limit() -> u64 {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut least = u64::MAX;
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        for group in Path::new(path.trim_start_matches('/')).ancestors() {
+            let limit = fs::read_to_string(Path::new(root).join(group).join(file)).ok();
+            least = least.min(limit.and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX));
+        }
+    }
+    least
+}
+
+/// What is at `path`, without opening it for writing.
+///
+/// # Errors
+/// The system's, when it does not say (a directory that may not be searched).
+pub fn look_at(path: &Path) -> io::Result<PathState> {
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let has_directory = path.parent().is_some_and(Path::is_dir);
+            return Ok(PathState::Missing { has_directory });
+        }
+        Err(error) => return Err(error),
+    };
+    let kind = metadata.file_type();
+    Ok(if kind.is_file() {
+        PathState::Regular(Medium { bytes: metadata.len(), identity: (metadata.dev(), metadata.ino()) })
+    } else if kind.is_block_device() {
+        // The size of a device is where its end is.
+        let bytes = io::Seek::seek(&mut fs::File::open(path)?, io::SeekFrom::End(0))?;
+        PathState::Block(Medium { bytes, identity: (u64::MAX, metadata.rdev()) })
+    } else if kind.is_dir() {
+        PathState::Other("a directory")
+    } else if kind.is_char_device() {
+        PathState::Other("a character device")
+    } else {
+        PathState::Other("a pipe or a socket")
+    })
+}
+
+/// Whether the process may open `path` as a disk.
+///
+/// # Errors
+/// The system's reason why not.
+pub fn may_open(path: &Path, is_read_only: bool) -> io::Result<()> {
+    let access = if is_read_only { Access::READ_OK } else { Access::READ_OK | Access::WRITE_OK };
+    Ok(rustix::fs::access(path, access)?)
+}

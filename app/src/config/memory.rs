@@ -1,0 +1,158 @@
+//! The memory that a plan takes, as a sum of named reasons. Printed by `spindle check`, and held against the
+//! machine.
+
+use spindle_disk::RamSpec;
+use spindle_reactor::mem::Pages;
+
+use super::plan::{DiskKind, DiskPlan, Plan};
+use crate::size::Bytes;
+
+/// When memory is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum When {
+    /// At the start, at most: pages are touched when they are first used.
+    Start,
+    /// As RAM disks are written.
+    Filled,
+    /// By hosts and while they are busy; given back afterwards.
+    Busy,
+}
+
+/// One reason for which memory is taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sum {
+    /// What for.
+    pub reason: String,
+    /// Bytes of one.
+    pub each: u64,
+    /// How many.
+    pub count: u64,
+    /// When.
+    pub when: When,
+    /// Taken from reserved huge pages when there are enough.
+    pub is_huge: bool,
+}
+
+impl Sum {
+    /// All of them.
+    pub fn bytes(&self) -> u64 {
+        self.each.saturating_mul(self.count)
+    }
+}
+
+/// The program, its stacks and what belongs to no other reason; measured with a null disk, and doubled.
+const PROCESS_BYTES: u64 = 16 << 20;
+/// A connection without its queue: socket, parser, and its share of tables.
+const CONNECTION_BYTES: u64 = 8 << 10;
+/// What each entry of its queue adds: the request, and the state of its transfer.
+const QUEUE_ENTRY_BYTES: u64 = 400;
+
+impl When {
+    /// In words, for a table.
+    pub fn words(self) -> &'static str {
+        match self {
+            When::Start => "at the start",
+            When::Filled => "as disks fill",
+            When::Busy => "while hosts are busy",
+        }
+    }
+}
+
+/// All reasons, those of the start first.
+pub fn sums(plan: &Plan) -> Vec<Sum> {
+    let cores = plan.reactor.cores.len() as u64;
+    let is_huge = plan.pool.pages == Pages::Huge;
+    let of = |reason: String, each: u64, count: u64, when| Sum { reason, each, count, when, is_huge: false };
+    let mut sums = vec![of("the process itself".to_owned(), PROCESS_BYTES, 1, When::Start)];
+    for zone in &plan.pool.zones {
+        let buffer = u64::from(zone.buffer_bytes);
+        let reason = format!("pool: {} buffers of {}, a core", zone.count, Bytes::new(buffer));
+        sums.push(Sum { is_huge, ..of(reason, buffer * u64::from(zone.count), cores, When::Start) });
+    }
+    for zone in &plan.pool.admin_zones {
+        let buffer = u64::from(zone.buffer_bytes);
+        let reason = format!("admin reserve: {} buffers of {}, a core", zone.count, Bytes::new(buffer));
+        sums.push(of(reason, buffer * u64::from(zone.count), cores, When::Start));
+    }
+    sums.push(of("receive batch, a core".to_owned(), plan.tcp.shell.batch_bytes as u64, cores, When::Start));
+    for disk in &plan.disks {
+        sums.extend(ram_sums(disk));
+    }
+    let entries = u64::from(plan.limits.controller.queue_entries);
+    let connection = CONNECTION_BYTES + QUEUE_ENTRY_BYTES * entries;
+    let reason = format!("connections, each with {entries} queue entries");
+    sums.push(of(reason, connection, plan.limits.connections as u64, When::Busy));
+    sums.sort_by_key(|sum| sum.when);
+    sums
+}
+
+/// What a RAM disk takes; nothing for the others.
+fn ram_sums(disk: &DiskPlan) -> Vec<Sum> {
+    let DiskKind::Ram { pages } = disk.kind else { return Vec::new() };
+    let spec = RamSpec { bytes: disk.bytes, block_bytes: disk.block_bytes, pages };
+    let slack = RamSpec::slack_bytes_default();
+    let tables = spec.memory_bytes().saturating_sub(disk.bytes).saturating_sub(slack);
+    let is_huge = pages == Pages::Huge;
+    let of = |what: &str, each, when, is_huge| Sum {
+        reason: format!("disk {}: {what}", disk.name),
+        each,
+        count: 1,
+        when,
+        is_huge,
+    };
+    vec![
+        of("table of its pages and frames", tables, When::Start, false),
+        of("data, when every block is written", disk.bytes, When::Filled, is_huge),
+        of("writes and replies in flight", slack, if is_huge { When::Start } else { When::Busy }, is_huge),
+    ]
+}
+
+/// The sum of the reasons up to `when`.
+pub fn total(sums: &[Sum], when: When) -> u64 {
+    sums.iter().filter(|sum| sum.when <= when).fold(0, |total: u64, sum| total.saturating_add(sum.bytes()))
+}
+
+/// What start and full disks take of reserved huge pages, and of ordinary memory. What finds too few huge
+/// pages takes ordinary ones, with a note.
+pub fn huge_and_ordinary(plan: &Plan, sums: &[Sum], huge_bytes: u64, notes: &mut Vec<String>) -> (u64, u64) {
+    let all = total(sums, When::Filled);
+    let wants = |prefix: &str| {
+        let wanted = sums.iter().filter(|sum| sum.is_huge && sum.reason.starts_with(prefix));
+        wanted.fold(0, |total: u64, sum| total.saturating_add(sum.bytes()))
+    };
+    let disks = plan
+        .disks
+        .iter()
+        .map(|disk| (format!("disk {}", disk.name), wants(&format!("disk {}: ", disk.name))));
+    let mut huge = 0;
+    for (who, wanted) in std::iter::once(("pool".to_owned(), wants("pool: "))).chain(disks) {
+        if wanted == 0 {
+            continue;
+        }
+        let free = huge_bytes.saturating_sub(huge);
+        if wanted <= free {
+            huge += wanted;
+        } else {
+            let (wanted, free) = (rounded(wanted), rounded(free));
+            notes.push(format!(
+                "{who} asks for {wanted} of reserved huge pages and {free} are free: it takes transparent \
+                 ones (sysctl vm.nr_hugepages reserves more)"
+            ));
+        }
+    }
+    (huge, all.saturating_sub(huge))
+}
+
+/// A size for people: three digits are enough.
+pub fn rounded(bytes: u64) -> String {
+    let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    let Some((unit, name)) = units.into_iter().find(|(unit, _)| bytes >= *unit) else {
+        return format!("{bytes} B");
+    };
+    let tenths = u128::from(bytes) * 10 / u128::from(unit);
+    if tenths.is_multiple_of(10) || tenths >= 1000 {
+        format!("{} {name}", tenths / 10)
+    } else {
+        format!("{}.{} {name}", tenths / 10, tenths % 10)
+    }
+}

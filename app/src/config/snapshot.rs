@@ -1,0 +1,205 @@
+//! From a [`Plan`] to the [`Snapshot`] that all cores see: disks are opened or made, or carried over from the
+//! snapshot before with their counters, and get their new sizes.
+//!
+//! Everything that can fail without having changed a disk comes first; resizes come last. When one of those
+//! fails, what was resized before it stays so, and the error says which one it was.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use spindle_disk::file::{FileDisk, FileSpec};
+use spindle_disk::{DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError};
+use spindle_target::counters::NamespaceCounters;
+use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
+
+use super::machine::{self, PathState};
+use super::plan::{DiskKind, DiskPlan, NamespacePlan, Plan, SubsystemPlan};
+
+/// Why there is no new snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// A disk could not be opened or made.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A disk could not get its new size.
+    #[error(transparent)]
+    Resize(#[from] ResizeError),
+    /// A disk of this name is open, and is another one.
+    #[error(
+        "disk {disk:?}: is a {is} disk with blocks of {block_bytes} bytes now; give the other disk another \
+         name"
+    )]
+    Another {
+        /// The disk.
+        disk: String,
+        /// Its kind now.
+        is: &'static str,
+        /// Its block size now.
+        block_bytes: u32,
+    },
+}
+
+type Source = Arc<dyn DiskSource>;
+
+impl Plan {
+    /// The snapshot of this plan that follows `previous`: its disks are opened, made, carried over or
+    /// resized.
+    ///
+    /// # Errors
+    /// [`SnapshotError`], naming the disk.
+    pub fn snapshot(&self, previous: Option<&Snapshot>) -> Result<Arc<Snapshot>, SnapshotError> {
+        let disks = self.open_disks(previous)?;
+        self.resize_disks(&disks)?;
+        let listeners = self.listeners.iter().zip(1..).map(|(listener, port_id)| Listener {
+            port_id,
+            transport: listener.transport,
+            address: listener.address,
+            in_capsule_bytes: listener.in_capsule_bytes,
+        });
+        let listeners = in_order_of(previous, listeners.collect());
+        let subsystems =
+            self.subsystems.iter().map(|plan| self.subsystem(plan, &disks, &listeners, previous)).collect();
+        let referrals = self.referrals.iter().zip(1..).map(|(referral, port_id)| Referral {
+            transport: referral.transport,
+            address: referral.address,
+            port_id,
+        });
+        Ok(Arc::new(Snapshot {
+            generation: previous.map_or(1, |previous| previous.generation + 1),
+            disks,
+            listeners,
+            subsystems,
+            referrals: referrals.collect(),
+            limits: self.limits.controller.clone(),
+        }))
+    }
+
+    /// The disks by their [`DiskId`]: one that was there keeps its own, a new one gets one that was never
+    /// used.
+    fn open_disks(&self, previous: Option<&Snapshot>) -> Result<Vec<Option<Source>>, SnapshotError> {
+        let before = previous.map(|previous| previous.disks.as_slice()).unwrap_or_default();
+        let is_kept = |disk: &&Source| self.disk(disk.name()).is_some();
+        let mut disks: Vec<Option<Source>> =
+            before.iter().map(|disk| disk.as_ref().filter(is_kept).cloned()).collect();
+        for plan in &self.disks {
+            match disks.iter().flatten().find(|disk| disk.name() == plan.name) {
+                Some(disk) => check_same(plan, disk)?,
+                None => disks.push(Some(open(plan)?)),
+            }
+        }
+        Ok(disks)
+    }
+
+    fn resize_disks(&self, disks: &[Option<Source>]) -> Result<(), ResizeError> {
+        for disk in disks.iter().flatten() {
+            let Some(plan) = self.disk(disk.name()) else { continue };
+            if disk.geometry().bytes() != plan.bytes {
+                disk.resize(plan.bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn subsystem(
+        &self,
+        plan: &SubsystemPlan,
+        disks: &[Option<Source>],
+        listeners: &[Listener],
+        previous: Option<&Snapshot>,
+    ) -> Arc<Subsystem> {
+        let before = previous.and_then(|previous| previous.subsystem(&plan.nqn));
+        let highest = plan.namespaces.last().map_or(0, |namespace| namespace.nsid);
+        let namespaces = (1..=highest).map(|nsid| {
+            let plan = plan.namespaces.iter().find(|namespace| namespace.nsid == nsid)?;
+            let before = before.and_then(|before| before.namespace(nsid));
+            self.namespace(plan, disks, before)
+        });
+        let addresses: Vec<_> = self.listeners_of(plan).map(|listener| listener.address).collect();
+        let offered =
+            listeners.iter().enumerate().filter(|(_, listener)| addresses.contains(&listener.address));
+        Arc::new(Subsystem {
+            nqn: plan.nqn,
+            serial: plan.serial.clone(),
+            model: plan.model.clone(),
+            hosts: plan.hosts.clone(),
+            cntlid_range: plan.cntlid_range,
+            io_queues_max: self.limits.io_queues_max,
+            listeners: offered.map(|(index, _)| index).collect(),
+            namespaces: namespaces.collect(),
+        })
+    }
+
+    /// The namespace, with the counters of the one before when it is the same. `None` is never: the plan's
+    /// disks are all open.
+    fn namespace(
+        &self,
+        plan: &NamespacePlan,
+        disks: &[Option<Source>],
+        before: Option<&Arc<Namespace>>,
+    ) -> Option<Arc<Namespace>> {
+        let is_it = |disk: &Option<Source>| disk.as_ref().is_some_and(|disk| disk.name() == plan.disk);
+        let disk = DiskId(disks.iter().position(is_it)?);
+        let source = Arc::clone(disks.get(disk.0)?.as_ref()?);
+        let before = before
+            .filter(|before| before.disk == disk && before.uuid == plan.uuid && before.nguid == plan.nguid);
+        let counters = before.map(|before| Arc::clone(&before.counters));
+        Some(Arc::new(Namespace {
+            nsid: plan.nsid,
+            disk,
+            geometry: source.geometry(),
+            source,
+            uuid: plan.uuid,
+            nguid: plan.nguid,
+            counters: counters.unwrap_or_else(|| Arc::new(NamespaceCounters::new(self.reactor.cores.len()))),
+        }))
+    }
+}
+
+/// The listeners in the order that they had before: connections know theirs by its index. Addresses do not
+/// change while the process runs ([`Plan::changes`]), so that what is left is the order of the file.
+fn in_order_of(previous: Option<&Snapshot>, listeners: Vec<Listener>) -> Vec<Listener> {
+    let Some(previous) = previous else { return listeners };
+    let mut ordered = Vec::with_capacity(listeners.len());
+    for before in &previous.listeners {
+        let now = listeners.iter().find(|listener| listener.address == before.address);
+        ordered.extend(now.map(|now| Listener { port_id: before.port_id, ..now.clone() }));
+    }
+    ordered
+}
+
+fn check_same(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
+    let (is, block_bytes) = (disk.kind(), disk.geometry().block_bytes);
+    if is == plan.kind.name() && block_bytes == plan.block_bytes {
+        return Ok(());
+    }
+    Err(SnapshotError::Another { disk: plan.name.clone(), is, block_bytes })
+}
+
+fn open(plan: &DiskPlan) -> Result<Source, OpenError> {
+    let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
+    match &plan.kind {
+        DiskKind::Ram { pages } => RamDisk::new(name, RamSpec { bytes, block_bytes, pages: *pages }),
+        DiskKind::Null => NullDisk::new(name, NullSpec { bytes, block_bytes }),
+        DiskKind::File { path, is_read_only, create, is_direct } => {
+            let create_bytes = is_to_be_made(path, *create).then_some(bytes);
+            let (is_read_only, is_direct) = (*is_read_only, *is_direct);
+            let disk = FileDisk::new(
+                name,
+                &FileSpec { path: path.clone(), block_bytes, create_bytes, is_read_only, is_direct },
+            )?;
+            for note in &disk.facts().notes {
+                tracing::warn!(disk = name, "{note}");
+            }
+            Ok(disk)
+        }
+    }
+}
+
+/// True for a file that is missing and may be made, and for one that is there and empty.
+fn is_to_be_made(path: &Path, create: bool) -> bool {
+    match machine::look_at(path) {
+        Ok(PathState::Missing { .. }) => create,
+        Ok(PathState::Regular(medium)) => medium.bytes == 0,
+        Ok(PathState::Block(_) | PathState::Other(_)) | Err(_) => false,
+    }
+}

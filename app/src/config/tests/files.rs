@@ -1,0 +1,139 @@
+//! The files that describe the configuration say what the program does.
+
+use super::*;
+use crate::config::Config;
+use crate::config::schema::{self, Kind, Preset};
+
+fn repository(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Keys of a file by heading, those behind `#` too, as (heading, key, value, is behind #).
+fn keys(text: &str) -> Vec<(String, String, String, bool)> {
+    let mut heading = String::new();
+    let mut found = Vec::new();
+    for line in text.lines().filter(|line| !line.starts_with("# ")) {
+        let bare = line.trim_start_matches('#');
+        if bare.starts_with('[') {
+            heading = bare.to_owned();
+        } else if let Some((key, value)) = bare.split_once(" = ") {
+            found.push((heading.clone(), key.to_owned(), value.to_owned(), bare != line));
+        }
+    }
+    found
+}
+
+/// Where the example deliberately differs from the default, and says so.
+const OTHER_THAN_DEFAULT: [(&str, &str); 1] = [("[[subsystem]]", "allow_any_host")];
+
+#[test]
+fn the_example_has_every_key_with_its_default_and_its_reason() {
+    let text = repository("conf/spindle.toml");
+    let found = keys(&text);
+    let words = text.lines().filter_map(|line| line.strip_prefix("# ")).collect::<Vec<_>>().join(" ");
+    for (heading, section, keys) in schema::sections() {
+        assert!(words.contains(section.about), "{heading}: {}", section.about);
+        for key in keys.iter().filter(|key| key.section().is_none()) {
+            let mut of_key =
+                found.iter().filter(|(its, name, ..)| *its == heading && name == key.name).peekable();
+            assert!(of_key.peek().is_some(), "{heading} {} is missing", key.name);
+            assert!(words.contains(key.about), "{heading} {}: {}", key.name, key.about);
+            if let Preset::Is(preset) = key.preset
+                && !OTHER_THAN_DEFAULT.contains(&(heading.as_str(), key.name))
+            {
+                for (_, name, value, _) in of_key {
+                    assert_eq!(value, preset, "{heading} {name}");
+                }
+            }
+        }
+    }
+    for (heading, key, ..) in &found {
+        let is_known = schema::sections()
+            .iter()
+            .any(|(its, _, keys)| its == heading && keys.iter().any(|k| k.name == key));
+        assert!(is_known, "{heading} {key} is no key");
+    }
+}
+
+#[test]
+fn the_example_is_what_runs_without_a_file() {
+    let endless = Machine { available_bytes: u64::MAX, memory_bytes: u64::MAX, ..Machine::here() };
+    let of_file = parse(
+        &repository("conf/spindle.toml"),
+        Path::new("conf/spindle.toml"),
+        &Machine { cores: vec![0], ..endless },
+    );
+    let mut of_file = of_file.unwrap_or_else(|errors| panic!("{errors}"));
+    let builtin = Config::builtin().plan().clone();
+    // On a machine that keeps core 0 from this process the built-in takes another.
+    of_file.reactor.cores.clone_from(&builtin.reactor.cores);
+    assert_eq!(of_file, builtin);
+}
+
+#[test]
+fn what_the_example_has_behind_a_hash_works_without_it() {
+    let directory = Directory::new();
+    let file = directory.file("disk0.img", 64 << 30);
+    let text = repository("conf/spindle.toml").replace("/var/lib/spindle/disk0.img", &file);
+    let bare = |line: &str| {
+        line.strip_prefix('#').filter(|rest| !rest.starts_with(' ') && !rest.is_empty()).map(str::to_owned)
+    };
+    let all: Vec<String> = text.lines().map(|line| bare(line).unwrap_or_else(|| line.to_owned())).collect();
+    let plan = plan(&all.join("\n"));
+    assert_eq!((plan.disks.len(), plan.subsystems.len(), plan.referrals.len()), (2, 2, 1));
+    assert_eq!(plan.listeners[0].name, "front");
+    let builtin = Config::builtin();
+    assert_eq!(
+        plan.subsystems[0].namespaces,
+        builtin.plan().subsystems[0].namespaces,
+        "the identities it shows are the derived ones"
+    );
+}
+
+#[test]
+fn the_reference_in_the_documentation_is_the_schema() {
+    let text = repository("docs/configuration.md");
+    let reference = schema::reference();
+    if !text.ends_with(&reference) {
+        let line = reference.lines().find(|line| !text.contains(line)).unwrap_or("the order of the lines");
+        panic!(
+            "docs/configuration.md must end with what `spindle check --reference` prints; first difference:\n{line}"
+        );
+    }
+}
+
+#[test]
+fn the_unit_waits_longer_than_the_default_deadline_and_allows_the_default_connections() {
+    let unit = repository("conf/spindle.service");
+    let number = |name: &str| -> u64 {
+        let line = unit
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap_or_else(|| panic!("{name} is missing"));
+        line.parse().unwrap_or_else(|_| panic!("{name}{line}"))
+    };
+    let builtin = Config::builtin();
+    assert!(u128::from(number("TimeoutStopSec=")) * 1000 > builtin.plan().drain_deadline.as_millis());
+    assert!(number("LimitNOFILE=") > 4 * builtin.plan().limits.connections as u64);
+}
+
+#[test]
+fn sections_that_may_be_several_are_lists() {
+    let lists: Vec<String> = schema::sections()
+        .into_iter()
+        .filter(|(_, key, _)| matches!(key.kind, Kind::Sections(_)))
+        .map(|it| it.0)
+        .collect();
+    assert_eq!(
+        lists,
+        [
+            "[[pool.zone]]",
+            "[[disk]]",
+            "[[listener]]",
+            "[[subsystem]]",
+            "[[subsystem.namespace]]",
+            "[[referral]]"
+        ]
+    );
+}

@@ -1,0 +1,252 @@
+//! From a plan to a snapshot, and from one to the next.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use spindle_target::snapshot::{DiskId, Snapshot};
+
+use super::*;
+use crate::config::{Change, SnapshotError};
+
+fn snapshot(plan: &Plan, previous: Option<&Snapshot>) -> Arc<Snapshot> {
+    plan.snapshot(previous).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn two_disks() -> String {
+    [LISTENER, &ram("a"), &ram("b"), &subsystem("s", &["a", "b"])].concat()
+}
+
+/// What a reload says that it does.
+fn changes(from: &str, to: &str) -> Vec<String> {
+    plan(to).changes(&plan(from)).iter().map(Change::to_string).collect()
+}
+
+#[test]
+fn a_first_snapshot_has_all_that_the_file_says() {
+    let referral = "[[referral]]\naddress = \"10.0.0.2:8009\"\n";
+    let snapshot = snapshot(&plan(&[&two_disks(), referral].concat()), None);
+    assert_eq!(snapshot.generation, 1);
+    let names: Vec<_> =
+        snapshot.disks.iter().flatten().map(|disk| (disk.name().to_owned(), disk.kind())).collect();
+    assert_eq!(names, [("a".to_owned(), "ram"), ("b".to_owned(), "ram")]);
+    assert_eq!(
+        (snapshot.listeners[0].port_id, snapshot.listeners[0].address.to_string()),
+        (1, "127.0.0.1:4420".to_owned())
+    );
+    assert_eq!(
+        (snapshot.referrals[0].port_id, snapshot.referrals[0].address.to_string()),
+        (1, "10.0.0.2:8009".to_owned())
+    );
+    let subsystem = &snapshot.subsystems[0];
+    assert_eq!(
+        (subsystem.listeners.as_slice(), subsystem.cntlid_range, subsystem.io_queues_max),
+        (&[0][..], (1, 0xffef), 64)
+    );
+    let namespace = subsystem.namespace(2).expect("namespace 2");
+    assert_eq!((namespace.nsid, namespace.disk, namespace.source.name()), (2, DiskId(1), "b"));
+    assert_eq!(namespace.geometry.bytes(), 64 << 20);
+    assert!(subsystem.namespace(3).is_none());
+}
+
+#[test]
+fn a_disk_that_stays_is_the_same_disk_and_keeps_its_counters() {
+    let first = snapshot(&plan(&two_disks()), None);
+    let counted = first.subsystems[0].namespace(1).expect("namespace 1");
+    counted.counters.core(0).reads.store(7, Ordering::Relaxed);
+    let reordered = [&subsystem("s", &["a", "b"]), &ram("b"), &ram("a"), LISTENER].concat();
+    let second = snapshot(&plan(&reordered), Some(&first));
+    assert_eq!(second.generation, 2);
+    let kept = second.subsystems[0].namespace(1).expect("namespace 1");
+    assert_eq!((kept.disk, kept.uuid, kept.counters.totals().reads), (counted.disk, counted.uuid, 7));
+    assert!(Arc::ptr_eq(&kept.source, &counted.source));
+}
+
+#[test]
+fn a_disk_that_goes_leaves_its_number_free_for_ever() {
+    let first = snapshot(&plan(&two_disks()), None);
+    let without_a = [LISTENER, &ram("b"), &subsystem("s", &["b"])].concat();
+    let second = snapshot(&plan(&without_a), Some(&first));
+    assert!(second.disks[0].is_none());
+    let namespace = second.subsystems[0].namespace(1).expect("namespace 1");
+    assert_eq!((namespace.disk, namespace.counters.totals().reads), (DiskId(1), 0));
+    let third = snapshot(&plan(&two_disks()), Some(&second));
+    assert!(third.disks[0].is_none(), "cores may still hold what was there");
+    assert_eq!(third.subsystems[0].namespace(1).expect("namespace 1").disk, DiskId(2));
+}
+
+#[test]
+fn a_file_disk_is_made_and_grows_and_is_never_cut() {
+    let directory = Directory::new();
+    let path = directory.0.join("made");
+    let disk = |size: &str| {
+        format!(
+            "[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"{}\"\ncreate = true\nsize = \"{size}\"\n",
+            path.display()
+        )
+    };
+    let text = |size: &str| [LISTENER, &disk(size), &subsystem("s", &["f"])].concat();
+    let length = || std::fs::metadata(&path).expect("the file").len();
+    let first = snapshot(&plan(&text("1MiB")), None);
+    assert_eq!(
+        (length(), first.subsystems[0].namespace(1).expect("it").geometry.bytes()),
+        (1 << 20, 1 << 20)
+    );
+    let grown = plan(&text("3MiB"));
+    assert_eq!(changes(&text("3MiB"), &text("3MiB")), [""; 0]);
+    let second = snapshot(&grown, Some(&first));
+    assert_eq!(
+        (length(), second.subsystems[0].namespace(1).expect("it").geometry.bytes()),
+        (3 << 20, 3 << 20)
+    );
+    let cut = errors(&text("2MiB"));
+    assert!(cut[0].contains("would cut off its end"), "{cut:?}");
+    drop((first, second));
+    let again = snapshot(&plan(&text("4MiB").replace("create = true\n", "")), None);
+    assert_eq!((length(), again.disks[0].as_ref().expect("open").geometry().bytes()), (4 << 20, 4 << 20));
+}
+
+#[test]
+fn a_file_that_grew_under_us_is_noticed_by_a_reload() {
+    let directory = Directory::new();
+    let path = directory.file("f", 1 << 20);
+    let text = [
+        LISTENER,
+        "[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"",
+        &path,
+        "\"\n",
+        &subsystem("s", &["f"]),
+    ]
+    .concat();
+    let before = plan(&text);
+    let first = snapshot(&before, None);
+    directory.file("f", 2 << 20);
+    let after = plan(&text);
+    assert_eq!(
+        after.changes(&before),
+        [Change::DiskResized { disk: "f".to_owned(), from: 1 << 20, to: 2 << 20 }]
+    );
+    let second = snapshot(&after, Some(&first));
+    assert_eq!(second.subsystems[0].namespace(1).expect("it").geometry.bytes(), 2 << 20);
+}
+
+#[test]
+fn an_empty_file_gets_its_size_without_create() {
+    let directory = Directory::new();
+    let path = directory.file("empty", 0);
+    let disk = format!("[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"{path}\"\nsize = \"1MiB\"\n");
+    let made = snapshot(&plan(&[LISTENER, &disk].concat()), None);
+    assert_eq!(made.disks[0].as_ref().expect("open").geometry().bytes(), 1 << 20);
+}
+
+#[test]
+fn what_cannot_be_opened_or_resized_is_named() {
+    let first = snapshot(&plan(&two_disks()), None);
+    let larger = plan(&two_disks().replace("64MiB", "128MiB"));
+    let error = larger.snapshot(Some(&first)).err().expect("a RAM disk does not grow").to_string();
+    assert!(error.starts_with("disk \"a\": size = 134217728 bytes: "), "{error}");
+    let another = plan(&two_disks().replacen("kind = \"ram\"", "kind = \"null\"", 1));
+    let error = another.snapshot(Some(&first)).err().expect("another disk");
+    assert!(matches!(&error, SnapshotError::Another { disk, .. } if disk == "a"), "{error}");
+    let directory = Directory::new();
+    let path = directory.file("f", 4096);
+    let file =
+        plan(&[LISTENER, "[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"", &path, "\"\n"].concat());
+    std::fs::remove_file(&path).expect("the file");
+    let error = file.snapshot(None).err().expect("it is gone").to_string();
+    assert!(error.contains("disk \"f\"") && error.contains(&path), "{error}");
+}
+
+#[test]
+fn a_reload_lists_what_it_does() {
+    let from = two_disks();
+    assert_eq!(changes(&from, &from), [""; 0]);
+    let to = [
+        LISTENER,
+        "in_capsule = \"8KiB\"\n[log]\nlevel = \"debug\"\n[shutdown]\ndeadline_ms = 1\n",
+        &ram("a").replace("64MiB", "32MiB"),
+        &ram("c"),
+        &subsystem("s", &["a", "c"]).replace("allow_any_host = true", "hosts = [\"nqn.a:h\"]"),
+        &subsystem("t", &[]),
+        "[[referral]]\naddress = \"10.0.0.2:8009\"\n",
+    ];
+    assert_eq!(
+        changes(&from, &to.concat()),
+        [
+            "disk \"a\" resized from 64 MiB to 32 MiB",
+            "disk \"c\" added",
+            "disk \"b\" removed",
+            "subsystem nqn.2026-01.test:s: namespace 2 removed, disk \"b\"",
+            "subsystem nqn.2026-01.test:s: hosts from any to nqn.a:h",
+            "subsystem nqn.2026-01.test:s: namespace 2 added, disk \"c\"",
+            "subsystem nqn.2026-01.test:t added",
+            "referral to 10.0.0.2:8009 added",
+            "log.level from Info to Debug",
+            "shutdown.deadline_ms from 10s to 1ms",
+            "listener 127.0.0.1:4420: in_capsule from 4096 to 8192",
+        ]
+    );
+    let back = changes(&to.concat(), &from);
+    for part in [
+        "subsystem nqn.2026-01.test:t removed",
+        "referral to 10.0.0.2:8009 removed",
+        "hosts from nqn.a:h to any",
+    ] {
+        assert!(back.iter().any(|change| change.contains(part)), "{part} in {back:?}");
+    }
+}
+
+#[test]
+fn a_reload_refuses_by_name_what_cannot_change() {
+    let from = two_disks();
+    let refused = |to: String| -> Vec<String> {
+        let changes = plan(&to).changes(&plan(&from));
+        assert!(changes.iter().all(Change::is_refused), "{changes:?}");
+        changes.iter().map(Change::to_string).collect()
+    };
+    let fixed = "is fixed at the start; restart to change it";
+    for (more, expected) in [
+        ("[reactor]\ncores = [1]", "reactor.cores from [0] to [1]"),
+        ("[reactor]\nidle = \"spin\"", "reactor.idle from Adaptive { spin_us: 200 } to Spin"),
+        ("[pool]\npages = \"base\"", "pool.pages from Transparent to Base"),
+        ("[limits]\nqueue_entries = 64", "limits.queue_entries from 128 to 64"),
+        ("[limits]\nconnections = 64", "limits.connections from 2048 to 64"),
+    ] {
+        let found = refused(format!("{from}{more}\n"));
+        assert!(found.contains(&format!("{expected}: refused, {fixed}")), "{expected} in {found:?}");
+    }
+    for (more, field) in [
+        ("[[listener]]\naddress = \"127.0.0.1:4421\"", "listener.address"),
+        ("[tcp]\nreceive_batch = \"64KiB\"", "tcp"),
+        ("[log]\nformat = \"json\"", "log.format"),
+        ("[pool]\nadmin_count = 64", "pool.admin_buffer, admin_count"),
+    ] {
+        // The listener is in the list that subsystems are offered at, too.
+        let changes = plan(&format!("{from}{more}\n")).changes(&plan(&from));
+        let found =
+            changes.iter().find(|change| change.is_refused()).map(Change::to_string).unwrap_or_default();
+        assert!(found.starts_with(field), "{field} in {found:?}");
+    }
+    let blocks = refused(from.replacen("size =", "block_bytes = 4096\nsize =", 1));
+    assert_eq!(
+        blocks,
+        ["disk \"a\": block_bytes from 512 to 4096: refused, would be another disk under the same name; \
+             give it a new name"]
+    );
+    let serial = refused(from.replace("allow_any", "serial = \"A\"\nallow_any"));
+    assert!(serial[0].starts_with("subsystem nqn.2026-01.test:s: serial from \"SPDL"), "{serial:?}");
+}
+
+#[test]
+fn a_disk_under_the_identity_of_another_is_refused() {
+    let uuid = "uuid = \"6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00\"\n";
+    let from = [LISTENER, &ram("a"), &ram("b"), &subsystem("s", &["a"]), uuid].concat();
+    let to = [LISTENER, &ram("a"), &ram("b"), &subsystem("s", &["b"]), uuid].concat();
+    let refused: Vec<_> = plan(&to).changes(&plan(&from)).into_iter().filter(Change::is_refused).collect();
+    assert_eq!(refused.len(), 1);
+    assert!(
+        refused[0]
+            .to_string()
+            .contains("namespace 1: disk from \"a\" to \"b\": refused, hosts would take it"),
+        "{refused:?}"
+    );
+}

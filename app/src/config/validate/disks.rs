@@ -1,0 +1,202 @@
+//! Disks: what each kind needs, and what is at their paths.
+
+use std::path::{Path, PathBuf};
+
+use spindle_reactor::mem::Pages;
+
+use super::super::document::{Errors, Node, Place};
+use super::super::machine::{self, Medium, PathState};
+use super::super::plan::{DiskKind, DiskPlan};
+use super::super::tree::At;
+use crate::size::Bytes;
+
+/// The disks of the file.
+pub fn plan(nodes: &[Node], errors: &Errors) -> Vec<DiskPlan> {
+    let mut names: Vec<At<String>> = Vec::new();
+    let mut media: Vec<((u64, u64), Place, bool)> = Vec::new();
+    let mut disks = Vec::new();
+    for node in nodes {
+        if let Some(name) = node.find::<String>("name") {
+            if let Some(other) = names.iter().find(|other| other.value == name.value) {
+                name.place.refuse(errors, format!("also the name of the disk in line {}", other.place.line));
+            }
+            names.push(name);
+        }
+        disks.extend(disk(node, &mut media, errors));
+    }
+    disks
+}
+
+fn disk(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) -> Option<DiskPlan> {
+    let kind = node.find::<String>("kind")?.value;
+    refuse_foreign_keys(node, &kind, errors);
+    let block_bytes = node.find::<u32>("block_bytes").map(|at| at.value);
+    let size = node.find::<u64>("size");
+    if let (Some(size), Some(block_bytes)) = (&size, block_bytes)
+        && !size.value.is_multiple_of(block_bytes.into())
+    {
+        size.place.refuse(errors, format!("must be a multiple of block_bytes = {block_bytes}"));
+    }
+    let has_size = size.is_some();
+    let (kind, bytes) = match kind.as_str() {
+        "file" => {
+            let (path, bytes) = file(node, size, block_bytes.unwrap_or(512), media, errors)?;
+            let (is_read_only, create) = (node.get("read_only"), node.get("create"));
+            (DiskKind::File { path, is_read_only, create, is_direct: node.get("direct") }, bytes)
+        }
+        kind => {
+            if !has_size && node.is_absent("size") {
+                node.place
+                    .inside("size")
+                    .refuse(errors, format!("missing; a {kind} disk needs one, like \"1GiB\""));
+            }
+            let pages = if node.get("huge_pages") { Pages::Huge } else { Pages::Transparent };
+            (if kind == "ram" { DiskKind::Ram { pages } } else { DiskKind::Null }, size?.value)
+        }
+    };
+    Some(DiskPlan { name: node.get("name"), block_bytes: block_bytes?, bytes, kind })
+}
+
+/// Keys that the file gives and that this kind has no use for: whoever wrote them expects something of them.
+fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
+    let of_files =
+        ["read_only", "create", "direct"].map(|key| (key, node.given::<bool>(key).map(|at| at.place)));
+    let path = ("path", node.given::<PathBuf>("path").map(|at| at.place));
+    for (key, place) in of_files.into_iter().chain([path]) {
+        if let Some(place) = place.filter(|_| kind != "file") {
+            place.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = \"file\""));
+        }
+    }
+    if let Some(huge_pages) = node.given::<bool>("huge_pages").filter(|_| kind != "ram") {
+        huge_pages
+            .place
+            .refuse(errors, format!("a {kind} disk has no memory of its own; it is for kind = \"ram\""));
+    }
+}
+
+/// Path and size of a file disk, when there will be one.
+fn file(
+    node: &Node,
+    size: Option<At<u64>>,
+    block_bytes: u32,
+    media: &mut Vec<((u64, u64), Place, bool)>,
+    errors: &Errors,
+) -> Option<(PathBuf, u64)> {
+    if node.is_absent("path") {
+        node.place
+            .inside("path")
+            .refuse(errors, "missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\"");
+    }
+    let path = node.find::<PathBuf>("path")?;
+    let state = match machine::look_at(&path.value) {
+        Ok(state) => state,
+        Err(error) => {
+            path.place
+                .refuse(errors, format!("must be a file or block device that can be looked at: {error}"));
+            return None;
+        }
+    };
+    let is_read_only: bool = node.get("read_only");
+    let bytes = match &state {
+        PathState::Missing { has_directory } => return missing(node, &path, size, *has_directory, errors),
+        PathState::Other(what) => {
+            path.place.refuse(errors, format!("must be a regular file or a block device; this is {what}"));
+            return None;
+        }
+        PathState::Regular(medium) => {
+            // Writable files grow to the size that is asked for and are never cut; others are served up to
+            // it.
+            let is_cut = size.as_ref().is_some_and(|size| size.value < medium.bytes) && !is_read_only;
+            if let Some(size) = size.as_ref().filter(|_| is_cut) {
+                let what =
+                    format!("the file has {} bytes, and a smaller disk would cut off its end", medium.bytes);
+                size.place
+                    .refuse(errors, format!("{what}; leave the size out, or shorten the file yourself"));
+            }
+            let bytes = size.as_ref().map_or(medium.bytes, |size| size.value);
+            check_end(&path, size.as_ref(), bytes, medium, is_read_only, errors);
+            if bytes == 0 || !bytes.is_multiple_of(block_bytes.into()) {
+                let what = format!(
+                    "the file has {bytes} bytes, which are not a multiple of block_bytes = {block_bytes}"
+                );
+                path.place.refuse(errors, format!("{what}, at least one block; give it a size that is"));
+            }
+            bytes
+        }
+        PathState::Block(medium) => {
+            check_end(&path, size.as_ref(), size.as_ref().map_or(0, |size| size.value), medium, true, errors);
+            // A device may end with a part of a block, which nobody sees.
+            size.as_ref().map_or(medium.bytes - medium.bytes % u64::from(block_bytes), |size| size.value)
+        }
+    };
+    if let Err(error) = machine::may_open(&path.value, is_read_only) {
+        let verb = if is_read_only { "read" } else { "read and write" };
+        path.place.refuse(errors, format!("must be one that this process may {verb}: {error}"));
+    }
+    if let PathState::Regular(medium) | PathState::Block(medium) = state {
+        check_medium(&path, medium.identity, is_read_only, media, errors);
+    }
+    Some((path.value, bytes))
+}
+
+/// A disk does not reach beyond what it is on, where that cannot grow.
+fn check_end(
+    path: &At<PathBuf>,
+    size: Option<&At<u64>>,
+    bytes: u64,
+    medium: &Medium,
+    is_fixed: bool,
+    errors: &Errors,
+) {
+    if let Some(size) = size.filter(|_| is_fixed && bytes > medium.bytes) {
+        let path = path.value.display();
+        size.place.refuse(
+            errors,
+            format!("{path} has {} bytes and does not grow; leave the size out", medium.bytes),
+        );
+    }
+}
+
+/// One medium is one disk; read-only disks may share it.
+fn check_medium(
+    path: &At<PathBuf>,
+    identity: (u64, u64),
+    is_read_only: bool,
+    media: &mut Vec<((u64, u64), Place, bool)>,
+    errors: &Errors,
+) {
+    let other =
+        media.iter().find(|(other, _, is_shared)| *other == identity && !(*is_shared && is_read_only));
+    if let Some((_, other, _)) = other {
+        path.place.refuse(
+            errors,
+            format!("also the path of the disk in line {}; two would destroy it", other.line),
+        );
+    }
+    media.push((identity, path.place.clone(), is_read_only));
+}
+
+fn missing(
+    node: &Node,
+    path: &At<PathBuf>,
+    size: Option<At<u64>>,
+    has_directory: bool,
+    errors: &Errors,
+) -> Option<(PathBuf, u64)> {
+    let create = node.find::<bool>("create")?;
+    if !create.value {
+        path.place.refuse(errors, "there is no such file; create = true with a size makes a sparse one");
+        return None;
+    }
+    if !has_directory {
+        let directory = path.value.parent().unwrap_or(Path::new("/")).display();
+        path.place.refuse(errors, format!("cannot be made: there is no directory {directory}"));
+    }
+    if size.is_none() && node.is_absent("size") {
+        let size = Bytes::new(1 << 30);
+        create
+            .place
+            .refuse(errors, format!("a file that is made needs a size as well, like size = \"{size}\""));
+    }
+    Some((path.value.clone(), size?.value))
+}

@@ -1,0 +1,337 @@
+//! From the tree of a file to a [`Plan`]: what values demand of each other and of the machine.
+//!
+//! Every check adds to the errors and goes on, so that one run names all that is wrong. What comes back is
+//! used only when nothing was added.
+//!
+//! | file | what |
+//! |---|---|
+//! | this | cores, pool, limits, NVMe/TCP, log; sums of memory |
+//! | [`disks`] | disks and what is at their paths |
+//! | [`subsystems`] | listeners, subsystems, namespaces, referrals |
+
+mod disks;
+mod subsystems;
+
+use std::time::Duration;
+
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::{Pages, ZoneSpec};
+use spindle_target::snapshot::ControllerLimits;
+use spindle_tcp::controller::ConnConfig;
+use spindle_tcp::shell::ShellConfig;
+
+use super::document::{Errors, Node};
+use super::machine::Machine;
+use super::memory;
+use super::plan::{
+    DiskKind, Idle, LimitsPlan, LogFormat, LogLevel, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
+};
+use super::schema;
+use super::tree::At;
+use crate::size::Bytes;
+
+/// The zones of a core's pool when the file has none, sizes and counts. 4 KiB for most commands, 1 MiB for
+/// the largest that hosts send by default, two between; 24 MiB in all, so that an idle target stays small.
+const ZONES_DEFAULT: [ZoneSpec; 4] = [
+    ZoneSpec { buffer_bytes: 4 << 10, count: 1024 },
+    ZoneSpec { buffer_bytes: 16 << 10, count: 256 },
+    ZoneSpec { buffer_bytes: 128 << 10, count: 64 },
+    ZoneSpec { buffer_bytes: 1 << 20, count: 8 },
+];
+/// Most zones, and most bytes of one: as `Pool::new` has them.
+const ZONES_MAX: usize = 16;
+const ZONE_BYTES_MAX: u64 = 1 << 30;
+
+/// Files that are open besides connections: disks, listeners, what each core waits with.
+const FILES_BESIDES: u64 = 64;
+
+/// The plan of the file with this tree on this machine. To be used only when `errors` stays empty.
+pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
+    let mut notes = Vec::new();
+    let reactor = reactor(root.section("reactor"), machine, errors, &mut notes);
+    let limits = limits(root, errors);
+    let pool = pool(root, errors);
+    let tcp = tcp(root.section("tcp"), &limits);
+    let disks = disks::plan(root.sections("disk"), errors);
+    let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
+    let subsystems = subsystems::subsystems(root, &listeners, errors);
+    let plan = Plan {
+        reactor,
+        pool,
+        limits,
+        tcp,
+        disks,
+        listeners,
+        subsystems,
+        referrals: subsystems::referrals(root),
+        log: log(root.section("log")),
+        drain_deadline: Duration::from_millis(root.section("shutdown").get("deadline_ms")),
+        notes: Vec::new(),
+    };
+    // Sums of values that are wrong already would only mislead.
+    if errors.borrow().is_empty() {
+        check_memory(root, &plan, machine, errors, &mut notes);
+        remark(&plan, machine, &mut notes);
+    }
+    Plan { notes, ..plan }
+}
+
+fn reactor(node: &Node, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) -> ReactorPlan {
+    let allowed = || schema::alternatives(machine.cores.iter().map(usize::to_string));
+    let mut cores: Vec<usize> = Vec::new();
+    match node.find::<Vec<At<usize>>>("cores") {
+        Some(list) => {
+            if list.value.is_empty() {
+                list.place.refuse(errors, "must name at least one core");
+            }
+            for core in list.value {
+                if !machine.cores.contains(&core.value) {
+                    core.place
+                        .refuse(errors, format!("must be a core that this process may use: {}", allowed()));
+                } else if cores.contains(&core.value) {
+                    core.place.refuse(errors, "the same core twice; each core has one thread");
+                }
+                cores.push(core.value);
+            }
+        }
+        None => cores.extend(machine.cores.first()),
+    }
+    let idle = match node.get::<String>("idle").as_str() {
+        "spin" => Idle::Spin,
+        _ => Idle::Adaptive { spin_us: node.get("adaptive_spin_us") },
+    };
+    if idle == Idle::Spin && cores.len() >= machine.cores.len() {
+        notes.push(format!(
+            "reactor.idle = \"spin\" on every core that the process may use ({}): nothing else gets to run \
+             there, the network stack included",
+            allowed()
+        ));
+    }
+    ReactorPlan { cores, is_pinned: node.get("pin"), idle }
+}
+
+fn limits(root: &Node, errors: &Errors) -> LimitsPlan {
+    let node = root.section("limits");
+    if let Some(transfer) = node.find::<u64>("transfer")
+        && !transfer.value.is_power_of_two()
+    {
+        let (below, above) = (1 << transfer.value.ilog2(), transfer.value.next_power_of_two());
+        let (below, above) = (Bytes::new(below), Bytes::new(above.min(schema::TRANSFER_BYTES_MAX)));
+        transfer.place.refuse(errors, format!("must be a power of two, like \"{below}\" or \"{above}\""));
+    }
+    LimitsPlan {
+        controller: ControllerLimits {
+            queue_entries: node.get("queue_entries"),
+            transfer_bytes: node.get("transfer"),
+            keep_alive_ms_max: node.get("keep_alive_ms_max"),
+            discovery_keep_alive_ms: root.section("discovery").get("keep_alive_ms"),
+        },
+        io_queues_max: node.get("io_queues"),
+        connections: node.get("connections"),
+        disk_commands: node.get("disk_commands"),
+        may_overcommit: node.get("memory_overcommit"),
+    }
+}
+
+fn pool(root: &Node, errors: &Errors) -> PoolPlan {
+    let node = root.section("pool");
+    let nodes = node.sections("zone");
+    let mut zones = zones(nodes, errors);
+    if nodes.len() > ZONES_MAX {
+        nodes[ZONES_MAX].place.refuse(errors, format!("there may be at most {ZONES_MAX} zones"));
+    }
+    if nodes.is_empty() {
+        zones.extend(ZONES_DEFAULT);
+    }
+    let transfer = root.section("limits").find::<u64>("transfer");
+    let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
+    if let Some(transfer) = transfer.filter(|transfer| transfer.value > u64::from(largest) && largest > 0) {
+        let (asked, has) = (Bytes::new(transfer.value), Bytes::new(largest.into()));
+        let what = format!(
+            "the largest buffer must hold a whole transfer, limits.transfer = {asked}, and has {has}"
+        );
+        match nodes.last() {
+            Some(last) => {
+                last.find::<u64>("buffer").map_or(last.place.clone(), |at| at.place).refuse(errors, what)
+            }
+            None => transfer.place.refuse(errors, format!("{what}; give [[pool.zone]] one that does")),
+        }
+    }
+    PoolPlan {
+        pages: match node.get::<String>("pages").as_str() {
+            "base" => Pages::Base,
+            "huge" => Pages::Huge,
+            _ => Pages::Transparent,
+        },
+        zones,
+        admin_zones: vec![ZoneSpec {
+            buffer_bytes: node.get("admin_buffer"),
+            count: node.get("admin_count"),
+        }],
+    }
+}
+
+fn zones(nodes: &[Node], errors: &Errors) -> Vec<ZoneSpec> {
+    let mut zones: Vec<ZoneSpec> = Vec::new();
+    for node in nodes {
+        let (Some(buffer), Some(count)) = (node.find::<u32>("buffer"), node.find::<u32>("count")) else {
+            continue;
+        };
+        let spec = ZoneSpec { buffer_bytes: buffer.value, count: count.value };
+        if let Some(previous) = zones.last().filter(|previous| previous.buffer_bytes >= spec.buffer_bytes) {
+            let previous = Bytes::new(previous.buffer_bytes.into());
+            buffer
+                .place
+                .refuse(errors, format!("must be more than {previous} of the zone before; zones ascend"));
+        }
+        if u64::from(spec.buffer_bytes) * u64::from(spec.count) > ZONE_BYTES_MAX {
+            let most = ZONE_BYTES_MAX / u64::from(spec.buffer_bytes);
+            let each = Bytes::new(spec.buffer_bytes.into());
+            count
+                .place
+                .refuse(errors, format!("a zone has at most 1 GiB, which is {most} buffers of {each}"));
+        }
+        zones.push(spec);
+    }
+    zones
+}
+
+fn tcp(node: &Node, limits: &LimitsPlan) -> TcpPlan {
+    let ms = |name: &str| Nanos::from_ms(node.get(name));
+    let congestion = Some(node.get::<String>("congestion")).filter(|name| name != "system");
+    TcpPlan {
+        shell: ShellConfig {
+            batch_bytes: node.get("receive_batch"),
+            user_timeout_ms: node.get("user_timeout_ms"),
+            socket_buffer_bytes: node.get("socket_buffer"),
+            congestion: congestion.and_then(|name| name.parse().ok()),
+        },
+        conn: ConnConfig {
+            in_capsule_bytes: node.get("in_capsule"),
+            max_h2c_data: node.get("max_h2c_data"),
+            queue_entries: limits.controller.queue_entries,
+            transfer_bytes: limits.controller.transfer_bytes,
+            header_digest: node.get("header_digest"),
+            data_digest: node.get("data_digest"),
+            initialize_timeout: ms("initialize_timeout_ms"),
+            close_timeout: ms("close_timeout_ms"),
+        },
+    }
+}
+
+fn log(node: &Node) -> LogPlan {
+    let level = match node.get::<String>("level").as_str() {
+        "error" => LogLevel::Error,
+        "warn" => LogLevel::Warn,
+        "debug" => LogLevel::Debug,
+        "trace" => LogLevel::Trace,
+        _ => LogLevel::Info,
+    };
+    let is_json = node.get::<String>("format") == "json";
+    let format = if is_json { LogFormat::Json } else { LogFormat::Text };
+    LogPlan { level, format, peer_lines_per_s: node.get("peer_lines_per_s") }
+}
+
+/// What is taken at the start must fit the memory that there is; with full RAM disks, that which is
+/// available.
+fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
+    let sums = memory::sums(plan);
+    let at_start = memory::total(&sums, memory::When::Start);
+    if at_start > machine.memory_bytes {
+        let (asked, has) = (memory::rounded(at_start), memory::rounded(machine.memory_bytes));
+        let node = root.section("pool");
+        let what = format!(
+            "all that is taken at the start comes to {asked}, and the machine has {has}; take fewer buffers"
+        );
+        let zone = node.sections("zone").last().and_then(|zone| zone.find::<u32>("count"));
+        zone.map_or(node.place.clone(), |count| count.place).refuse(errors, what);
+        return;
+    }
+    let (huge, ordinary) = memory::huge_and_ordinary(plan, &sums, machine.huge_bytes, notes);
+    if ordinary <= machine.available_bytes {
+        return;
+    }
+    let asked = memory::rounded(ordinary);
+    let besides =
+        if huge > 0 { format!(", besides {} of huge pages", memory::rounded(huge)) } else { String::new() };
+    let asked = format!("full RAM disks and all that is taken at the start come to {asked}{besides}");
+    let has = memory::rounded(machine.available_bytes);
+    if plan.limits.may_overcommit {
+        notes.push(format!(
+            "{asked}, and {has} are available: limits.memory_overcommit = true takes the risk"
+        ));
+        return;
+    }
+    let has = if ordinary > machine.memory_bytes {
+        format!("the machine has {}", memory::rounded(machine.memory_bytes))
+    } else if machine.is_to_start {
+        format!("{has} are available")
+    } else {
+        notes.push(format!(
+            "{asked}, and {has} are available now: unless this file is served here, it would not start"
+        ));
+        return;
+    };
+    let what = format!("{asked}, and {has}; make it smaller, or set limits.memory_overcommit = true");
+    let disks = root.sections("disk").iter().zip(&plan.disks);
+    let largest = disks
+        .filter(|(_, disk)| matches!(disk.kind, DiskKind::Ram { .. }))
+        .max_by_key(|(_, disk)| disk.bytes);
+    let place = largest.and_then(|(node, _)| node.find::<u64>("size")).map(|size| size.place);
+    place.unwrap_or_else(|| root.section("pool").place.clone()).refuse(errors, what);
+}
+
+/// What is allowed, but perhaps not meant.
+fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
+    if plan.subsystems.is_empty() {
+        notes.push("there is no [[subsystem]]: hosts find nothing here".to_owned());
+    }
+    for disk in &plan.disks {
+        let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+        if !namespaces.any(|namespace| namespace.disk == disk.name) {
+            notes.push(format!("disk {:?} is in no namespace: nobody can reach it", disk.name));
+        }
+    }
+    for subsystem in &plan.subsystems {
+        if matches!(&subsystem.hosts, spindle_target::snapshot::AllowedHosts::Only(hosts) if hosts.is_empty())
+        {
+            notes.push(format!("subsystem {}: hosts is empty, so nobody may connect", subsystem.nqn));
+        }
+        if subsystem.namespaces.is_empty() {
+            notes.push(format!(
+                "subsystem {} has no [[subsystem.namespace]]: hosts find no disk in it",
+                subsystem.nqn
+            ));
+        }
+    }
+    let is_remote = plan.listeners.iter().any(|listener| !listener.address.ip().is_loopback());
+    if is_remote && plan.subsystems.iter().any(|subsystem| subsystem.nqn.as_str() == super::NQN_EXAMPLE) {
+        notes.push(format!(
+            "{} is the name in every example: a host that connects to two machines under it takes their \
+             disks for one and the same; choose a name of your own",
+            super::NQN_EXAMPLE
+        ));
+    }
+    if let Some(name) =
+        plan.tcp.shell.congestion.filter(|name| !machine.congestion.iter().any(|it| it == name.as_str()))
+    {
+        let all = machine.congestion.join(", ");
+        notes.push(format!("tcp.congestion = \"{name}\": this kernel has {all}; sockets keep the system's"));
+    }
+    let connections = plan.limits.connections as u64;
+    if let Some(files) = machine.files_max.filter(|files| *files < connections + FILES_BESIDES) {
+        notes.push(format!(
+            "the process may have {files} files open (ulimit -Hn), too few for limits.connections = {connections}"
+        ));
+    }
+    let has_files = plan.disks.iter().any(|disk| matches!(disk.kind, DiskKind::File { .. }));
+    let registered = plan.pool.bytes_per_core() * plan.reactor.cores.len() as u64;
+    if let Some(lockable) = machine.lockable_bytes.filter(|lockable| has_files && *lockable < registered) {
+        notes.push(format!(
+            "the process may lock {} of memory (ulimit -l), less than the {} that file disks would register \
+             with io_uring: their buffers are passed one by one, which is slower",
+            memory::rounded(lockable),
+            memory::rounded(registered)
+        ));
+    }
+}

@@ -1,0 +1,219 @@
+//! What hosts see: listeners, subsystems, namespaces, referrals. Names and identities are unique.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::SocketAddr;
+
+use nvme_spec::nqn::Nqn;
+use spindle_target::snapshot::{AllowedHosts, TransportKind};
+
+use super::super::document::{Errors, Node, Place};
+use super::super::plan::{ListenerPlan, NamespacePlan, ReferralPlan, SubsystemPlan};
+use super::super::schema;
+use super::super::tree::At;
+use crate::identity;
+
+/// The listeners of the file, at least one.
+pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<ListenerPlan> {
+    let nodes = root.sections("listener");
+    if root.has_no("listener") {
+        let place = Place { field: "listener".to_owned(), ..Place::default() };
+        place.refuse(
+            errors,
+            "missing; there must be at least one [[listener]] with an address, like \"0.0.0.0:4420\"",
+        );
+    }
+    let mut addresses: Vec<At<SocketAddr>> = Vec::new();
+    let mut names = Unique::default();
+    let mut listeners = Vec::new();
+    for node in nodes {
+        let Some(address) = node.find::<SocketAddr>("address") else { continue };
+        if let Some(other) = addresses.iter().find(|other| are_the_same(other.value, address.value)) {
+            let (with, line) = (other.value, other.place.line);
+            address.place.refuse(errors, format!("already listened on by {with} in line {line}"));
+        }
+        let name = node.find::<String>("name");
+        if let Some(name) = &name {
+            names.take(name.value.clone(), &name.place, "listener", errors);
+        }
+        listeners.push(ListenerPlan {
+            name: name.map_or_else(|| address.value.to_string(), |name| name.value),
+            transport: TransportKind::Tcp,
+            address: address.value,
+            in_capsule_bytes: node.find("in_capsule").map_or(in_capsule_bytes, |at| at.value),
+        });
+        addresses.push(address);
+    }
+    listeners
+}
+
+/// True when both cannot be bound: they are equal, or one is all addresses of the family.
+fn are_the_same(a: SocketAddr, b: SocketAddr) -> bool {
+    let overlap = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+    a.port() == b.port() && a.is_ipv4() == b.is_ipv4() && overlap
+}
+
+/// The subsystems of the file.
+pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<SubsystemPlan> {
+    // Without all names it cannot be said that one is of no disk.
+    let disks = root.sections("disk").iter().map(|disk| disk.find("name").map(|at| at.value)).collect();
+    let mut taken = Taken { disks, ..Taken::default() };
+    root.sections("subsystem")
+        .iter()
+        .filter_map(|node| subsystem(node, listeners, &mut taken, errors))
+        .collect()
+}
+
+/// The referrals of the file.
+pub fn referrals(root: &Node) -> Vec<ReferralPlan> {
+    let addresses = root.sections("referral").iter().filter_map(|node| node.find("address"));
+    addresses.map(|at| ReferralPlan { transport: TransportKind::Tcp, address: at.value }).collect()
+}
+
+/// Values that may be there once, with the place where each is.
+struct Unique<T>(HashMap<T, Place>);
+
+impl<T> Default for Unique<T> {
+    fn default() -> Self {
+        Unique(HashMap::new())
+    }
+}
+
+impl<T: Eq + Hash> Unique<T> {
+    fn take(&mut self, value: T, place: &Place, whose: &str, errors: &Errors) {
+        match self.0.get(&value) {
+            Some(other) => place.refuse(errors, format!("also that of the {whose} in line {}", other.line)),
+            None => drop(self.0.insert(value, place.clone())),
+        }
+    }
+}
+
+/// What the subsystems before have taken.
+#[derive(Default)]
+struct Taken {
+    /// Names of all disks; `None` when one has a name that is wrong.
+    disks: Option<Vec<String>>,
+    nqns: Unique<Nqn>,
+    serials: Unique<String>,
+    used: Unique<String>,
+    uuids: Unique<[u8; 16]>,
+    nguids: Unique<[u8; 16]>,
+}
+
+fn subsystem(
+    node: &Node,
+    listeners: &[ListenerPlan],
+    taken: &mut Taken,
+    errors: &Errors,
+) -> Option<SubsystemPlan> {
+    let hosts = hosts(node, errors);
+    let listeners = offered_at(node, listeners, errors);
+    let cntlid_range = cntlid_range(node, errors);
+    // An NQN that is wrong is reported; its namespaces are looked at all the same.
+    let nqn = node.find::<Nqn>("nqn");
+    if let Some(nqn) = &nqn {
+        if nqn.value.is_discovery() {
+            nqn.place
+                .refuse(errors, "is the discovery service's, which every listener has; choose another name");
+        }
+        taken.nqns.take(nqn.value, &nqn.place, "subsystem", errors);
+    }
+    let name = nqn.as_ref().map_or_else(Nqn::discovery, |nqn| nqn.value);
+    let serial = node.find::<String>("serial");
+    if let Some(serial) = &serial {
+        taken.serials.take(serial.value.clone(), &serial.place, "subsystem", errors);
+    }
+    let serial = serial.map_or_else(|| identity::serial(&name), |serial| serial.value);
+    let namespaces = namespaces(node, &name, taken, errors);
+    Some(SubsystemPlan {
+        nqn: nqn?.value,
+        serial,
+        model: node.get("model"),
+        hosts,
+        listeners,
+        cntlid_range,
+        namespaces,
+    })
+}
+
+fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
+    let hosts = node.find::<Vec<At<Nqn>>>("hosts");
+    let is_any = node.find::<bool>("allow_any_host");
+    match (hosts, is_any) {
+        (Some(hosts), Some(is_any)) if is_any.value && !hosts.value.is_empty() => {
+            is_any.place.refuse(errors, "hosts lists who may connect; leave one of the two out");
+            AllowedHosts::Any
+        }
+        (_, Some(is_any)) if is_any.value => AllowedHosts::Any,
+        (Some(hosts), _) => AllowedHosts::Only(hosts.value.into_iter().map(|host| host.value).collect()),
+        (None, is_any) => {
+            if is_any.is_some() && node.is_absent("hosts") {
+                let what = "missing; say who may connect: a list of host NQNs, or allow_any_host = true";
+                node.place.inside("hosts").refuse(errors, what);
+            }
+            AllowedHosts::Only(Vec::new())
+        }
+    }
+}
+
+fn offered_at(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<String> {
+    let Some(list) = node.find::<Vec<At<String>>>("listeners") else {
+        return listeners.iter().map(|listener| listener.name.clone()).collect();
+    };
+    if list.value.is_empty() {
+        list.place.refuse(errors, "must name at least one listener, or be left out for all");
+    }
+    for name in &list.value {
+        if !listeners.iter().any(|listener| listener.name == name.value) {
+            let all = schema::alternatives(listeners.iter().map(|listener| format!("{:?}", listener.name)));
+            name.place.refuse(errors, format!("must be the name of a [[listener]]; there is {all}"));
+        }
+    }
+    list.value.into_iter().map(|name| name.value).collect()
+}
+
+fn cntlid_range(node: &Node, errors: &Errors) -> (u16, u16) {
+    let (min, max) = (node.find::<u16>("cntlid_min"), node.find::<u16>("cntlid_max"));
+    if let (Some(min), Some(max)) = (&min, &max)
+        && min.value > max.value
+    {
+        let place = if node.given::<u16>("cntlid_max").is_some() { &max.place } else { &min.place };
+        place.refuse(errors, format!("the range is empty: {} to {}", min.value, max.value));
+    }
+    (min.map_or(1, |min| min.value), max.map_or(1, |max| max.value))
+}
+
+fn namespaces(subsystem: &Node, nqn: &Nqn, taken: &mut Taken, errors: &Errors) -> Vec<NamespacePlan> {
+    let mut nsids = Unique::default();
+    let mut namespaces = Vec::new();
+    for node in subsystem.sections("namespace") {
+        let (nsid, disk) = (node.find::<u32>("nsid"), node.find::<String>("disk"));
+        if let Some(nsid) = &nsid {
+            nsids.take(nsid.value, &nsid.place, "namespace", errors);
+        }
+        if let (Some(disk), Some(disks)) = (&disk, &taken.disks) {
+            if disks.contains(&disk.value) {
+                taken.used.take(disk.value.clone(), &disk.place, "namespace", errors);
+            } else {
+                let all = schema::alternatives(disks.iter().map(|name| format!("{name:?}")));
+                disk.place.refuse(errors, format!("must be the name of a [[disk]]; there is {all}"));
+            }
+        }
+        let identity = |name: &str, taken: &mut Unique<[u8; 16]>| {
+            let identity = node.find::<[u8; 16]>(name)?;
+            taken.take(identity.value, &identity.place, "namespace", errors);
+            Some(identity.value)
+        };
+        let (uuid, nguid) = (identity("uuid", &mut taken.uuids), identity("nguid", &mut taken.nguids));
+        let (Some(nsid), Some(disk)) = (nsid, disk) else { continue };
+        let (nsid, disk) = (nsid.value, disk.value);
+        namespaces.push(NamespacePlan {
+            nsid,
+            uuid: uuid.unwrap_or_else(|| identity::uuid(nqn, &disk, nsid)),
+            nguid: nguid.unwrap_or_else(|| identity::nguid(nqn, &disk, nsid)),
+            disk,
+        });
+    }
+    namespaces.sort_by_key(|namespace| namespace.nsid);
+    namespaces
+}
