@@ -54,11 +54,6 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The answer of a subcommand whose module is not part of this build.
-fn absent(subcommand: &str) -> Box<dyn Error> {
-    format!("this build has no `spindle {subcommand}`").into()
-}
-
 /// An error with the chain of its reasons, but none that the message before it already says.
 fn with_reasons(error: &dyn Error) -> String {
     let mut text = error.to_string();

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::net::{Errno, PIECES_MAX, Received, Sent, Socket};
 use spindle_tcp::host::{CloseCause, Conn, HostConfig, HostData, HostEvent};
-use spindle_tcp::{Phase, RxBatch};
+use spindle_tcp::{Expectation, Phase, RxBatch};
 
 use crate::error::{Error, Loss};
 use crate::options::Options;
@@ -40,6 +40,7 @@ pub(crate) struct Link {
     /// The kernel takes no more for the moment.
     is_full: bool,
     is_shut: bool,
+    expects: Expectation,
 }
 
 impl Link {
@@ -58,7 +59,7 @@ impl Link {
         };
         let mut conn = Conn::new(config, Clock::now());
         conn.connect();
-        let mut link = Link { socket, conn, cause: None, is_full: false, is_shut: false };
+        let mut link = Link { socket, conn, cause: None, is_full: false, is_shut: false, expects: Expectation::default() };
         link.wait_until_ready(options.connect_timeout)?;
         Ok(link)
     }
@@ -119,6 +120,14 @@ impl Link {
     /// Send what is queued, as far as the kernel takes it.
     #[inline]
     pub(crate) fn send(&mut self) {
+        if self.conn.wants_send() {
+            self.send_queued();
+        }
+    }
+
+    /// Not inlined: its list of pieces is 16 KiB of stack, which a turn that sends nothing should not set up.
+    #[inline(never)]
+    fn send_queued(&mut self) {
         while self.conn.wants_send() {
             let (sent, bytes) = send_from(&self.socket, &self.conn);
             match sent {
@@ -140,9 +149,9 @@ impl Link {
     pub(crate) fn turn(&mut self, batch: &mut RxBatch, mut on_event: impl FnMut(HostEvent, bool)) -> bool {
         let has_sent = self.conn.wants_send();
         if has_sent {
-            self.send();
+            self.send_queued();
         }
-        let (received, direct) = receive_into(&self.socket, &mut self.conn, batch);
+        let (received, direct) = receive_into(&self.socket, &mut self.conn, batch, &mut self.expects);
         match received {
             Received::Bytes(count) => {
                 let in_place = count.min(direct);
@@ -246,13 +255,22 @@ fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
 /// One receive: into the payload that the connection waits for and a little of the batch behind it, or into the batch; and how
 /// many bytes belong to the payload at most.
 #[inline]
-fn receive_into(socket: &Socket, conn: &mut Conn, batch: &mut RxBatch) -> (Received, usize) {
+fn receive_into(
+    socket: &Socket,
+    conn: &mut Conn,
+    batch: &mut RxBatch,
+    expects: &mut Expectation,
+) -> (Received, usize) {
     let mut pieces = ArrayVec::<IoSliceMut<'_>, DIRECT_PIECES_MAX>::new();
     let direct = conn.direct_target(&mut pieces);
     let space = batch.space();
     if direct == 0 {
-        return (socket.recv(space), 0);
+        let asked = space.len().min(expects.batch_bytes());
+        let received = socket.recv(&mut space[..asked]);
+        expects.on_batch(matches!(received, Received::Bytes(count) if count == asked));
+        return (received, 0);
     }
+    expects.on_direct();
     let behind = space.len().min(BEHIND_DIRECT_BYTES);
     // Full when the payload alone takes all pieces: then this receive does not reach its end.
     let _ = pieces.try_push(IoSliceMut::new(&mut space[..behind]));

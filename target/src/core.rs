@@ -21,10 +21,10 @@ use spindle_reactor::slab::{Slab, Slot};
 
 use crate::env::{AbortFrom, DONE_BATCH, Env, Message};
 use crate::notice::{Notice, Notices};
-use crate::qpair::{Life, Qpair, from_token};
+use crate::qpair::{Life, Qpair, Retried, from_token};
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{Peer, Snapshot};
-use crate::transport::{CloseReason, Transport};
+use crate::transport::Transport;
 
 /// How often time-outs are looked at.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
@@ -68,7 +68,7 @@ pub struct CoreUse {
 pub struct TargetCore<T: Transport> {
     env: Env,
     qpairs: Slab<Qpair<T>>,
-    /// Queue pairs with waiting requests, served in turn.
+    /// Queue pairs with waiting requests; whose turn was longest ago comes first.
     waiting: VecDeque<Slot>,
     /// Queue pairs that may have something to send.
     touched: Vec<Slot>,
@@ -78,6 +78,8 @@ pub struct TargetCore<T: Transport> {
     ids: Vec<Slot>,
     next_timer: Nanos,
     disk_depth: u32,
+    /// A disk that the configuration has no more still has something in flight.
+    is_closing_disks: bool,
 }
 
 impl<T: Transport> TargetCore<T> {
@@ -102,6 +104,7 @@ impl<T: Transport> TargetCore<T> {
             notices: Notices::default(),
             current: Slot::from_wire(0),
             is_draining: false,
+            is_crowded: false,
             waits: 0,
             commands: 0,
             done: Vec::with_capacity(DONE_BATCH),
@@ -115,29 +118,45 @@ impl<T: Transport> TargetCore<T> {
             ids: Vec::with_capacity(connections),
             next_timer: Nanos::ZERO,
             disk_depth: settings.disk_depth,
+            is_closing_disks: false,
         };
-        core.open_disks()?;
-        Ok(core)
+        match core.open_disks().pop() {
+            Some(error) => Err(error),
+            None => Ok(core),
+        }
     }
 
-    /// Open the disks that the snapshot has and this core has not; close those that are gone and idle.
-    fn open_disks(&mut self) -> Result<(), OpenError> {
+    /// Open the disks that the snapshot has and this core has not; close those that it has no more. What could not be opened.
+    fn open_disks(&mut self) -> Vec<OpenError> {
+        let mut errors = Vec::new();
         let env = &mut self.env;
         let snapshot = Arc::clone(&env.snapshot);
         env.disks.resize_with(snapshot.disks.len().max(env.disks.len()), || None);
         let context = CoreContext { core: env.core, pool: env.pool.clone(), depth: self.disk_depth };
         for (handle, source) in env.disks.iter_mut().zip(&snapshot.disks) {
-            match (handle.is_some(), source) {
-                (false, Some(source)) => *handle = Some(source.open(&context)?),
-                (true, None) => {
-                    if handle.as_ref().is_some_and(|disk| disk.in_flight() == 0) {
-                        *handle = None;
-                    }
+            if let (None, Some(source)) = (&handle, source) {
+                match source.open(&context) {
+                    Ok(disk) => *handle = Some(disk),
+                    Err(error) => errors.push(error),
                 }
-                (true, Some(_)) | (false, None) => {}
             }
         }
-        Ok(())
+        self.close_disks();
+        errors
+    }
+
+    /// Close the disks that the configuration has no more, each once it is idle.
+    fn close_disks(&mut self) {
+        let env = &mut self.env;
+        self.is_closing_disks = false;
+        for (index, handle) in env.disks.iter_mut().enumerate() {
+            let is_gone = env.snapshot.disks.get(index).is_none_or(Option::is_none);
+            match handle {
+                Some(disk) if is_gone && disk.in_flight() > 0 => self.is_closing_disks = true,
+                Some(_) if is_gone => *handle = None,
+                Some(_) | None => {}
+            }
+        }
     }
 
     /// Time of this turn.
@@ -201,7 +220,6 @@ impl<T: Transport> TargetCore<T> {
     fn book(&mut self, id: Slot, touches: bool, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Life) {
         let Some(qpair) = self.qpairs.get_mut(id) else { return };
         self.env.current = id;
-        let had_waiting = qpair.has_waiting();
         let life = act(qpair, &mut self.env);
         if life == Life::Closed {
             if let Some(qpair) = self.qpairs.remove(id) {
@@ -212,8 +230,10 @@ impl<T: Transport> TargetCore<T> {
         if touches && qpair.touch() {
             self.touched.push(id);
         }
-        if qpair.has_waiting() && !had_waiting {
+        if qpair.has_waiting() && !qpair.is_listed {
+            qpair.is_listed = true;
             self.waiting.push_back(id);
+            self.env.is_crowded = true;
         }
     }
 
@@ -228,17 +248,16 @@ impl<T: Transport> TargetCore<T> {
     /// Disks, requests that wait for memory, time-outs. True when there was anything to do.
     pub fn poll(&mut self) -> bool {
         let mut has_worked = self.poll_disks();
+        if self.is_closing_disks {
+            self.close_disks();
+        }
         has_worked |= self.poll_waiting();
         if self.env.now >= self.next_timer {
             self.next_timer = Nanos(self.env.now.0.saturating_add(TIMER_PERIOD.0));
             self.each(|qpair, env| qpair.on_time(env));
         }
         if self.env.is_draining {
-            self.each(|qpair, env| {
-                if qpair.is_idle() {
-                    qpair.close(env, CloseReason::Shutdown);
-                }
-            });
+            self.each(Qpair::drain);
         }
         self.deliver_own();
         has_worked
@@ -265,17 +284,28 @@ impl<T: Transport> TargetCore<T> {
         self.with_open(id, |qpair, env| qpair.on_done(id, env, slot, done));
     }
 
+    /// Who got something goes to the end of the line, who did not keeps its place: a deep queue does not take, turn after turn,
+    /// what a shallow one waits for.
     fn poll_waiting(&mut self) -> bool {
-        let mut has_worked = false;
+        let has_worked = !self.waiting.is_empty();
+        let mut at = 0;
         for _ in 0..self.waiting.len() {
-            let Some(id) = self.waiting.pop_front() else { break };
-            has_worked = true;
-            let mut is_waiting = false;
-            self.with_open(id, |qpair, env| is_waiting = qpair.retry_buffers(id, env));
-            if is_waiting {
+            let Some(id) = self.waiting.get(at).copied() else { break };
+            let mut retried = Retried::default();
+            self.with_open(id, |qpair, env| {
+                retried = qpair.retry_buffers(id, env);
+                qpair.is_listed = retried.has_waiting;
+            });
+            if retried.has_waiting && !retried.has_moved {
+                at += 1;
+                continue;
+            }
+            self.waiting.remove(at);
+            if retried.has_waiting {
                 self.waiting.push_back(id);
             }
         }
+        self.env.is_crowded = !self.waiting.is_empty();
         has_worked
     }
 
@@ -339,8 +369,8 @@ impl<T: Transport> TargetCore<T> {
 
     fn on_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         let old = std::mem::replace(&mut self.env.snapshot, snapshot);
-        if let Err(error) = self.open_disks() {
-            // The namespace answers Namespace Not Ready on this core; the operator is told.
+        for error in self.open_disks() {
+            // Its namespaces answer Namespace Not Ready on this core; the operator is told.
             self.env.notice(Notice::DiskOpen { reason: error.to_string() });
         }
         self.each(|qpair, env| qpair.on_snapshot(env, &old));
@@ -349,20 +379,14 @@ impl<T: Transport> TargetCore<T> {
     /// Messages to this core itself need no mailbox.
     #[inline]
     fn deliver_own(&mut self) {
-        if self.env.outbox.is_empty() {
-            return;
-        }
-        // Bounded: what an own message sends to this core again is taken in the same loop, and no message loops.
-        let mut left = self.env.outbox.len();
-        while left > 0 {
-            left -= 1;
-            let Some((to, message)) = self.env.outbox.pop_front() else { break };
-            if to == self.env.core {
-                let before = self.env.outbox.len();
+        // Bounded: what an own message sends to this core again is taken in the same loop, and no message loops. Those for
+        // others stay in order.
+        let mut at = 0;
+        while let Some((to, _)) = self.env.outbox.get(at) {
+            if *to != self.env.core {
+                at += 1;
+            } else if let Some((_, message)) = self.env.outbox.remove(at) {
                 self.act_on(message);
-                left += self.env.outbox.len().saturating_sub(before);
-            } else {
-                self.env.outbox.push_back((to, message));
             }
         }
     }

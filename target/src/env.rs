@@ -107,9 +107,11 @@ pub struct Env {
     pub(crate) current: Slot,
     /// True once shutdown has begun.
     pub is_draining: bool,
+    /// Requests of this core wait for memory: who comes now lines up behind them.
+    pub(crate) is_crowded: bool,
     /// Requests that had to wait for a buffer, ever.
     pub waits: u64,
-    /// Commands completed, ever.
+    /// Commands that arrived, ever.
     pub commands: u64,
     pub(crate) done: Vec<Done>,
 }

@@ -31,6 +31,7 @@
 
 pub mod controller;
 mod digest;
+mod expectation;
 mod frame;
 pub mod host;
 mod inbox;
@@ -41,6 +42,7 @@ mod violation;
 pub mod shell;
 mod wire;
 
+pub use expectation::Expectation;
 pub use inbox::RxBatch;
 pub use lifetime::Phase;
 pub use violation::Violation;

@@ -92,6 +92,7 @@ expect_reconnect() {
 no_kernel_warnings() {
     # The emulator's, when the machine beneath is busy: its processors come late.
     local bad expected='^$|hrtimer: interrupt took|perf: interrupt took too long|hogged CPU for'
+    expected+='|sched: DL replenish lagged|clocksource: .*(read-back|watchdog)'
     bad=$(
         dmesg --level=emerg,alert,crit,err,warn
         dmesg | grep -E 'WARNING:|BUG:|Call Trace|blocked for more than|I/O error|rcu.*stall' || true
@@ -120,7 +121,7 @@ config_both() {
 # The parts of a configuration, printed.
 reactor() { printf '%s\n' '[reactor]' "cores = [${1:-0}]" 'idle = "adaptive"'; }
 disk_ram() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "ram"' "size = \"$2\""; }
-disk_file() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "file"' "path = \"$2\"" "size = \"$3\""; }
+disk_file() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "file"' "path = \"$2\"" "size = \"$3\"" 'create = true'; }
 listener() { printf '%s\n' '[[listener]]' "address = \"${1:-$ADDRESS:$PORT}\""; }
 # subsystem NQN DISK...: the disks become namespaces 1, 2, ...
 subsystem() {

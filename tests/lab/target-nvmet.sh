@@ -57,7 +57,7 @@ apply_disk() {
                 [ ! -d "$path" ] || return 0
                 mkdir "$path"
                 echo "$size" >"$path/size"
-                echo "${settings[disk.$i.block_size]:-512}" >"$path/blocksize"
+                echo "${settings[disk.$i.block_bytes]:-512}" >"$path/blocksize"
                 echo 1 >"$path/memory_backed"
                 echo 1 >"$path/discard"
                 echo 1 >"$path/power"

@@ -25,7 +25,7 @@ use super::schema::{self, Key, Kind, Preset};
 use crate::size::Bytes;
 
 /// Where in the file something stands, and how.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
     /// Line, from 1.
     pub line: usize,
@@ -110,12 +110,6 @@ pub fn read(text: &str, errors: &Errors) -> Option<Node> {
     // What recovery made of a broken file would only add errors that are none.
     let is_toml = broken.is_empty();
     is_toml.then(|| reader.section(root.get_ref(), schema::FILE, Place { line: 1, ..Place::default() }))
-}
-
-impl Default for Place {
-    fn default() -> Self {
-        Place { line: 0, field: String::new(), text: String::new() }
-    }
 }
 
 impl Place {

@@ -43,28 +43,23 @@ impl ConfigErrors {
         ConfigErrors { file: file.to_owned(), errors: vec![ConfigError { line: 0, field, value, allowed }] }
     }
 
-    /// The errors.
-    #[cfg(test)]
-    pub fn errors(&self) -> &[ConfigError] {
-        &self.errors
+    /// Each error with file and line, as a line of text.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let file = self.file.display();
+        self.errors.iter().map(move |error| match error.line {
+            0 => format!("{file}: {error}"),
+            line => format!("{file}:{line}: {error}"),
+        })
     }
 }
 
 impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let file = self.file.display();
         if self.errors.len() > 1 {
-            writeln!(f, "{file} has {} errors:", self.errors.len())?;
+            writeln!(f, "{} has {} errors:", self.file.display(), self.errors.len())?;
         }
-        let mut separator = "";
-        for error in &self.errors {
-            match error.line {
-                0 => write!(f, "{separator}{file}: {error}")?,
-                line => write!(f, "{separator}{file}:{line}: {error}")?,
-            }
-            separator = "\n";
-        }
-        Ok(())
+        let lines: Vec<String> = self.lines().collect();
+        f.write_str(&lines.join("\n"))
     }
 }
 

@@ -41,7 +41,6 @@ pub use memory::{When, rounded, sums, total};
 pub use plan::{DiskKind, DiskPlan, Idle, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
 pub use reach::{connect_line, reachable};
 pub use schema::reference;
-pub use snapshot::SnapshotError;
 
 /// The NQN of the built-in configuration and of the examples.
 pub const NQN_EXAMPLE: &str = "nqn.2026-01.io.spindle:default";

@@ -24,6 +24,12 @@ pub enum SnapshotError {
     /// A disk could not get its new size.
     #[error(transparent)]
     Resize(#[from] ResizeError),
+    /// Something differs that cannot change while the process runs.
+    #[error("{field}: is fixed at the start; restart to change it")]
+    Fixed {
+        /// The field.
+        field: &'static str,
+    },
     /// A disk of this name is open, and is another one.
     #[error(
         "disk {disk:?}: is a {is} disk with blocks of {block_bytes} bytes now; give the other disk another \
@@ -39,6 +45,28 @@ pub enum SnapshotError {
     },
 }
 
+impl SnapshotError {
+    /// What the snapshot before has and this plan cannot have otherwise: connections know their listener by
+    /// its place, and were made for these limits. [`Plan::changes`] refuses it earlier, with all else that is
+    /// fixed.
+    fn check_fixed(plan: &Plan, previous: &Snapshot) -> Result<(), SnapshotError> {
+        let (limits, before) = (&plan.limits.controller, &previous.limits);
+        let has = |address| plan.listeners.iter().any(|listener| listener.address == address);
+        let are_same = plan.listeners.len() == previous.listeners.len()
+            && previous.listeners.iter().all(|listener| has(listener.address));
+        if !are_same {
+            return Err(SnapshotError::Fixed { field: "listener.address" });
+        }
+        if limits.queue_entries != before.queue_entries {
+            return Err(SnapshotError::Fixed { field: "limits.queue_entries" });
+        }
+        if limits.transfer_bytes != before.transfer_bytes {
+            return Err(SnapshotError::Fixed { field: "limits.transfer" });
+        }
+        Ok(())
+    }
+}
+
 type Source = Arc<dyn DiskSource>;
 
 impl Plan {
@@ -48,6 +76,9 @@ impl Plan {
     /// # Errors
     /// [`SnapshotError`], naming the disk.
     pub fn snapshot(&self, previous: Option<&Snapshot>) -> Result<Arc<Snapshot>, SnapshotError> {
+        if let Some(previous) = previous {
+            SnapshotError::check_fixed(self, previous)?;
+        }
         let disks = self.open_disks(previous)?;
         self.resize_disks(&disks)?;
         let listeners = self.listeners.iter().zip(1..).map(|(listener, port_id)| Listener {
@@ -155,8 +186,7 @@ impl Plan {
     }
 }
 
-/// The listeners in the order that they had before: connections know theirs by its index. Addresses do not
-/// change while the process runs ([`Plan::changes`]), so that what is left is the order of the file.
+/// The listeners in the order that they had before: connections know theirs by its index. They are the same.
 fn in_order_of(previous: Option<&Snapshot>, listeners: Vec<Listener>) -> Vec<Listener> {
     let Some(previous) = previous else { return listeners };
     let mut ordered = Vec::with_capacity(listeners.len());

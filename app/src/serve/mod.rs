@@ -18,6 +18,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use spindle_reactor::mailbox::{Remote, mesh};
 use spindle_reactor::net::Listener;
@@ -27,7 +28,7 @@ use spindle_target::snapshot::Snapshot;
 use core_loop::{CoreLoop, CoreMessage, CoreSetup};
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, ConfigErrors, Plan, connect_line};
+use crate::config::{Change, Config, ConfigErrors, Plan, connect_line};
 use crate::log::{self, LogControl};
 
 /// Why serving could not begin or had to end.
@@ -73,6 +74,7 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     for note in &config.plan().notes {
         tracing::info!("{note}");
     }
+    allow_descriptors();
     let snapshot = config.plan().snapshot(None).map_err(|error| ServeError::Start(error.to_string()))?;
     let running = Running::start(config.plan(), &snapshot)?;
     announce(&snapshot);
@@ -88,6 +90,15 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let deadline = served.config.plan().drain_deadline;
     tracing::info!(deadline_ms = deadline.as_millis(), "shutting down: commands in flight end, hosts are disconnected");
     running.shut_down(deadline)
+}
+
+/// A connection is a descriptor: allow as many as the system lets us have.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the number of open files stays limited to {:?}", limit.current);
+    }
 }
 
 /// What is served now.
@@ -107,7 +118,8 @@ impl Served {
         let next = match Config::load(&path) {
             Ok(next) => next,
             Err(errors) => {
-                tracing::error!("SIGHUP: all stays as it was\n{errors}");
+                errors.lines().for_each(|line| tracing::error!("{line}"));
+                tracing::error!("SIGHUP: all stays as it was");
                 return None;
             }
         };
@@ -118,6 +130,10 @@ impl Served {
             } else {
                 tracing::info!("reload: {change}");
             }
+        }
+        if changes.iter().any(Change::is_refused) {
+            tracing::error!("SIGHUP: all stays as it was");
+            return None;
         }
         match next.plan().snapshot(Some(&self.snapshot)) {
             Ok(snapshot) => {

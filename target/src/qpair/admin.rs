@@ -94,10 +94,9 @@ impl<T: Transport> Qpair<T> {
         let is_admin = Connect::new(&request.sqe).qid() == 0;
         match controller::connect(&context(env, &self.peer), &request.sqe, data, &limits) {
             Ok((connected, result)) => {
-                let cid = request.cid();
                 self.take_role(env, connected);
-                // The slab was made anew for the queue's size; Connect is its first entry.
-                let Some(slot) = self.reinsert_connect(cid) else { return };
+                // The slab is made anew for the queue's size; Connect is its first entry.
+                let Some(slot) = self.reinsert_connect(slot) else { return };
                 self.finish(env, slot, Status::SUCCESS, u64::from(result), None);
                 if is_admin {
                     self.notice_connected(env);
@@ -147,10 +146,10 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// A slab for the queue's size, with the Connect that is about to be answered in it.
-    fn reinsert_connect(&mut self, cid: u16) -> Option<Slot> {
+    fn reinsert_connect(&mut self, connect: Slot) -> Option<Slot> {
         let mut old = std::mem::replace(&mut self.requests, Slab::with_capacity(usize::from(self.entries)));
-        let connect = old.slots().find(|slot| old.get(*slot).is_some_and(|request| request.cid() == cid))?;
         let request = old.remove(connect)?;
+        debug_assert!(old.is_empty(), "a fresh queue has one entry");
         self.requests.insert(request).ok()
     }
 
@@ -365,7 +364,7 @@ impl<T: Transport> Qpair<T> {
             State::Fetching => {
                 // The host's data is on its way and has to be taken in; then the command ends without effect.
                 if let Some(request) = self.requests.get_mut(slot) {
-                    request.is_aborted = true;
+                    request.doom.get_or_insert(Status::ABORTED_BY_REQUEST);
                 }
                 true
             }

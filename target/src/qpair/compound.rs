@@ -11,15 +11,15 @@ use spindle_reactor::slab::Slot;
 
 use super::io::{COPY_RANGE_BYTES, DSM_RANGE_BYTES, check_range, field};
 use super::request::{IoCommand, IoOp, Progress, Refusal, Request, State};
-use super::{IoRole, Qpair, Role, Work, status_of, token};
+use super::{IoRole, Qpair, Role, Work, reads_into_pool, status_of, token};
 use crate::controller::limits;
 use crate::env::Env;
 use crate::transport::Transport;
 
 /// Pieces that one command may do in a turn before others have theirs.
 const STEPS_PER_TURN: u32 = 16;
-/// Bytes that Copy and Verify move in one step: large enough to be efficient, small enough for the others' latency.
-const PIECE_BYTES: u32 = 128 << 10;
+/// Most bytes that Copy and Verify move in one step: large enough to be efficient, small enough for the others' latency.
+const PIECE_BYTES_MAX: u32 = 128 << 10;
 
 /// What a step brought.
 type Outcome = (Result<(), DiskError>, Option<Buf>);
@@ -51,7 +51,7 @@ pub(super) fn flush_all() -> IoCommand {
 /// Copy: the list of ranges and, for disks that read into the pool, a piece. Verify: a piece.
 pub(super) fn take_buffers(disk: &dyn Disk, pool: &Pool, request: &mut Request, io: &IoCommand) -> bool {
     let needs_piece = disk.read_buffers() == BufferFrom::Pool;
-    let piece = if needs_piece { pool.take(piece_bytes(io)) } else { None };
+    let piece = if needs_piece { pool.take(first_piece_bytes(io, pool)) } else { None };
     if needs_piece && piece.is_none() {
         return false;
     }
@@ -65,13 +65,19 @@ pub(super) fn take_buffers(disk: &dyn Disk, pool: &Pool, request: &mut Request, 
     true
 }
 
-fn piece_bytes(io: &IoCommand) -> u32 {
+/// Bytes of a step: no more than the pool has in one buffer, or the command would wait for ever.
+fn piece_bytes(pool: &Pool) -> u32 {
+    PIECE_BYTES_MAX.min(pool.buffer_bytes_max())
+}
+
+fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
+    let most = piece_bytes(pool);
     match io.op {
         IoOp::Verify => {
             let bytes = u64::from(io.range.blocks) << io.block_shift;
-            u32::try_from(bytes.min(u64::from(PIECE_BYTES))).unwrap_or(PIECE_BYTES)
+            u32::try_from(bytes.min(u64::from(most))).unwrap_or(most)
         }
-        _ => PIECE_BYTES,
+        _ => most,
     }
 }
 
@@ -123,7 +129,9 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
         if let Some((result, buf)) = done {
-            if let Err(error) = result {
+            if let Err(error) = result
+                && !is_hint_refused(&io, error)
+            {
                 self.fail(env, slot, &io, error);
                 return;
             }
@@ -159,19 +167,24 @@ impl<T: Transport> Qpair<T> {
 
     fn fail(&mut self, env: &mut Env, slot: Slot, io: &IoCommand, error: DiskError) {
         // Copy: the lowest source range that was not copied whole, in dword 0 (NVM Command Set, Copy).
-        if let (IoOp::Copy { .. }, Some(request)) = (io.op, self.requests.get(slot)) {
-            let index = request.progress.index;
-            self.finish(env, slot, status_of(error), u64::from(index), None);
+        let (IoOp::Copy { .. }, Some(request)) = (io.op, self.requests.get(slot)) else {
+            self.disk_failed(env, slot, io, error);
             return;
-        }
-        self.disk_failed(env, slot, io, error);
+        };
+        let index = request.progress.index;
+        self.note_disk_error(env, io, error);
+        self.refuse_with(env, slot, Refusal { status: status_of(error), field: None }, u64::from(index));
     }
+}
+
+/// Deallocate is a hint: a disk that cannot has done all that was asked.
+fn is_hint_refused(io: &IoCommand, error: DiskError) -> bool {
+    error == DiskError::NotSupported && matches!(io.op, IoOp::Deallocate { .. })
 }
 
 fn next_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut Env, done: Option<Outcome>) -> Step {
     match done {
-        // Deallocate is a hint: a disk that cannot has done all that was asked.
-        Some((Err(DiskError::NotSupported), _)) if matches!(io.op, IoOp::Deallocate { .. }) => {}
+        Some((Err(error), _)) if is_hint_refused(io, error) => {}
         Some((Err(error), _)) => return Step::Fail(error),
         Some((Ok(()), buf)) => return after_step(request, io, role, env, buf),
         None => {}
@@ -180,7 +193,7 @@ fn next_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut Env
         IoOp::Compare => {
             Step::Submit { disk: io.disk, op: Op::Read, range: io.range, buf: request.aux.take() }
         }
-        IoOp::Verify => verify_next(request, io, false),
+        IoOp::Verify => verify_next(request, io, &env.pool, false),
         IoOp::Copy { ranges, fua } => copy_begin(request, io, env, ranges, fua),
         IoOp::Deallocate { ranges } => deallocate_begin(request, io, env, ranges),
         IoOp::FlushAll => flush_next(request, role),
@@ -194,7 +207,7 @@ fn after_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut En
         IoOp::Compare => compare_end(request, buf),
         IoOp::Verify => {
             request.aux = keep_piece(env, io, buf);
-            verify_next(request, io, true)
+            verify_next(request, io, &env.pool, true)
         }
         IoOp::Copy { ranges, fua } => copy_done(request, io, env, buf, ranges, fua),
         IoOp::Deallocate { ranges } => deallocate_next(request, io, ranges),
@@ -209,11 +222,6 @@ fn keep_piece(env: &Env, io: &IoCommand, buf: Option<Buf>) -> Option<Buf> {
     buf.filter(|_| is_pool)
 }
 
-fn reads_into_pool(env: &Env, disk: usize) -> bool {
-    let handle = env.disks.get(disk).and_then(|disk| disk.as_deref());
-    handle.is_some_and(|disk| disk.read_buffers() == BufferFrom::Pool)
-}
-
 fn compare_end(request: &mut Request, read: Option<Buf>) -> Step {
     let (Some(expected), Some(read)) = (request.buf.take(), read) else { return Step::Fail(DiskError::Internal) };
     let mut at = 0;
@@ -225,17 +233,17 @@ fn compare_end(request: &mut Request, read: Option<Buf>) -> Step {
     if is_same { Step::Finish } else { Step::Fail(DiskError::CompareDiffers) }
 }
 
-fn blocks_per_piece(io: &IoCommand) -> u32 {
-    (PIECE_BYTES >> io.block_shift).max(1)
+fn blocks_per_piece(io: &IoCommand, pool: &Pool) -> u32 {
+    (piece_bytes(pool) >> io.block_shift).max(1)
 }
 
-fn verify_next(request: &mut Request, io: &IoCommand, is_piece_done: bool) -> Step {
+fn verify_next(request: &mut Request, io: &IoCommand, pool: &Pool, is_piece_done: bool) -> Step {
     let Progress { mut blocks, piece, .. } = request.progress;
     if is_piece_done {
         blocks += u64::from(piece);
     }
     let left = u64::from(io.range.blocks).saturating_sub(blocks);
-    let piece = u32::try_from(left.min(u64::from(blocks_per_piece(io)))).unwrap_or(0);
+    let piece = u32::try_from(left.min(u64::from(blocks_per_piece(io, pool)))).unwrap_or(0);
     request.progress = Progress { blocks, piece, ..request.progress };
     if piece == 0 {
         return Step::Finish;
@@ -350,17 +358,17 @@ fn copy_begin(request: &mut Request, io: &IoCommand, env: &mut Env, ranges: u16,
         }
     }
     let piece = request.aux.take();
-    copy_read(request, io, piece, ranges)
+    copy_read(request, io, &env.pool, piece, ranges)
 }
 
 /// Read the next piece, or end.
-fn copy_read(request: &mut Request, io: &IoCommand, piece: Option<Buf>, ranges: u16) -> Step {
+fn copy_read(request: &mut Request, io: &IoCommand, pool: &Pool, piece: Option<Buf>, ranges: u16) -> Step {
     if request.progress.index >= u32::from(ranges) {
         return Step::Finish;
     }
     let source = copy_source(request, request.progress.index);
     let left = u64::from(source.blocks).saturating_sub(request.progress.blocks);
-    let blocks = u32::try_from(left.min(u64::from(blocks_per_piece(io)))).unwrap_or(0);
+    let blocks = u32::try_from(left.min(u64::from(blocks_per_piece(io, pool)))).unwrap_or(0);
     request.progress.piece = blocks;
     request.progress.is_writing = false;
     let range = BlockRange { lba: source.lba + request.progress.blocks, blocks };
@@ -390,7 +398,7 @@ fn copy_done(
     }
     request.progress.is_writing = false;
     let piece = keep_piece(env, io, buf);
-    copy_read(request, io, piece, ranges)
+    copy_read(request, io, &env.pool, piece, ranges)
 }
 
 fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, fua: bool) -> Step {

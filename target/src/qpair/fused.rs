@@ -14,7 +14,7 @@ use spindle_disk::{BufferFrom, DiskError};
 use spindle_reactor::slab::Slot;
 
 use super::io::field;
-use super::request::{IoOp, Refusal, State};
+use super::request::{IoCommand, IoOp, Refusal, State};
 use super::{Qpair, Work, set, status_of, token};
 use crate::env::Env;
 use crate::transport::Transport;
@@ -24,55 +24,75 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn step_fused(&mut self, id: Slot, env: &mut Env, slot: Slot) {
         let Some(request) = self.requests.get(slot) else { return };
         let Work::Io(io) = request.work else { return };
-        let fuse = request.sqe.fuse();
-        let first = self.fused_first.take();
-        let first_range = first.and_then(|first| match self.requests.get(first)?.work {
-            Work::Io(io) => Some(io.range),
-            _ => None,
-        });
         let is_write = matches!(io.op, IoOp::Write { .. });
-        match (first, fuse) {
+        match (self.fused_first, request.sqe.fuse()) {
             (Some(first), Fuse::SECOND) if is_write => {
-                if first_range == Some(io.range) {
+                if self.are_of_one_range(first, &io) {
+                    self.fused_first = None;
                     self.join(env, first, slot);
                 } else {
-                    self.refuse(env, first, Refusal::at(Status::ABORTED_FAILED_FUSED, field::CDW10));
+                    self.end_first(env, Status::ABORTED_FAILED_FUSED);
                     self.refuse(env, slot, Refusal::at(Status::INVALID_FIELD, field::CDW10));
                 }
             }
-            (None, Fuse::FIRST) if io.op == IoOp::Compare => {
+            (None, Fuse::SECOND) if is_write => {
+                self.refuse(env, slot, Refusal::at(Status::ABORTED_MISSING_FUSED, field::FLAGS));
+            }
+            (_, Fuse::FIRST) if io.op == IoOp::Compare => {
+                self.end_first(env, Status::ABORTED_MISSING_FUSED);
                 self.fused_first = Some(slot);
                 self.begin_first(env, slot);
             }
-            (first, _) => {
-                if let Some(first) = first {
-                    self.refuse(env, first, Refusal::at(Status::ABORTED_MISSING_FUSED, field::FLAGS));
-                }
-                match fuse {
-                    Fuse::NONE => self.step_buffer(id, env, slot),
-                    Fuse::FIRST if io.op == IoOp::Compare => {
-                        self.fused_first = Some(slot);
-                        self.begin_first(env, slot);
-                    }
-                    Fuse::SECOND if is_write => {
-                        self.refuse(env, slot, Refusal::at(Status::ABORTED_MISSING_FUSED, field::FLAGS));
-                    }
-                    _ => self.refuse(env, slot, Refusal::at(Status::INVALID_FIELD, field::FLAGS)),
-                }
+            (_, Fuse::NONE) => {
+                self.end_first(env, Status::ABORTED_MISSING_FUSED);
+                self.step_buffer(id, env, slot);
+            }
+            _ => {
+                self.end_first(env, Status::ABORTED_MISSING_FUSED);
+                self.refuse(env, slot, Refusal::at(Status::INVALID_FIELD, field::FLAGS));
             }
         }
     }
 
+    /// The two halves name the same blocks of the same namespace.
+    fn are_of_one_range(&self, first: Slot, second: &IoCommand) -> bool {
+        let work = self.requests.get(first).map(|request| request.work);
+        matches!(work, Some(Work::Io(first)) if first.nsid == second.nsid
+            && first.disk == second.disk && first.range == second.range && first.data_bytes == second.data_bytes)
+    }
+
     /// A command that failed its checks ends its pair too.
-    pub(super) fn refuse_io(&mut self, id: Slot, env: &mut Env, slot: Slot, refusal: Refusal) {
-        let _ = id;
+    pub(super) fn refuse_io(&mut self, env: &mut Env, slot: Slot, refusal: Refusal) {
         let Some(request) = self.requests.get(slot) else { return };
-        let fuse = request.sqe.fuse();
-        if let Some(first) = self.fused_first.take() {
-            let status = if fuse == Fuse::SECOND { Status::ABORTED_FAILED_FUSED } else { Status::ABORTED_MISSING_FUSED };
-            self.refuse(env, first, Refusal::at(status, field::FLAGS));
-        }
+        let is_second = request.sqe.fuse() == Fuse::SECOND;
+        let status = if is_second { Status::ABORTED_FAILED_FUSED } else { Status::ABORTED_MISSING_FUSED };
+        self.end_first(env, status);
         self.refuse(env, slot, refusal);
+    }
+
+    /// A first half that waits for its second gets none.
+    pub(super) fn end_first(&mut self, env: &mut Env, status: Status) {
+        if let Some(first) = self.fused_first.take() {
+            self.end_half(env, first, Refusal::at(status, field::FLAGS));
+        }
+    }
+
+    /// A half ends because of the other: at once, or when its data, which is on its way, has been taken in.
+    fn end_half(&mut self, env: &mut Env, slot: Slot, refusal: Refusal) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        match request.state {
+            State::Fetching => {
+                request.doom.get_or_insert(refusal.status);
+            }
+            State::Replying => {}
+            State::New
+            | State::NeedBuffer
+            | State::Executing
+            | State::NeedStepBuffer
+            | State::Fused
+            | State::Held
+            | State::Aborting => self.refuse(env, slot, refusal),
+        }
     }
 
     /// The first half takes the memory of both, so that no pair holds one buffer while it waits for another.
@@ -80,11 +100,14 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
         let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
-            self.fused_first = None;
-            self.refuse(env, slot, Refusal { status: status_of(DiskError::Gone), field: None });
+            let partner = request.partner;
+            self.fused_first.take_if(|first| *first == slot);
+            self.end_pair(env, slot, partner, status_of(DiskError::Gone));
             return;
         };
+        let is_behind = env.is_crowded && request.state == State::New;
         let data = match disk.write_buffers() {
+            _ if is_behind => None,
             BufferFrom::Disk => disk.take(io.range),
             BufferFrom::Pool => env.pool.take(io.data_bytes),
         };
@@ -144,24 +167,15 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// One half has its data.
-    pub(super) fn on_fused_fetched(&mut self, id: Slot, env: &mut Env, slot: Slot, result: Result<(), Status>) {
+    /// One half has its data, or fails.
+    pub(super) fn on_fused_fetched(&mut self, id: Slot, env: &mut Env, slot: Slot, failure: Option<Status>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::Fused;
-        let partner = request.partner;
-        let is_aborted = request.is_aborted;
-        let failure = match result {
-            Err(status) => Some(status),
-            Ok(()) if is_aborted && self.has_failed(partner) => Some(Status::ABORTED_FAILED_FUSED),
-            Ok(()) if is_aborted => Some(Status::ABORTED_BY_REQUEST),
-            Ok(()) => None,
-        };
+        let (partner, is_first) = (request.partner, request.sqe.fuse() == Fuse::FIRST);
         if let Some(status) = failure {
-            if self.fused_first == Some(slot) {
-                // Its second half is still to come and will find none.
-                self.fused_first = None;
-            }
-            self.end_pair(env, slot, partner, status, Status::ABORTED_FAILED_FUSED);
+            // Where its second half is still to come, it will find none.
+            self.fused_first.take_if(|first| *first == slot);
+            self.end_pair(env, slot, partner, status);
             return;
         }
         let Some(partner) = partner else { return };
@@ -169,15 +183,8 @@ impl<T: Transport> Qpair<T> {
         if !is_ready {
             return;
         }
-        let is_first = self.requests.get(slot).is_some_and(|request| request.sqe.fuse() == Fuse::FIRST);
         let (first, second) = if is_first { (slot, partner) } else { (partner, slot) };
         self.execute_pair(id, env, first, second);
-    }
-
-    /// The other half is answered already.
-    fn has_failed(&self, partner: Option<Slot>) -> bool {
-        let partner = partner.map(|partner| self.requests.get(partner).map(|request| request.state));
-        matches!(partner, Some(None | Some(State::Replying)))
     }
 
     fn execute_pair(&mut self, id: Slot, env: &mut Env, first: Slot, second: Slot) {
@@ -214,29 +221,29 @@ impl<T: Transport> Qpair<T> {
                 self.finish(env, first, Status::SUCCESS, 0, None);
                 self.finish(env, second, Status::SUCCESS, 0, None);
             }
-            Err(error @ (DiskError::MediaWrite | DiskError::NoSpace | DiskError::WriteProtected)) => {
-                self.end_pair(env, second, Some(first), status_of(error), Status::ABORTED_FAILED_FUSED);
+            Err(error) => {
+                if let Some(io) = io_of(second) {
+                    self.note_disk_error(env, &io, error);
+                }
+                let (failed, other) = match error {
+                    DiskError::MediaWrite | DiskError::NoSpace | DiskError::WriteProtected => (second, first),
+                    DiskError::MediaRead
+                    | DiskError::NotSupported
+                    | DiskError::CompareDiffers
+                    | DiskError::Internal
+                    | DiskError::Gone => (first, second),
+                };
+                self.end_pair(env, failed, Some(other), status_of(error));
             }
-            Err(error) => self.end_pair(env, first, Some(second), status_of(error), Status::ABORTED_FAILED_FUSED),
         }
     }
 
-    /// `slot` fails with `status`, its other half, unless it is answered already, with `other`.
-    fn end_pair(&mut self, env: &mut Env, slot: Slot, partner: Option<Slot>, status: Status, other: Status) {
+    /// `slot` fails with `status`, and its other half, unless it is answered already, because of it.
+    fn end_pair(&mut self, env: &mut Env, slot: Slot, partner: Option<Slot>, status: Status) {
         self.refuse(env, slot, Refusal { status, field: None });
-        let Some(partner) = partner else { return };
-        let Some(request) = self.requests.get_mut(partner) else { return };
-        match request.state {
-            // Its data is on its way and has to be taken in: it fails when it is here.
-            State::Fetching => request.is_aborted = true,
-            State::Replying => {}
-            State::New
-            | State::NeedBuffer
-            | State::Executing
-            | State::NeedStepBuffer
-            | State::Fused
-            | State::Held
-            | State::Aborting => self.refuse(env, partner, Refusal { status: other, field: None }),
+        if let Some(partner) = partner {
+            // The states of the two are one step: nothing of the pair is on the disk when one half fails.
+            self.end_half(env, partner, Refusal { status: Status::ABORTED_FAILED_FUSED, field: None });
         }
     }
 }

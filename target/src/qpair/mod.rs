@@ -43,8 +43,11 @@ use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
 
 /// How long a connection may take until Connect is through.
 pub const CONNECT_TIMEOUT: Nanos = Nanos::from_secs(120);
-/// Entries of a queue before Connect has named its size: Connect itself.
-const FRESH_ENTRIES: usize = 2;
+/// Entries of a queue before Connect has named its size: Connect itself. No second command comes before its answer has left, so
+/// the slab can be made anew for the queue's size with nothing but Connect in it.
+const FRESH_ENTRIES: usize = 1;
+/// Messages on their way to other cores beyond which failed commands are not told any more: what a peer can cause is bounded.
+const FAILED_BACKLOG_MAX: usize = 256;
 /// NSID of all namespaces.
 pub(crate) const NSID_ALL: u32 = 0xffff_ffff;
 /// Most Asynchronous Event Requests outstanding (Identify Controller AERL + 1).
@@ -95,6 +98,17 @@ pub struct Qpair<T: Transport> {
     /// Commands that were answered as they came and whose reply has not left yet.
     unslotted: usize,
     is_touched: bool,
+    /// It is in the core's list of queue pairs that wait.
+    pub(crate) is_listed: bool,
+}
+
+/// What another try for requests that wait has brought.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Retried {
+    /// Some got what they waited for, or are over.
+    pub(crate) has_moved: bool,
+    /// Some still wait.
+    pub(crate) has_waiting: bool,
 }
 
 /// The name under which a disk knows a request.
@@ -144,6 +158,7 @@ impl<T: Transport> Qpair<T> {
             connect_deadline: Nanos(now.0.saturating_add(CONNECT_TIMEOUT.0)),
             unslotted: 0,
             is_touched: false,
+            is_listed: false,
         }
     }
 
@@ -188,7 +203,8 @@ impl<T: Transport> Qpair<T> {
 
     #[inline]
     fn step_command(&mut self, id: Slot, env: &mut Env, sqe: Sqe, data: Result<DataPointer, Status>) {
-        if matches!(self.role, Role::Closing) {
+        // What comes while the appliance shuts down is not taken: the host repeats it on its next connection.
+        if matches!(self.role, Role::Closing) || env.is_draining {
             return;
         }
         env.commands += 1;
@@ -208,7 +224,7 @@ impl<T: Transport> Qpair<T> {
             return; // room was checked above
         };
         if let Err(status) = data {
-            self.refuse(env, slot, Refusal { status, field: Some(io::field::SGL_IDENTIFIER) });
+            self.refuse_io(env, slot, Refusal { status, field: Some(io::field::SGL_IDENTIFIER) });
             return;
         }
         match &self.role {
@@ -288,11 +304,12 @@ impl<T: Transport> Qpair<T> {
         let (Role::Io(role), Some(request)) = (&self.role, self.requests.get_mut(slot)) else { return };
         role.shared.note_traffic();
         if request.sqe.is_fabrics() {
+            self.end_first(env, Status::ABORTED_MISSING_FUSED);
             self.step_fabrics_on_io(env, slot);
             return;
         }
         if !role.shared.is_ready() {
-            self.refuse(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, io::field::OPCODE));
+            self.refuse_io(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, io::field::OPCODE));
             return;
         }
         match check_io(role, env, request) {
@@ -303,7 +320,7 @@ impl<T: Transport> Qpair<T> {
                 request.work = Work::Io(io);
             }
             Err(refusal) => {
-                self.refuse_io(id, env, slot, refusal);
+                self.refuse_io(env, slot, refusal);
                 return;
             }
         }
@@ -320,7 +337,9 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
         let Work::Io(io) = request.work else { return };
-        if !take_buffers(env, request, &io) {
+        // Who comes now does not overtake who has waited for memory before.
+        let is_behind = env.is_crowded && request.state == State::New && needs_memory(env, &io);
+        if is_behind || !take_buffers(env, request, &io) {
             if request.state == State::New {
                 env.waits += 1;
                 request.state = State::NeedBuffer;
@@ -350,18 +369,18 @@ impl<T: Transport> Qpair<T> {
     fn step_fetched(&mut self, id: Slot, env: &mut Env, slot: Slot, buf: Buf, result: Result<(), Status>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::Fetching, "data for a request that did not ask for it");
+        if matches!(self.role, Role::Closing) {
+            return; // nothing begins any more; the buffer goes home
+        }
         request.buf = Some(buf);
+        let failure = request.doom.or(result.err());
         let is_fused = request.partner.is_some() || self.fused_first == Some(slot);
         if is_fused {
-            self.on_fused_fetched(id, env, slot, result);
+            self.on_fused_fetched(id, env, slot, failure);
             return;
         }
-        if let Err(status) = result {
+        if let Some(status) = failure {
             self.refuse(env, slot, Refusal { status, field: None });
-            return;
-        }
-        if request.is_aborted {
-            self.refuse(env, slot, Refusal { status: Status::ABORTED_BY_REQUEST, field: None });
             return;
         }
         match request.work {
@@ -442,16 +461,21 @@ impl<T: Transport> Qpair<T> {
     }
 
     pub(crate) fn disk_failed(&mut self, env: &mut Env, slot: Slot, io: &IoCommand, error: DiskError) {
-        let status = status_of(error);
-        if error != DiskError::CompareDiffers {
-            if let (Role::Io(role), true) = (&self.role, matches!(error, DiskError::MediaRead | DiskError::MediaWrite))
-                && let Some(namespace) = role.subsystem.namespace(io.nsid)
-            {
-                counters::add(&namespace.counters.core(env.core).media_errors, 1);
-            }
-            env.notice(Notice::DiskError { nsid: io.nsid, lba: io.range.lba, status });
+        self.note_disk_error(env, io, error);
+        self.refuse(env, slot, Refusal { status: status_of(error), field: None });
+    }
+
+    /// Count a disk's failure, and tell the operator.
+    pub(crate) fn note_disk_error(&self, env: &mut Env, io: &IoCommand, error: DiskError) {
+        if error == DiskError::CompareDiffers {
+            return;
         }
-        self.refuse(env, slot, Refusal { status, field: None });
+        if let (Role::Io(role), true) = (&self.role, matches!(error, DiskError::MediaRead | DiskError::MediaWrite))
+            && let Some(namespace) = role.subsystem.namespace(io.nsid)
+        {
+            counters::add(&namespace.counters.core(env.core).media_errors, 1);
+        }
+        env.notice(Notice::DiskError { nsid: io.nsid, lba: io.range.lba, status: status_of(error) });
     }
 
     #[inline]
@@ -494,6 +518,11 @@ impl<T: Transport> Qpair<T> {
 
     /// Answer with a failure, and log it where the host reads its error log.
     pub(crate) fn refuse(&mut self, env: &mut Env, slot: Slot, refusal: Refusal) {
+        self.refuse_with(env, slot, refusal, 0);
+    }
+
+    /// The same, with dwords 0 and 1 of the completion.
+    pub(crate) fn refuse_with(&mut self, env: &mut Env, slot: Slot, refusal: Refusal, result: u64) {
         let Some(request) = self.requests.get(slot) else { return };
         if refusal.status.code() != Status::ABORTED_BY_REQUEST {
             let record = ErrorRecord {
@@ -506,12 +535,14 @@ impl<T: Transport> Qpair<T> {
             };
             self.record_error(env, record);
         }
-        self.finish(env, slot, refusal.status, 0, None);
+        self.finish(env, slot, refusal.status, result, None);
     }
 
     fn record_error(&mut self, env: &mut Env, record: ErrorRecord) {
         match &mut self.role {
             Role::Admin(controller) => controller.on_error(record),
+            // A host that fails commands faster than the core of its admin queue reads of them loses entries of its log.
+            Role::Io(_) if env.outbox.len() >= FAILED_BACKLOG_MAX => {}
             Role::Io(role) => {
                 let controller = Arc::clone(&role.shared);
                 env.send(controller.admin_core, Message::Failed { controller, record });
@@ -539,8 +570,9 @@ impl<T: Transport> Qpair<T> {
         debug_assert!(request.is_none_or(|request| request.state == State::Replying), "sent before it was answered");
     }
 
-    /// Try again for requests that wait for memory, oldest first. True when some still wait.
-    pub(crate) fn retry_buffers(&mut self, id: Slot, env: &mut Env) -> bool {
+    /// Try again for requests that wait for memory, oldest first.
+    pub(crate) fn retry_buffers(&mut self, id: Slot, env: &mut Env) -> Retried {
+        let mut has_moved = false;
         for _ in 0..self.waiting.len() {
             let Some(slot) = self.waiting.front().copied() else { break };
             match self.requests.get(slot).map(|request| request.state) {
@@ -559,12 +591,13 @@ impl<T: Transport> Qpair<T> {
             if state == Some(State::NeedBuffer) {
                 break; // in order: nobody overtakes the oldest
             }
+            has_moved = true;
             self.waiting.pop_front();
             if state == Some(State::NeedStepBuffer) {
                 self.waiting.push_back(slot); // a long command goes on next turn, behind the others
             }
         }
-        !self.waiting.is_empty()
+        Retried { has_moved, has_waiting: !self.waiting.is_empty() }
     }
 
     /// True when requests wait for memory or for their next step.
@@ -583,6 +616,20 @@ impl<T: Transport> Qpair<T> {
     pub(crate) fn close(&mut self, env: &mut Env, reason: CloseReason) {
         self.give_up(env, Some(reason));
         self.transport.close(reason);
+    }
+
+    /// Shutdown: close when nothing is in flight. The admin queue goes last, because its end is the end of its I/O queues,
+    /// on whatever core they are.
+    pub(crate) fn drain(&mut self, env: &mut Env) {
+        self.end_first(env, Status::ABORTED_MISSING_FUSED);
+        let may_close = match &self.role {
+            Role::Admin(controller) => controller.shared.live_queues() == 0,
+            Role::Fresh | Role::Io(_) => true,
+            Role::Closing => false,
+        };
+        if may_close && self.is_idle() {
+            self.close(env, CloseReason::Shutdown);
+        }
     }
 
     fn on_closed(&mut self, env: &mut Env) {
@@ -674,6 +721,25 @@ fn check_io(role: &IoRole, env: &Env, request: &Request) -> Result<IoCommand, Re
     let target =
         io::Target { disk, geometry: handle.geometry(), transfer_bytes: env.snapshot.limits.transfer_bytes };
     io::parse(sqe, request.pointer, &target)
+}
+
+/// True when [`take_buffers`] has anything to take.
+fn needs_memory(env: &Env, io: &IoCommand) -> bool {
+    match io.op {
+        IoOp::Read => reads_into_pool(env, io.disk),
+        IoOp::Write { .. }
+        | IoOp::Compare
+        | IoOp::Deallocate { .. }
+        | IoOp::Hint
+        | IoOp::Copy { .. }
+        | IoOp::Verify => true,
+        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => false,
+    }
+}
+
+fn reads_into_pool(env: &Env, disk: usize) -> bool {
+    let handle = env.disks.get(disk).and_then(|disk| disk.as_deref());
+    handle.is_some_and(|disk| disk.read_buffers() == BufferFrom::Pool)
 }
 
 /// Take the memory of an I/O command, all of it or none, so that no command holds one buffer while it waits for another.

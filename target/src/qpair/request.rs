@@ -199,8 +199,9 @@ pub struct Progress {
 pub struct Request {
     /// Where it is.
     pub state: State,
-    /// It is to end without effect as soon as it comes by (Abort).
-    pub is_aborted: bool,
+    /// It is to end with this status, and without effect, as soon as its data is here: it was aborted, or lost the other
+    /// half of its pair.
+    pub doom: Option<Status>,
     /// What it does.
     pub work: Work,
     /// Where its data is.
@@ -224,7 +225,7 @@ impl Request {
     pub fn new(sqe: Sqe, pointer: DataPointer) -> Request {
         Request {
             state: State::New,
-            is_aborted: false,
+            doom: None,
             work: Work::None,
             pointer,
             sqe,

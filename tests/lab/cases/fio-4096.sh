@@ -1,6 +1,6 @@
 # fio writes and verifies blocks of mixed sizes: 4096-byte sectors, a file, a block device
 {
-    reactor; disk_ram d0 64MiB; echo 'block_size = 4096'; disk_file d1 "$FILE" 64MiB
+    reactor; disk_ram d0 64MiB; echo 'block_bytes = 4096'; disk_file d1 "$FILE" 64MiB
     disk_file d2 "$SCRATCH_DISK" 256MiB; listener; subsystem "$NQN" d0 d1 d2
 } | config
 start_target

@@ -98,7 +98,7 @@ fn the_reference_in_the_documentation_is_the_schema() {
     if !text.ends_with(&reference) {
         let line = reference.lines().find(|line| !text.contains(line)).unwrap_or("the order of the lines");
         panic!(
-            "docs/configuration.md must end with what `spindle check --reference` prints; first difference:\n{line}"
+            "docs/configuration.md must end with what `spindle check --reference` prints, and has no\n{line}"
         );
     }
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use spindle_target::snapshot::{DiskId, Snapshot};
 
 use super::*;
-use crate::config::{Change, SnapshotError};
+use crate::config::Change;
+use crate::config::snapshot::SnapshotError;
 
 fn snapshot(plan: &Plan, previous: Option<&Snapshot>) -> Arc<Snapshot> {
     plan.snapshot(previous).unwrap_or_else(|error| panic!("{error}"))
@@ -154,6 +155,24 @@ fn what_cannot_be_opened_or_resized_is_named() {
     std::fs::remove_file(&path).expect("the file");
     let error = file.snapshot(None).err().expect("it is gone").to_string();
     assert!(error.contains("disk \"f\"") && error.contains(&path), "{error}");
+}
+
+#[test]
+fn a_snapshot_does_not_change_what_connections_were_made_with() {
+    let text = two_disks();
+    let first = snapshot(&plan(&text), None);
+    for (more, field) in [
+        ("[[listener]]\naddress = \"127.0.0.1:4421\"", "listener.address"),
+        ("[limits]\nqueue_entries = 64", "limits.queue_entries"),
+        ("[limits]\ntransfer = \"64KiB\"", "limits.transfer"),
+    ] {
+        let error = plan(&format!("{text}{more}\n")).snapshot(Some(&first)).err().expect(field).to_string();
+        assert_eq!(error, format!("{field}: is fixed at the start; restart to change it"));
+    }
+    let one = "[[listener]]\naddress = \"127.0.0.1:4421\"\n";
+    let first = snapshot(&plan(&[one, &text].concat()), None);
+    let second = snapshot(&plan(&[&text, one].concat()), Some(&first));
+    assert_eq!(first.listeners, second.listeners, "the order of the file may change, theirs does not");
 }
 
 #[test]

@@ -321,7 +321,8 @@ fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
     let connections = plan.limits.connections as u64;
     if let Some(files) = machine.files_max.filter(|files| *files < connections + FILES_BESIDES) {
         notes.push(format!(
-            "the process may have {files} files open (ulimit -Hn), too few for limits.connections = {connections}"
+            "the process may have {files} files open (ulimit -Hn): too few for limits.connections = \
+             {connections}"
         ));
     }
     let has_files = plan.disks.iter().any(|disk| matches!(disk.kind, DiskKind::File { .. }));

@@ -1,0 +1,154 @@
+//! [`Line`]: a connection of which the test is both the host and the wire.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use nvme_spec::Status;
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
+use spindle_target::transport::{CloseReason, Event, Limits, Reply, Transport};
+
+/// Data that the target has asked for and that has not been brought.
+#[derive(Debug)]
+pub struct Fetch {
+    /// The request.
+    pub slot: Slot,
+    /// Its command.
+    pub cid: u16,
+    /// Where the data goes.
+    pub buf: Buf,
+}
+
+/// A completion as the host sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The command.
+    pub cid: u16,
+    /// Its status.
+    pub status: Status,
+    /// Dwords 0 and 1.
+    pub result: u64,
+    /// SQHD.
+    pub sq_head: u16,
+    /// What came with it.
+    pub data: Vec<u8>,
+}
+
+#[derive(Default)]
+struct Wire {
+    events: VecDeque<Event>,
+    fetches: Vec<Fetch>,
+    replies: VecDeque<Reply>,
+    /// Replies that the host has seen and of which the target has not been told that they left.
+    unsent: VecDeque<Slot>,
+    closed: Option<CloseReason>,
+    entries: u16,
+}
+
+/// Both ends of a connection: the target's, as a [`Transport`], and the test's. A clone is another handle.
+#[derive(Clone, Default)]
+pub struct Line(Rc<RefCell<Wire>>);
+
+/// What every line can carry.
+pub const LIMITS: Limits = Limits { in_capsule_bytes: 4096, queue_entries: 128, transfer_bytes: 1 << 20 };
+
+impl Line {
+    /// Something happened on it. The core sees it at its next step.
+    pub fn push(&self, event: Event) {
+        self.0.borrow_mut().events.push_back(event);
+    }
+
+    /// Commands whose data the target has asked for, in the order in which it did.
+    #[must_use]
+    pub fn fetching(&self) -> Vec<u16> {
+        self.0.borrow().fetches.iter().map(|fetch| fetch.cid).collect()
+    }
+
+    /// Take the oldest fetch of a command.
+    #[must_use]
+    pub fn take_fetch(&self, cid: u16) -> Option<Fetch> {
+        let mut wire = self.0.borrow_mut();
+        let at = wire.fetches.iter().position(|fetch| fetch.cid == cid)?;
+        Some(wire.fetches.remove(at))
+    }
+
+    /// Read the next completion; the target is not told that it has left.
+    #[must_use]
+    pub fn read(&self) -> Option<Answer> {
+        let mut wire = self.0.borrow_mut();
+        let Reply { slot, cqe, data, .. } = wire.replies.pop_front()?;
+        wire.unsent.push_back(slot);
+        Some(Answer {
+            cid: cqe.cid(),
+            status: cqe.status(),
+            result: cqe.result_u64(),
+            sq_head: cqe.sq_head(),
+            data: data.iter().flat_map(|buf| buf.segments().flatten().copied()).collect(),
+        })
+    }
+
+    /// The name of the next completion that was read and has not left.
+    #[must_use]
+    pub fn next_unsent(&self) -> Option<Slot> {
+        self.0.borrow_mut().unsent.pop_front()
+    }
+
+    /// Why the target has closed it, if it has.
+    #[must_use]
+    pub fn closed(&self) -> Option<CloseReason> {
+        self.0.borrow().closed
+    }
+
+    /// Entries of the queue, as the target has told them.
+    #[must_use]
+    pub fn entries(&self) -> u16 {
+        self.0.borrow().entries
+    }
+
+    /// It is gone: everything that it holds is dropped, `Closed` follows.
+    pub fn hang_up(&self) {
+        let mut wire = self.0.borrow_mut();
+        wire.fetches.clear();
+        wire.replies.clear();
+        wire.events.clear();
+        wire.events.push_back(Event::Closed);
+    }
+}
+
+impl Transport for Line {
+    fn next_event(&mut self) -> Option<Event> {
+        self.0.borrow_mut().events.pop_front()
+    }
+
+    fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf) {
+        let mut wire = self.0.borrow_mut();
+        if wire.closed.is_none() {
+            wire.fetches.push(Fetch { slot, cid, buf });
+        }
+    }
+
+    fn reply(&mut self, reply: Reply) {
+        let mut wire = self.0.borrow_mut();
+        let is_failure_with_data = !reply.cqe.status().is_success() && reply.data.is_some();
+        assert!(!is_failure_with_data, "data with a failure: {:?}", reply.cqe);
+        if wire.closed.is_none() {
+            wire.replies.push_back(reply);
+        }
+    }
+
+    /// What was asked for does not come any more; what was answered may still be read.
+    fn close(&mut self, reason: CloseReason) {
+        let mut wire = self.0.borrow_mut();
+        wire.closed.get_or_insert(reason);
+        wire.fetches.clear();
+    }
+
+    fn set_queue_entries(&mut self, entries: u16) {
+        self.0.borrow_mut().entries = entries;
+    }
+
+    fn limits(&self) -> Limits {
+        LIMITS
+    }
+}

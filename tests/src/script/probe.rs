@@ -1,0 +1,128 @@
+//! [`Probe`]: a layer over any disk that tells what it was asked to do, and may lie about its shape.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use spindle_disk::{
+    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token, Usage,
+};
+use spindle_reactor::mem::Buf;
+
+/// What a disk was asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// A command.
+    Op(Op, BlockRange),
+    /// A compare-and-write.
+    CompareAndWrite(BlockRange),
+}
+
+/// The layer, shared by all cores.
+pub struct Probe {
+    inner: Arc<dyn DiskSource>,
+    shape: Shape,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+type Shape = fn(Geometry) -> Geometry;
+
+/// What the disk was asked to do, of all cores.
+#[derive(Clone)]
+pub struct Record(Arc<Mutex<Vec<Asked>>>);
+
+impl Record {
+    /// Everything since the last call.
+    #[must_use]
+    pub fn take(&self) -> Vec<Asked> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Probe {
+    /// Over `inner`, with the shape that `shape` makes of its own.
+    #[must_use]
+    pub fn over(inner: Arc<dyn DiskSource>, shape: Shape) -> (Arc<dyn DiskSource>, Record) {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let probe = Probe { inner, shape, asked: Arc::clone(&asked) };
+        (Arc::new(probe), Record(asked))
+    }
+}
+
+impl DiskSource for Probe {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        "probe"
+    }
+
+    fn geometry(&self) -> Geometry {
+        (self.shape)(self.inner.geometry())
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        let inner = self.inner.open(context)?;
+        Ok(Box::new(ProbeCore { inner, shape: self.shape, asked: Arc::clone(&self.asked) }))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.inner.resize(bytes)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+struct ProbeCore {
+    inner: Box<dyn Disk>,
+    shape: Shape,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+impl ProbeCore {
+    fn note(&self, asked: Asked) {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(asked);
+    }
+}
+
+impl Disk for ProbeCore {
+    fn geometry(&self) -> Geometry {
+        (self.shape)(self.inner.geometry())
+    }
+
+    fn read_buffers(&self) -> BufferFrom {
+        self.inner.read_buffers()
+    }
+
+    fn write_buffers(&self) -> BufferFrom {
+        self.inner.write_buffers()
+    }
+
+    fn take(&mut self, range: BlockRange) -> Option<Buf> {
+        self.inner.take(range)
+    }
+
+    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+        self.note(Asked::Op(op, range));
+        let geometry = self.geometry();
+        let end = range.lba.checked_add(u64::from(range.blocks));
+        assert!(end.is_some_and(|end| end <= geometry.block_count), "{range:?} is beyond {geometry:?}");
+        self.inner.submit(token, op, range, buf)
+    }
+
+    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+        self.note(Asked::CompareAndWrite(range));
+        let block_bytes = self.geometry().block_bytes as usize;
+        assert_eq!((range.blocks, expected.len(), data.len()), (1, block_bytes, block_bytes));
+        self.inner.compare_and_write(token, range, expected, data)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+        self.inner.poll(done)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+}

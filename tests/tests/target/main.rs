@@ -1,0 +1,56 @@
+//! The target's request machine, one rule at a time, on scripted connections (`spindle_tests::script`).
+#![forbid(unsafe_code)]
+
+mod aborts;
+mod closing;
+mod commands;
+mod drain;
+mod faults;
+mod fused;
+mod lists;
+mod memory;
+mod queue;
+mod reconfigure;
+
+use std::sync::Arc;
+
+use nvme_spec::Status;
+use spindle_disk::DiskSource;
+use spindle_disk::ram::{RamDisk, RamSpec};
+use spindle_reactor::mem::Pages;
+use spindle_tests::script::Answer;
+use spindle_tests::sim::disk::PoolDisk;
+
+/// Blocks of every disk here.
+const BLOCKS: u64 = 2048;
+
+fn pool_disk(block_bytes: u32) -> Arc<dyn DiskSource> {
+    PoolDisk::new(block_bytes, BLOCKS)
+}
+
+fn ram_disk(block_bytes: u32) -> Arc<dyn DiskSource> {
+    let spec = RamSpec { bytes: BLOCKS * u64::from(block_bytes), block_bytes, pages: Pages::Base };
+    Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"))
+}
+
+/// The two ways in which disks handle memory, each with both block sizes.
+fn kinds() -> Vec<Arc<dyn DiskSource>> {
+    vec![pool_disk(512), pool_disk(4096), ram_disk(512), ram_disk(4096)]
+}
+
+/// Bytes that tell where they belong.
+fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| u8::try_from((at / 7 + at + seed * 31) % 251).expect("a byte")).collect()
+}
+
+/// Refused, for good.
+#[track_caller]
+fn assert_refused(answer: &Answer, status: Status) {
+    assert_eq!(answer.status, status.dnr(), "command {:#x}", answer.cid);
+}
+
+/// Succeeded.
+#[track_caller]
+fn assert_ok(answer: &Answer) {
+    assert_eq!(answer.status, Status::SUCCESS, "command {:#x}", answer.cid);
+}
