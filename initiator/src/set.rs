@@ -206,29 +206,26 @@ impl QueueSet {
     fn turn(&mut self, index: usize, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> bool {
         let Member { queue, .. } = &mut self.members[index];
         let has_come = queue.qpair_mut().turn(&mut self.batch, now);
-        if queue.qpair().has_ready() {
+        if queue.loss().is_some() {
+            self.note_end(index, on_ready);
+        } else if queue.qpair().has_ready() {
             on_ready(index, queue);
             queue.send();
-        }
-        if has_come || !queue.qpair().link().is_open() {
-            self.note_end(index, on_ready);
         }
         self.note(index, now);
         has_come
     }
 
-    /// A connection that ended is told once, and not asked any more.
+    /// A connection that ended is told once, with what is left of its completions, and not asked any more.
+    #[cold]
     fn note_end(&mut self, index: usize, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
         let member = &mut self.members[index];
-        if member.queue.loss().is_none() || member.mode == Mode::Down {
-            return;
-        }
         match std::mem::replace(&mut member.mode, Mode::Down) {
             Mode::Direct => self.direct.retain(|other| *other != index),
             Mode::Watched(_) => {
                 let _ = self.readiness.remove(member.queue.qpair().link().socket());
             }
-            Mode::Down => {}
+            Mode::Down => return,
         }
         on_ready(index, &mut member.queue);
     }

@@ -22,7 +22,7 @@ use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
 
 const BLOCK: u32 = 4096;
 const COMMANDS_PER_ROUND: usize = 4000;
-const ROUNDS: usize = 150;
+const ROUNDS: usize = 30;
 const DEPTH_MAX: usize = 128;
 
 /// Time in receive, answer, gather, sent.

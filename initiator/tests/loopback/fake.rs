@@ -1,6 +1,5 @@
 //! A controller for tests: the real controller's end of NVMe/TCP over real sockets, and behind it one namespace in memory. What it
 //! does with each command is for the test's script to say.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 mod commands;
 

@@ -1,0 +1,12 @@
+//! The initiator against a scripted controller over loopback sockets, in one process.
+
+mod allocation;
+mod commands;
+mod connecting;
+mod fake;
+mod losing;
+mod sets;
+mod waiting;
+
+#[global_allocator]
+static ALLOCATOR: spindle_reactor::alloc_count::CountingAllocator = spindle_reactor::alloc_count::CountingAllocator;
