@@ -6,7 +6,9 @@ use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde_json::{Value, json};
 use spindle_initiator::nvme_spec::log::{DiscoveryLogEntry, SubsystemType};
-use spindle_initiator::{DISCOVERY_PORT, DiscoveryLog, Error, Host, NVME_TCP_PORT, Options, discover, resolve};
+use spindle_initiator::{
+    DISCOVERY_PORT, DiscoveryLog, Error, Host, NVME_TCP_PORT, Options, discover, resolve,
+};
 
 use crate::bench::run::{BenchError, host};
 use crate::cli::DiscoverArgs;
@@ -27,8 +29,8 @@ pub fn run(args: &DiscoverArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The log of the first address at which somebody listens: the port that was given, else that of discovery, else that of NVMe/TCP,
-/// where targets that are not only a discovery service answer as well.
+/// The log of the first address at which somebody listens: the port that was given, else that of discovery,
+/// else that of NVMe/TCP, where targets that are not only a discovery service answer as well.
 fn ask(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), BenchError> {
     let mut addresses = resolve(text, DISCOVERY_PORT)?;
     for address in resolve(text, NVME_TCP_PORT)? {

@@ -1,5 +1,5 @@
-//! How long to wait before the next attempt: twice as long each time, up to a bound, with jitter, so that many hosts that lost
-//! one target do not come back in step.
+//! How long to wait before the next attempt: twice as long each time, up to a bound, with jitter, so that
+//! many hosts that lost one target do not come back in step.
 
 use std::time::Duration;
 
@@ -14,14 +14,16 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Waits from about `first` to about `longest`, for at most `attempts_max` attempts. Equal seeds give equal waits.
+    /// Waits from about `first` to about `longest`, for at most `attempts_max` attempts. Equal seeds give
+    /// equal waits.
     #[must_use]
     pub fn new(first: Duration, longest: Duration, attempts_max: u32, seed: u64) -> Backoff {
         // A generator of this kind stands still at zero.
         Backoff { first, longest: longest.max(first), attempts_max, attempts: 0, random: seed | 1 }
     }
 
-    /// How long to wait before the next attempt: between half and the whole of the doubled time. `None`: no more attempts.
+    /// How long to wait before the next attempt: between half and the whole of the doubled time. `None`: no
+    /// more attempts.
     pub fn next_wait(&mut self) -> Option<Duration> {
         if self.attempts >= self.attempts_max {
             return None;

@@ -1,7 +1,8 @@
-//! [`Controller`]: one association with a subsystem. It owns the admin queue; I/O queues are made by it and live on their own.
+//! [`Controller`]: one association with a subsystem. It owns the admin queue; I/O queues are made by it and
+//! live on their own.
 //!
 //! ```text
-//!   connect:  ICReq ─ Connect (QID 0) ─ CAP, VS ─ CC.EN ─ CSTS.RDY ─ Identify ─ Set Features 07h, 0Bh ─ event request
+//!   connect:  ICReq ─ Connect (QID 0) ─ CAP, VS ─ CC.EN ─ CSTS.RDY ─ Identify ─ Set Features ─ event request
 //!   poll:     keep alive when it is time, events as they come
 //!   shutdown: CC.SHN ─ CSTS.SHST
 //! ```
@@ -111,7 +112,8 @@ impl Controller {
         self.write("admin command", sqe, data)
     }
 
-    /// Look for events, send keep alive when it is time. Never waits; call it a few times in each keep-alive time-out.
+    /// Look for events, send keep alive when it is time. Never waits; call it a few times in each keep-alive
+    /// time-out.
     pub fn poll(&mut self, now: Nanos) -> Option<ControllerEvent> {
         self.admin.poll(now);
         self.take_own();
@@ -126,8 +128,8 @@ impl Controller {
         Some(ControllerEvent::Lost(loss))
     }
 
-    /// Say goodbye in order: the controller writes what it has and stops, then the connection is closed. I/O queues should be
-    /// quiet.
+    /// Say goodbye in order: the controller writes what it has and stops, then the connection is closed. I/O
+    /// queues should be quiet.
     ///
     /// # Errors
     /// [`Error`], when the controller did not answer; the connection is closed all the same.
@@ -178,7 +180,8 @@ impl Controller {
         self.queues_granted
     }
 
-    /// Most commands that one I/O queue may have outstanding: one less than its entries, of which one stays empty.
+    /// Most commands that one I/O queue may have outstanding: one less than its entries, of which one stays
+    /// empty.
     #[must_use]
     pub fn depth_max(&self) -> u16 {
         self.cap.mqes_z()
@@ -197,7 +200,8 @@ impl Controller {
         &self.target
     }
 
-    /// Take the completions of our own requests: events and keep alive. Those of nobody (a wait that was given up) are dropped.
+    /// Take the completions of our own requests: events and keep alive. Those of nobody (a wait that was
+    /// given up) are dropped.
     fn take_own(&mut self) {
         while let Some(completion) = self.admin.next_completion() {
             if self.event_request == Some(completion.ticket) {

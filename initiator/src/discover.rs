@@ -1,7 +1,7 @@
 //! The discovery log: what a target offers to this host.
 //!
-//! The log is read in pieces and may change meanwhile; GENCTR says whether it did, and then it is read again from its beginning
-//! (Base 2.0 section 5.16.1.23).
+//! The log is read in pieces and may change meanwhile; GENCTR says whether it did, and then it is read again
+//! from its beginning (Base 2.0 section 5.16.1.23).
 
 use std::net::SocketAddr;
 
@@ -72,7 +72,12 @@ impl Controller {
         }
         let count = before.numrec.get();
         if count > ENTRIES_MAX {
-            return Err(Error::Range { field: "NUMREC of the discovery log", value: count, low: 0, high: ENTRIES_MAX });
+            return Err(Error::Range {
+                field: "NUMREC of the discovery log",
+                value: count,
+                low: 0,
+                high: ENTRIES_MAX,
+            });
         }
         let mut entries = Vec::new();
         let mut at = 0;
@@ -94,6 +99,7 @@ impl Controller {
     fn discovery_header(&mut self) -> Result<DiscoveryLogHeader, Error> {
         let bytes = u32::try_from(DISCOVERY_ENTRY_BYTES).unwrap_or(0);
         let data = self.log_page(LogId::DISCOVERY, 0, 0, bytes, false)?;
-        DiscoveryLogHeader::read_from_bytes(&data).map_err(|_| Error::Answer { step: STEP, what: "it is too short" })
+        DiscoveryLogHeader::read_from_bytes(&data)
+            .map_err(|_| Error::Answer { step: STEP, what: "it is too short" })
     }
 }

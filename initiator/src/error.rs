@@ -114,7 +114,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether trying again later may succeed: the network or the target may come back, a refusal with DNR will not.
+    /// Whether trying again later may succeed: the network or the target may come back, a refusal with DNR
+    /// will not.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {

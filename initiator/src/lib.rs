@@ -1,29 +1,32 @@
-//! The host's side of NVMe over TCP as a library: connect, queue pairs, and three ways to wait. Polled, from user space, where
-//! the kernel has no NVMe.
+//! The host's side of NVMe over TCP as a library: connect, queue pairs, and three ways to wait. Polled, from
+//! user space, where the kernel has no NVMe.
 //!
-//! **What it is.** A [`Controller`] is the admin queue of one association; it makes [`IoQueue`]s, each a connection of its own.
-//! Commands take their buffer by value and give it back with their completion; the payload of a large read is received straight
-//! into it. Nothing here starts a thread: a queue lives on the thread that polls it.
+//! **What it is.** A [`Controller`] is the admin queue of one association; it makes [`IoQueue`]s, each a
+//! connection of its own. Commands take their buffer by value and give it back with their completion; the
+//! payload of a large read is received straight into it. Nothing here starts a thread: a queue lives on the
+//! thread that polls it.
 //!
 //! ```text
-//!   discover ──> DiscoveryLog            Controller::connect ──> connect_queue ──> IoQueue ──┐
-//!                                             │ poll: keep alive, events                     ├── QueueSet: many on one thread
-//!                                             └ admin: any command                           │
-//!   Session: all of it again after a loss, with Backoff  ────────────────────────────────────┘
+//!   discover ──> DiscoveryLog      Controller::connect ──> connect_queue ──> IoQueue ──┐
+//!                                      │ poll: keep alive, events                      ├─ QueueSet: many
+//!                                      └ admin: any command                            │
+//!   Session: all of it again after a loss, with Backoff  ──────────────────────────────┘
 //!
-//!   IoQueue::read(&namespace, lba, buf) -> Ticket       (queued; leaves with the next flush or poll, in one sendmsg)
-//!   IoQueue::poll(now)                                  (sends, receives)
+//!   IoQueue::read(&namespace, lba, buf) -> Ticket     queued; leaves with the next send or poll, in one call
+//!   IoQueue::poll(now)                                sends what is queued, receives
 //!     any:     next_completion() -> Completion          one: is_done(ticket), take(ticket), wait(ticket)
 //!     a group: Group::add(ticket), next_of(&mut group), wait_group(&mut group)
 //! ```
 //!
-//! **Errors** are of three kinds and never mixed: [`Refused`] (the command was not taken; its buffer comes back at once),
-//! [`Failure::Status`] (the target's answer) and [`Failure::Lost`] (the connection ended first). The control path has [`Error`].
+//! **Errors** are of three kinds and never mixed: [`Refused`] (the command was not taken; its buffer comes
+//! back at once), [`Failure::Status`] (the target's answer) and [`Failure::Lost`] (the connection ended
+//! first). The control path has [`Error`].
 //!
-//! **What it does not do.** No TLS and no in-band authentication (a target that asks for them is refused by name), no multipath,
-//! no caching. It never retries a command by itself, but for [`OnLoss::Replay`].
+//! **What it does not do.** No TLS and no in-band authentication (a target that asks for them is refused by
+//! name), no multipath, no caching. It never retries a command by itself, but for [`OnLoss::Replay`].
 //!
-//! **Limits.** 65,535 commands of a queue, as many as the controller grants; a transfer is one [`Buf`] and at most MDTS.
+//! **Limits.** 65,535 commands of a queue, as many as the controller grants; a transfer is one [`Buf`] and at
+//! most MDTS.
 #![forbid(unsafe_code)]
 
 mod address;

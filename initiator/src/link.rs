@@ -3,8 +3,8 @@
 //! A turn sends everything that is queued in one call, receives once, and hands on what came of it:
 //!
 //! ```text
-//!   wants_send ─ sendmsg ─> sent          direct_target ─ readv ─> received_direct ┐
-//!                                         else            recv ─> batch ─ load ─────┴─> next_event.. ─ unload
+//!   wants_send ─ sendmsg ─> sent        direct_target ─ readv ─> received_direct ┐
+//!                                       else            recv ─> batch ─ load ────┴─> next_event.. ─ unload
 //! ```
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -23,7 +23,8 @@ use crate::options::Options;
 
 /// Pieces of a buffer that one direct receive fills; a buffer of a pool is one, of a frame store many.
 const DIRECT_PIECES_MAX: usize = 64;
-/// Bytes of the batch that a direct receive may fill behind its payload: the next header, and little that would be copied.
+/// Bytes of the batch that a direct receive may fill behind its payload: the next header, and little that
+/// would be copied.
 const BEHIND_DIRECT_BYTES: usize = 2048;
 /// Time from closing to the end of the socket.
 const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(2);
@@ -59,7 +60,14 @@ impl Link {
         };
         let mut conn = Conn::new(config, Clock::now());
         conn.connect();
-        let mut link = Link { socket, conn, cause: None, is_full: false, is_shut: false, expects: Expectation::default() };
+        let mut link = Link {
+            socket,
+            conn,
+            cause: None,
+            is_full: false,
+            is_shut: false,
+            expects: Expectation::default(),
+        };
         link.wait_until_ready(options.connect_timeout)?;
         Ok(link)
     }
@@ -144,7 +152,8 @@ impl Link {
         }
     }
 
-    /// Send, receive once, and tell what came of it, each with whether the connection was open. True when anything came.
+    /// Send, receive once, and tell what came of it, each with whether the connection was open. True when
+    /// anything came.
     #[inline]
     pub(crate) fn turn(&mut self, batch: &mut RxBatch, mut on_event: impl FnMut(HostEvent, bool)) -> bool {
         let has_sent = self.conn.wants_send();
@@ -252,8 +261,8 @@ fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     (socket.send_vectored(&pieces), bytes)
 }
 
-/// One receive: into the payload that the connection waits for and a little of the batch behind it, or into the batch; and how
-/// many bytes belong to the payload at most.
+/// One receive: into the payload that the connection waits for and a little of the batch behind it, or into
+/// the batch; and how many bytes belong to the payload at most.
 #[inline]
 fn receive_into(
     socket: &Socket,

@@ -14,7 +14,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// From its Identify data; `None` where that names no block size that is allowed (512 bytes to 64 KiB, a power of two).
+    /// From its Identify data; `None` where that names no block size that is allowed (512 bytes to 64 KiB, a
+    /// power of two).
     #[must_use]
     pub fn new(nsid: u32, identify: &IdentifyNamespace) -> Option<Namespace> {
         let block_bytes = identify.block_bytes().filter(|bytes| (512..=65_536).contains(bytes))?;

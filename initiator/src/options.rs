@@ -36,14 +36,17 @@ impl Host {
         Host { nqn: Nqn::new(&name).expect("well formed"), id }
     }
 
-    /// The host with this name: its identifier is the UUID in the name, else made of the name, so that it is always the same.
+    /// The host with this name: its identifier is the UUID in the name, else made of the name, so that it is
+    /// always the same.
     #[must_use]
     pub fn from_nqn(nqn: Nqn) -> Host {
-        let id = nqn.as_str().strip_prefix(UUID_PREFIX).and_then(uuid).unwrap_or_else(|| hash(nqn.as_bytes()));
+        let id =
+            nqn.as_str().strip_prefix(UUID_PREFIX).and_then(uuid).unwrap_or_else(|| hash(nqn.as_bytes()));
         Host { nqn, id }
     }
 
-    /// This machine, the same at each call and after a restart (`/etc/machine-id`, which itself is not shown).
+    /// This machine, the same at each call and after a restart (`/etc/machine-id`, which itself is not
+    /// shown).
     #[must_use]
     pub fn of_this_machine() -> Host {
         let known = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
@@ -99,15 +102,16 @@ pub enum OnLoss {
     /// They come back as [`Failure::Lost`](crate::Failure::Lost): the caller knows best what to do.
     #[default]
     Report,
-    /// They are kept and sent again, in their order, when the queue is attached to a new connection, under the same tickets.
-    /// Only for commands that may be executed twice; a fused pair is never replayed.
+    /// They are kept and sent again, in their order, when the queue is attached to a new connection, under
+    /// the same tickets. Only for commands that may be executed twice; a fused pair is never replayed.
     Replay,
 }
 
 /// How to connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Commands that an I/O queue may have outstanding. 127: what a queue of 128 entries holds, the common default of targets.
+    /// Commands that an I/O queue may have outstanding. 127: what a queue of 128 entries holds, the common
+    /// default of targets.
     pub depth: u16,
     /// I/O queues to ask for. 1: who needs more says so.
     pub io_queues: u16,
@@ -117,20 +121,24 @@ pub struct Options {
     pub header_digest: bool,
     /// Digests of data. Off, as above; they cost a pass over every byte.
     pub data_digest: bool,
-    /// Turn SQ flow control off, so that a successful read needs no completion of its own (C2HData SUCCESS). On.
+    /// Turn SQ flow control off, so that a successful read needs no completion of its own (C2HData SUCCESS).
+    /// On.
     pub sq_flow_control_off: bool,
-    /// Writes up to this many bytes go with their command, if the controller takes as much (IOCCSZ). No limit of ours.
+    /// Writes up to this many bytes go with their command, if the controller takes as much (IOCCSZ). No limit
+    /// of ours.
     pub in_capsule_bytes_max: u32,
     /// Time for each step of connecting. 10 s, as Linux.
     pub connect_timeout: Duration,
-    /// A connection on which commands are outstanding and none is completed for so long is given up. 30 s, as Linux.
+    /// A connection on which commands are outstanding and none is completed for so long is given up. 30 s, as
+    /// Linux.
     pub command_timeout: Option<Duration>,
     /// What becomes of commands that are outstanding when a connection ends.
     pub on_loss: OnLoss,
-    /// Bytes that one receive may bring. 256 KiB: smaller ones cost calls, larger ones leave the core's cache.
+    /// Bytes that one receive may bring. 256 KiB: smaller ones cost calls, larger ones leave the core's
+    /// cache.
     pub batch_bytes: usize,
-    /// Congestion control of the sockets; where the system does not allow it, its default stays. `cubic`: it does not pace
-    /// packets, and pacing (bbr) costs even where nothing is lost.
+    /// Congestion control of the sockets; where the system does not allow it, its default stays. `cubic`: it
+    /// does not pace packets, and pacing (bbr) costs even where nothing is lost.
     pub congestion: Option<ArrayString<16>>,
     /// Send and receive buffers of the sockets in bytes; 0: the kernel sizes them by itself.
     pub socket_buffer_bytes: usize,

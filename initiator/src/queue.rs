@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use nvme_spec::Sqe;
 use nvme_spec::io::{CopyRangeFormat0, DsmRange};
 use nvme_spec::sqe::Fuse;
 use nvme_spec::zerocopy::IntoBytes;
-use nvme_spec::Sqe;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_tcp::host::HostData;
@@ -18,8 +18,8 @@ use crate::qpair::{Completion, Qpair, Refused, Ticket, WaitError, Why};
 /// Ranges of one command.
 const RANGES_MAX: usize = 256;
 
-/// An I/O queue, which over TCP is a connection. Commands are queued at once and leave with the next [`IoQueue::send`] or
-/// [`IoQueue::poll`], all in one call.
+/// An I/O queue, which over TCP is a connection. Commands are queued at once and leave with the next
+/// [`IoQueue::send`] or [`IoQueue::poll`], all in one call.
 #[derive(Debug)]
 pub struct IoQueue {
     qpair: Qpair,
@@ -53,9 +53,9 @@ impl IoQueue {
     #[inline]
     pub fn write(&mut self, namespace: &Namespace, lba: u64, buf: Buf, fua: bool) -> Result<Ticket, Refused> {
         match self.blocks(namespace, &buf) {
-            Ok(blocks) => {
-                self.qpair.submit(Sqe::write(0, namespace.nsid, lba, blocks, fua), HostData::ToController(buf))
-            }
+            Ok(blocks) => self
+                .qpair
+                .submit(Sqe::write(0, namespace.nsid, lba, blocks, fua), HostData::ToController(buf)),
             Err(why) => Err(Refused::new(why, Some(buf))),
         }
     }
@@ -83,17 +83,25 @@ impl IoQueue {
         self.qpair.submit(sqe, HostData::None)
     }
 
-    /// Tell that the blocks are no longer needed. `buf` carries the ranges, 16 bytes each; what was in it is overwritten.
+    /// Tell that the blocks are no longer needed. `buf` carries the ranges, 16 bytes each; what was in it is
+    /// overwritten.
     ///
     /// # Errors
     /// [`Refused`], with the buffer.
-    pub fn deallocate(&mut self, namespace: &Namespace, ranges: &[BlockRange], buf: Buf) -> Result<Ticket, Refused> {
+    pub fn deallocate(
+        &mut self,
+        namespace: &Namespace,
+        ranges: &[BlockRange],
+        buf: Buf,
+    ) -> Result<Ticket, Refused> {
         let wire = |range: &BlockRange| DsmRange::new(range.lba, range.blocks);
-        let (count, buf) = put_ranges(ranges, buf, |range| wire(range).as_bytes().try_into().unwrap_or([0; 16]))?;
+        let (count, buf) =
+            put_ranges(ranges, buf, |range| wire(range).as_bytes().try_into().unwrap_or([0; 16]))?;
         self.qpair.submit(Sqe::dsm(0, namespace.nsid, count), HostData::ToController(buf))
     }
 
-    /// Copy `ranges`, one behind the other, to the blocks from `lba` on. `buf` carries the ranges, 32 bytes each.
+    /// Copy `ranges`, one behind the other, to the blocks from `lba` on. `buf` carries the ranges, 32 bytes
+    /// each.
     ///
     /// # Errors
     /// [`Refused`], with the buffer.
@@ -110,7 +118,8 @@ impl IoQueue {
             }
         }
         let wire = |range: &BlockRange| CopyRangeFormat0::new(range.lba, range.blocks);
-        let (count, buf) = put_ranges(ranges, buf, |range| wire(range).as_bytes().try_into().unwrap_or([0; 32]))?;
+        let (count, buf) =
+            put_ranges(ranges, buf, |range| wire(range).as_bytes().try_into().unwrap_or([0; 32]))?;
         self.qpair.submit(Sqe::copy(0, namespace.nsid, lba, count), HostData::ToController(buf))
     }
 
@@ -127,7 +136,8 @@ impl IoQueue {
         }
     }
 
-    /// Compare and, if nothing differs, write, as one atomic operation (a fused pair). Both commands have a completion.
+    /// Compare and, if nothing differs, write, as one atomic operation (a fused pair). Both commands have a
+    /// completion.
     ///
     /// # Errors
     /// [`RefusedPair`], with both buffers.
@@ -292,8 +302,8 @@ impl IoQueue {
         self.qpair.loss()
     }
 
-    /// End the connection: what is queued leaves first, commands that are outstanding come back as lost. Poll until
-    /// [`IoQueue::loss`] says so, or drop it.
+    /// End the connection: what is queued leaves first, commands that are outstanding come back as lost. Poll
+    /// until [`IoQueue::loss`] says so, or drop it.
     pub fn close(&mut self) {
         self.qpair.close();
     }
@@ -354,7 +364,9 @@ fn put_ranges<const N: usize>(
     wire: impl Fn(&BlockRange) -> [u8; N],
 ) -> Result<(u16, Buf), Refused> {
     let room = if buf.is_writable() { buf.len() / N } else { 0 };
-    let count = u16::try_from(ranges.len()).ok().filter(|count| (1..=RANGES_MAX.min(room)).contains(&usize::from(*count)));
+    let count = u16::try_from(ranges.len())
+        .ok()
+        .filter(|count| (1..=RANGES_MAX.min(room)).contains(&usize::from(*count)));
     let Some(count) = count else {
         return Err(Refused::new(Why::Ranges { count: ranges.len(), room }, Some(buf)));
     };
@@ -364,4 +376,3 @@ fn put_ranges<const N: usize>(
     buf.truncate(ranges.len() * N);
     Ok((count, buf))
 }
-

@@ -4,11 +4,12 @@
 //!          any connection ends                  it is time             connected
 //!   Up ─────────────────────────> Down(retry at) ────────> (attempt) ────────────> Up
 //!     all others are ended too        ^                        │
-//!                                     └──── failed, back-off ──┤ no attempts left, or a refusal for good
-//!                                                              └────────────────────────────────────────> GivenUp
+//!                                     └──── failed, back-off ──┤
+//!                                                              └── no attempts left, refused for good ──> GivenUp
 //! ```
-//! What becomes of outstanding commands is for [`OnLoss`](crate::OnLoss) to say: they come back as lost, or are sent again
-//! under their tickets. An attempt waits, up to `connect_timeout` for each step; everything else does not.
+//! What becomes of outstanding commands is for [`OnLoss`](crate::OnLoss) to say: they come back as lost, or
+//! are sent again under their tickets. An attempt waits, up to `connect_timeout` for each step; everything
+//! else does not.
 
 use std::time::Duration;
 
@@ -100,7 +101,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connect to a subsystem, with as many I/O queues as `options` ask for. One attempt: who starts wants to know.
+    /// Connect to a subsystem, with as many I/O queues as `options` ask for. One attempt: who starts wants to
+    /// know.
     ///
     /// # Errors
     /// [`Error`], naming the step; [`Error::Range`] when the controller grants fewer queues.
@@ -110,7 +112,8 @@ impl Session {
         for qid in 1..=options.io_queues {
             queues.add(controller.connect_queue(qid)?)?;
         }
-        let backoff = Backoff::new(session.wait_first, session.wait_longest, session.attempts_max, session.seed);
+        let backoff =
+            Backoff::new(session.wait_first, session.wait_longest, session.attempts_max, session.seed);
         Ok(Session {
             target: target.clone(),
             options: options.clone(),
@@ -156,8 +159,13 @@ impl Session {
         }
     }
 
-    /// One turn, as [`QueueSet::poll`]; and whatever happened to the session. Call it again while it tells something.
-    pub fn poll(&mut self, now: Nanos, mut on_ready: impl FnMut(usize, &mut IoQueue)) -> Option<SessionEvent> {
+    /// One turn, as [`QueueSet::poll`]; and whatever happened to the session. Call it again while it tells
+    /// something.
+    pub fn poll(
+        &mut self,
+        now: Nanos,
+        mut on_ready: impl FnMut(usize, &mut IoQueue),
+    ) -> Option<SessionEvent> {
         match self.state {
             State::Up => self.poll_up(now, &mut on_ready),
             State::Down { retry_at } if now >= retry_at => Some(self.attempt(now, &mut on_ready)),
@@ -165,7 +173,11 @@ impl Session {
         }
     }
 
-    fn poll_up(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> Option<SessionEvent> {
+    fn poll_up(
+        &mut self,
+        now: Nanos,
+        on_ready: &mut impl FnMut(usize, &mut IoQueue),
+    ) -> Option<SessionEvent> {
         let mut loss = None;
         self.queues.poll(now, |index, queue| {
             loss = loss.or(queue.loss());
@@ -180,7 +192,8 @@ impl Session {
         }
         let loss = loss?;
         self.end_all(now, on_ready);
-        // The first attempt always has its wait; zero attempts allowed is a loss for good, told by the first failure.
+        // The first attempt always has its wait; zero attempts allowed is a loss for good, told by the first
+        // failure.
         let wait = self.backoff.next_wait().unwrap_or_default();
         self.state = State::Down { retry_at: now + wait.into() };
         Some(SessionEvent::Lost { loss })

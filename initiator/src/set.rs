@@ -1,8 +1,8 @@
 //! [`QueueSet`]: many queues on one thread.
 //!
-//! A queue with commands outstanding is asked directly, which is the shortest way for a few of them. A queue without is
-//! watched by epoll and costs nothing. When more than [`DIRECT_MAX`] have commands outstanding, asking each in vain costs more than
-//! to be told, so all are watched:
+//! A queue with commands outstanding is asked directly, which is the shortest way for a few of them. A queue
+//! without is watched by epoll and costs nothing. When more than [`DIRECT_MAX`] have commands outstanding,
+//! asking each in vain costs more than to be told, so all are watched:
 //!
 //! ```text
 //!              submit, few are busy                              submit, many are busy
@@ -23,9 +23,11 @@ use crate::queue::IoQueue;
 
 /// Busy queues up to which each is asked directly.
 const DIRECT_MAX: usize = 4;
-/// Time without commands after which a queue is watched instead: longer than a caller thinks between two of them.
+/// Time without commands after which a queue is watched instead: longer than a caller thinks between two of
+/// them.
 const COLD_AFTER: Nanos = Nanos::from_ms(1);
-/// How often epoll is asked while nothing that it watches has commands outstanding: only for connections that end.
+/// How often epoll is asked while nothing that it watches has commands outstanding: only for connections that
+/// end.
 const WATCH_PERIOD: Nanos = Nanos::from_ms(1);
 /// How often connections are asked whether they are silent for too long.
 const SILENCE_PERIOD: Nanos = Nanos::from_ms(100);
@@ -72,7 +74,8 @@ pub struct QueueSet {
 }
 
 impl QueueSet {
-    /// A set without queues, with a receive batch of `batch_bytes` ([`Options::batch_bytes`](crate::Options::batch_bytes)).
+    /// A set without queues, with a receive batch of `batch_bytes`
+    /// ([`Options::batch_bytes`](crate::Options::batch_bytes)).
     ///
     /// # Errors
     /// [`Error::Watch`], when the system gives no epoll.
@@ -151,8 +154,9 @@ impl QueueSet {
         self.members.iter().map(|member| member.queue.outstanding()).sum()
     }
 
-    /// One turn: send what was submitted, receive where there is something. `on_ready` gets each queue that has completions (or
-    /// has ended), to take them and to submit more, which is sent at once. Never waits. True when anything came.
+    /// One turn: send what was submitted, receive where there is something. `on_ready` gets each queue that
+    /// has completions (or has ended), to take them and to submit more, which is sent at once. Never waits.
+    /// True when anything came.
     #[inline]
     pub fn poll(&mut self, now: Nanos, mut on_ready: impl FnMut(usize, &mut IoQueue)) -> bool {
         if !self.touched.is_empty() {
@@ -180,7 +184,12 @@ impl QueueSet {
     }
 
     /// As [`QueueSet::poll`], but sleeps until something comes, at most `timeout`.
-    pub fn wait(&mut self, now: Nanos, timeout: Duration, mut on_ready: impl FnMut(usize, &mut IoQueue)) -> bool {
+    pub fn wait(
+        &mut self,
+        now: Nanos,
+        timeout: Duration,
+        mut on_ready: impl FnMut(usize, &mut IoQueue),
+    ) -> bool {
         if self.poll(now, &mut on_ready) {
             return true;
         }

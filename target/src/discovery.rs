@@ -17,7 +17,7 @@ use arrayvec::ArrayString;
 use nvme_spec::fabrics::CNTLID_DYNAMIC;
 use nvme_spec::log::{
     AddressFamily, DISCOVERY_ENTRY_BYTES, DiscoveryLogEntry, DiscoveryLogHeader, Eflags, SubsystemType,
-    TREQ_SECURE_CHANNEL_NOT_REQUIRED, TransportType, Treq, TsasRdma,
+    TransportType, Treq, TsasRdma,
 };
 use nvme_spec::nqn::{Nqn, padded_ascii};
 use nvme_spec::zerocopy::IntoBytes;
@@ -152,7 +152,8 @@ fn wire(entry: &Entry<'_>, peer: &Peer) -> DiscoveryLogEntry {
         _ => peer.reachable(entry.address),
     };
     let treq =
-        Treq::new().with_secure_channel(TREQ_SECURE_CHANNEL_NOT_REQUIRED).with_sq_flow_control_disable(true);
+        // "Not required" would be as true, but nvme-cli takes the two together for a demand for TLS.
+        Treq::new().with_sq_flow_control_disable(true);
     DiscoveryLogEntry {
         trtype: match entry.transport {
             TransportKind::Tcp => TransportType::TCP,
@@ -253,9 +254,9 @@ mod tests {
         let world = World::new();
         let log = read(&world, HOST);
         let subsystem = &log[3 * 1024..4 * 1024];
-        // TCP, IPv4, NVM subsystem, no secure channel needed and SQ flow control may be disabled, port 1,
+        // TCP, IPv4, NVM subsystem, nothing said of a secure channel, SQ flow control may be disabled, port 1,
         // dynamic.
-        assert_eq!(subsystem[..12], [3, 1, 2, 0b110, 1, 0, 0xff, 0xff, 32, 0, 0, 0]);
+        assert_eq!(subsystem[..12], [3, 1, 2, 0b100, 1, 0, 0xff, 0xff, 32, 0, 0, 0]);
         assert!(subsystem[768..].iter().all(|byte| *byte == 0), "TSAS: no security");
         let own = &log[1024..2048];
         assert_eq!(u16_at(own, 10), 0b11, "EFLAGS: duplicate information, persistent connections");

@@ -156,6 +156,8 @@ reload_target() { target_reload; }
 # kernel's own has no end of its own.
 finish() {
     [ -n "${target_pid:-}" ] || return 0
+    # udev looks at a disk again after it was written to; a disk that goes away meanwhile is an I/O error in the kernel's log.
+    udevadm settle --timeout=10 || true
     nvme disconnect-all >/dev/null || fail 'disconnect-all'
     stop_target
 }

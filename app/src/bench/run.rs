@@ -5,13 +5,15 @@
 //!   Progress <── stage, done so far ──   connect: discover, controllers, queues
 //!   table, JSON, plot <── Outcome ────   [fill] ─ load: warm-up, then measured ─ [check every block]
 //! ```
-//! Fill and check are `--verify`'s. A turn of the measuring thread is [`QueueSet::poll`](spindle_initiator::QueueSet::poll): all that
-//! one receive completed is stamped with one look at the clock, and what follows it leaves in one call.
+//! Fill and check are `--verify`'s. A turn of the measuring thread is
+//! [`QueueSet::poll`](spindle_initiator::QueueSet::poll): all that one receive completed is stamped with one
+//! look at the clock, and what follows it leaves in one call.
 //!
 //! What it does not do: it sends reads and writes only, at aligned addresses.
 //!
-//! Limits: 1 GiB of data in flight. It never hangs: each step of connecting has a deadline, a connection without a completion
-//! for 30 s is given up, and so is what is still outstanding [`DRAIN_MAX`] after the end.
+//! Limits: 1 GiB of data in flight. It never hangs: each step of connecting has a deadline, a connection
+//! without a completion for 30 s is given up, and so is what is still outstanding [`DRAIN_MAX`] after the
+//! end.
 
 mod engine;
 mod job;
@@ -204,7 +206,11 @@ fn show_progress(args: &BenchTargetArgs, stages: &mpsc::Receiver<Stage>, done: &
 }
 
 /// The measuring thread.
-fn measure(args: &BenchTargetArgs, stages: &mpsc::Sender<Stage>, done: &AtomicU64) -> Result<Outcome, BenchError> {
+fn measure(
+    args: &BenchTargetArgs,
+    stages: &mpsc::Sender<Stage>,
+    done: &AtomicU64,
+) -> Result<Outcome, BenchError> {
     if let Some(core) = args.core {
         pin_current_thread(core)?;
     }
@@ -321,7 +327,11 @@ fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
         println!("{}", report::table::render(&[("bench", result)]));
         if args.verify {
             let wrong = if tally.mismatches == 0 { "none" } else { "NOT ALL" };
-            println!("{} blocks checked, {wrong} {}", tally.blocks_checked, if wrong == "none" { "wrong" } else { "right" });
+            println!(
+                "{} blocks checked, {wrong} {}",
+                tally.blocks_checked,
+                if wrong == "none" { "wrong" } else { "right" }
+            );
         }
         if let Some(share) = result.cpu_share.filter(|share| *share < CPU_SHARE_MIN) {
             println!("disturbed: the measuring end had its core for only {:.0} % of the time", share * 100.0);

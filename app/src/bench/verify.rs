@@ -6,12 +6,12 @@
 //!   word 0      word 1         word 2   word 3 ..
 //!   LBA         generation     seed     a stream that follows from the three
 //! ```
-//! The generation of a block grows with each write of it, the seed is another in each run: a block that was lost, came to
-//! another place, is of an earlier write or an earlier run, or is torn, is told as what it is.
+//! The generation of a block grows with each write of it, the seed is another in each run: a block that was
+//! lost, came to another place, is of an earlier write or an earlier run, or is torn, is told as what it is.
 //!
-//! What is expected stands in a table of one generation a block. Commands exclude each other by *unit* (the blocks of one
-//! command): a unit that is being written is neither read nor written, one that is read is not written, so that what a read
-//! must bring is known exactly.
+//! What is expected stands in a table of one generation a block. Commands exclude each other by *unit* (the
+//! blocks of one command): a unit that is being written is neither read nor written, one that is read is not
+//! written, so that what a read must bring is known exactly.
 //!
 //! Limits: 2^28 blocks, whose table takes 1 GiB.
 
@@ -19,7 +19,8 @@ use spindle_initiator::Buf;
 
 /// The most blocks that are kept in a table.
 pub(super) const BLOCKS_MAX: u64 = 1 << 28;
-/// Mark of a block of which nobody knows what it holds; the generation beside it is the last that was tried, 0 for none.
+/// Mark of a block of which nobody knows what it holds; the generation beside it is the last that was tried,
+/// 0 for none.
 const UNKNOWN: u32 = 1 << 31;
 /// Bytes of the words that name the block.
 const WORD: usize = 8;
@@ -202,7 +203,9 @@ impl Table {
         let Some(bytes) = data.and_then(Buf::as_slice) else { return Ok(0) };
         let mut checked = 0;
         let lba = (unit * self.unit_blocks) as u64;
-        for ((index, block), generation) in (0u64..).zip(bytes.chunks_exact(self.block_bytes)).zip(self.blocks(unit)) {
+        for ((index, block), generation) in
+            (0u64..).zip(bytes.chunks_exact(self.block_bytes)).zip(self.blocks(unit))
+        {
             if generation & UNKNOWN == 0 {
                 self.pattern.check(block, lba + index, *generation)?;
                 checked += 1;
@@ -275,7 +278,9 @@ mod tests {
         write(&mut table, 3, &mut other);
         let told = |table: &mut Table, buf: &Buf| read(table, 1, buf).expect_err("wrong");
         let first = table.first;
-        assert!(told(&mut table, &old).contains(&format!("LBA 8, byte 8: generation {} expected", first + 1)));
+        assert!(
+            told(&mut table, &old).contains(&format!("LBA 8, byte 8: generation {} expected", first + 1))
+        );
         assert!(told(&mut table, &old).ends_with(&format!("found generation {first}")));
         assert!(told(&mut table, &other).contains("found LBA 24 of"));
         assert!(told(&mut table, &buf()).ends_with("found zeroes"));

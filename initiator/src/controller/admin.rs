@@ -51,18 +51,24 @@ pub(super) fn succeeded(step: &'static str, completion: &Completion) -> Result<C
 }
 
 impl Controller {
-    pub(super) fn execute(&mut self, step: &'static str, sqe: Sqe, data: HostData) -> Result<Completion, Error> {
+    pub(super) fn execute(
+        &mut self,
+        step: &'static str,
+        sqe: Sqe,
+        data: HostData,
+    ) -> Result<Completion, Error> {
         let timeout = self.timeout();
         execute(&mut self.admin, step, sqe, data, timeout)
     }
 
     fn buffer(&self, step: &'static str, bytes: usize) -> Result<Buf, Error> {
-        let bytes = u32::try_from(bytes).ok().filter(|bytes| *bytes <= ADMIN_BYTES_MAX).ok_or(Error::Range {
-            field: "bytes of an admin command",
-            value: bytes as u64,
-            low: 0,
-            high: u64::from(ADMIN_BYTES_MAX),
-        })?;
+        let bytes =
+            u32::try_from(bytes).ok().filter(|bytes| *bytes <= ADMIN_BYTES_MAX).ok_or(Error::Range {
+                field: "bytes of an admin command",
+                value: bytes as u64,
+                low: 0,
+                high: u64::from(ADMIN_BYTES_MAX),
+            })?;
         // Empty only if as many admin commands were given up as there are buffers.
         self.pool.take(bytes).ok_or(Error::Busy { step })
     }
@@ -141,14 +147,22 @@ impl Controller {
     pub fn namespace(&mut self, nsid: u32) -> Result<Namespace, Error> {
         let identify = self.identify_namespace(nsid)?;
         let step = "Identify Namespace";
-        Namespace::new(nsid, &identify).ok_or(Error::Answer { step, what: "it names no block size that is allowed" })
+        Namespace::new(nsid, &identify)
+            .ok_or(Error::Answer { step, what: "it names no block size that is allowed" })
     }
 
     /// Part of a log page; `rae`: keep the event that told of it.
     ///
     /// # Errors
     /// [`Error`].
-    pub fn log_page(&mut self, lid: LogId, nsid: u32, offset: u64, bytes: u32, rae: bool) -> Result<Vec<u8>, Error> {
+    pub fn log_page(
+        &mut self,
+        lid: LogId,
+        nsid: u32,
+        offset: u64,
+        bytes: u32,
+        rae: bool,
+    ) -> Result<Vec<u8>, Error> {
         let reply = self.read("Get Log Page", Sqe::get_log_page(0, lid, nsid, bytes, offset, rae), bytes)?;
         Ok(reply.data)
     }
@@ -177,7 +191,8 @@ impl Controller {
     /// # Errors
     /// [`Error`].
     pub fn property(&mut self, offset: u32, is_long: bool) -> Result<u64, Error> {
-        let completion = self.execute("Property Get", Sqe::property_get(0, is_long, offset), HostData::None)?;
+        let completion =
+            self.execute("Property Get", Sqe::property_get(0, is_long, offset), HostData::None)?;
         let value = succeeded("Property Get", &completion)?.result_u64();
         Ok(if is_long { value } else { value & u64::from(u32::MAX) })
     }

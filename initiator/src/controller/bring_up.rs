@@ -33,8 +33,10 @@ pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, 
     let pool = admin_pool()?;
     let depth = ADMIN_ENTRIES - 1;
     let link = Link::open(target.address, options, depth)?;
-    // An admin queue has its own watch (keep alive), and an event request is outstanding for as long as nothing happens.
-    let admin_options = Options { command_timeout: None, on_loss: OnLoss::Report, batch_bytes: 16 << 10, ..options.clone() };
+    // An admin queue has its own watch (keep alive), and an event request is outstanding for as long as
+    // nothing happens.
+    let admin_options =
+        Options { command_timeout: None, on_loss: OnLoss::Report, batch_bytes: 16 << 10, ..options.clone() };
     let mut admin = Qpair::new(link, depth, &admin_options);
     let cntlid = connect_queue(&mut admin, &pool, target, options, (0, CNTLID_DYNAMIC))?;
     let mut controller = Controller {
@@ -135,7 +137,8 @@ fn configure(controller: &mut Controller) -> Result<(), Error> {
         controller.queues_granted = u16::try_from(granted).unwrap_or(u16::MAX).min(wanted);
     }
     controller.keep_alive = KeepAlive::new(controller.options.keep_alive_ms);
-    // Notices that the controller has, and whose log pages a host of ours reads. Errors and health are asked for, not told.
+    // Notices that the controller has, and whose log pages a host of ours reads. Errors and health are asked
+    // for, not told.
     let offered = Oaes::from_bits(controller.identify.oaes.get());
     let wanted = AsyncEventConfig::new()
         .with_namespace_attribute(offered.namespace_attribute())
@@ -180,7 +183,8 @@ impl Controller {
         Ok(IoQueue::new(qpair, qid, self.transfer_bytes_max()))
     }
 
-    /// Give a queue whose connection ended a new one, to this controller. Commands that it holds are sent again; how many.
+    /// Give a queue whose connection ended a new one, to this controller. Commands that it holds are sent
+    /// again; how many.
     ///
     /// # Errors
     /// As for [`Controller::connect_queue`]; the queue stays as it was.

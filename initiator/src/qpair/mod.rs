@@ -8,8 +8,8 @@
 //!                         v │ (OnLoss::Replay)             │
 //!                        Held ─────────────────────────────┘
 //! ```
-//! A command's entry is its CID and its generation its age, so that a ticket of yesterday names nothing. A completion is
-//! found by its ticket, or in the order of arrival.
+//! A command's entry is its CID and its generation its age, so that a ticket of yesterday names nothing. A
+//! completion is found by its ticket, or in the order of arrival.
 
 mod replay;
 mod wait;
@@ -36,8 +36,8 @@ pub use wait::WaitError;
 pub struct Ticket(Slot);
 
 impl Ticket {
-    /// A small number, unique among the commands of the queue that are not taken yet, and below the queue's depth: for tables of
-    /// the caller.
+    /// A small number, unique among the commands of the queue that are not taken yet, and below the queue's
+    /// depth: for tables of the caller.
     #[inline]
     #[must_use]
     pub fn index(self) -> usize {
@@ -151,7 +151,8 @@ pub(crate) struct Qpair {
     /// A batch of its own, for a queue that is not polled in a set.
     batch: RxBatch,
     batch_bytes: usize,
-    /// When a command was last completed; zero: not since the first of those that are outstanding, whose time nobody asked for.
+    /// When a command was last completed; zero: not since the first of those that are outstanding, whose time
+    /// nobody asked for.
     quiet_since: Nanos,
     command_timeout: Nanos,
     replays: Option<Replays>,
@@ -178,7 +179,9 @@ impl Qpair {
     /// Queue a command; its CID is set here. It leaves with the next send or turn.
     #[inline]
     pub(crate) fn submit(&mut self, mut sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
-        let Some(slot) = self.entries.next_slot() else { return Err(Refused::new(Why::Full, into_buf(data))) };
+        let Some(slot) = self.entries.next_slot() else {
+            return Err(Refused::new(Why::Full, into_buf(data)));
+        };
         let cid = cid_of(slot);
         sqe.cid.set(cid);
         if let Some(replays) = &mut self.replays {
@@ -259,7 +262,8 @@ impl Qpair {
         has_come
     }
 
-    /// Forget those of `ready` that were taken by their ticket, before they are more than those that were not.
+    /// Forget those of `ready` that were taken by their ticket, before they are more than those that were
+    /// not.
     #[inline]
     fn tidy(&mut self) {
         if self.ready.len() > self.entries.capacity() {

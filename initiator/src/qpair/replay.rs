@@ -1,8 +1,8 @@
 //! What is needed to send a command again on the next connection.
 
+use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
-use nvme_spec::sqe::Fuse;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
@@ -56,7 +56,8 @@ impl Replays {
         self.next += 1;
     }
 
-    /// A fused pair that was executed would fail when it is executed again: its own write changed what it compares.
+    /// A fused pair that was executed would fail when it is executed again: its own write changed what it
+    /// compares.
     pub(super) fn is_replayable(&self, slot: Slot) -> bool {
         self.commands[slot.index()].sqe.fuse() == Fuse::NONE
     }
@@ -78,7 +79,8 @@ impl Replay {
 }
 
 impl Qpair {
-    /// Go on over a new link. What is held is sent again in its order, under its old tickets; how many commands that were.
+    /// Go on over a new link. What is held is sent again in its order, under its old tickets; how many
+    /// commands that were.
     ///
     /// # Panics
     /// When the old link has not ended yet: its commands would be lost without a word.

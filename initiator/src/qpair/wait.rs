@@ -1,5 +1,5 @@
-//! Waiting on a queue pair: for any command, for one, for a group. A wait polls for a short time, which is when most commands
-//! end, and then sleeps on the socket.
+//! Waiting on a queue pair: for any command, for one, for a group. A wait polls for a short time, which is
+//! when most commands end, and then sleeps on the socket.
 
 use std::time::Duration;
 

@@ -8,7 +8,8 @@ use super::fake::{Fake, LONG, filled, options, pool};
 #[test]
 fn reads_and_writes_allocate_nothing() {
     let fake = Fake::start();
-    let mut controller = Controller::connect(&fake.target(), &Options { depth: 16, ..options() }).expect("connects");
+    let mut controller =
+        Controller::connect(&fake.target(), &Options { depth: 16, ..options() }).expect("connects");
     let namespace = controller.namespace(1).expect("a namespace");
     let mut set = QueueSet::new(64 << 10).expect("a set");
     for qid in 1..=8 {
@@ -44,7 +45,8 @@ fn reads_and_writes_allocate_nothing() {
 #[test]
 fn waiting_for_one_and_for_a_group_allocates_nothing() {
     let fake = Fake::start();
-    let mut controller = Controller::connect(&fake.target(), &Options { depth: 16, ..options() }).expect("connects");
+    let mut controller =
+        Controller::connect(&fake.target(), &Options { depth: 16, ..options() }).expect("connects");
     let namespace = controller.namespace(1).expect("a namespace");
     let mut queue = controller.connect_queue(1).expect("a queue");
     let pool = pool();

@@ -56,10 +56,11 @@ fn reads_bring_what_writes_stored_whatever_the_size_and_the_digests() {
     for digests in [false, true] {
         let options = Options { header_digest: digests, data_digest: digests, ..options() };
         let mut bench = Bench::new(&options);
-        // In the capsule up to 4 KiB, by R2T beyond; received by way of the batch, and straight into the buffer.
+        // In the capsule up to 4 KiB, by R2T beyond; received by way of the batch, and straight into the
+        // buffer.
         for blocks in [1, 7, 8, 9, 16, 64, 300, TRANSFER_BYTES / BLOCK] {
             let buf = bench.pool.take(blocks * BLOCK).expect("buffer");
-            let bytes: Vec<u8> = (0..blocks * BLOCK).map(|at| (at % 251) as u8 ^ (at >> 9) as u8).collect();
+            let bytes: Vec<u8> = (0..blocks * BLOCK).map(|at| at.wrapping_mul(at).to_le_bytes()[1]).collect();
             let mut written = buf;
             written.copy_in(0, &bytes);
             let ticket = bench.queue.write(&bench.namespace, 5, written, true);
@@ -109,7 +110,13 @@ fn a_compare_says_whether_and_a_fused_write_only_happens_then() {
     assert_eq!(bench.done(ticket).result, Err(Failure::Status(Status::COMPARE_FAILURE)));
     for (expected, new, results, after) in [
         (1, 3, [Ok(()), Ok(())], 3),
-        (9, 4, [Status::COMPARE_FAILURE, Status::ABORTED_FAILED_FUSED].map(|status| Err(Failure::Status(status))), 3),
+        (
+            9,
+            4,
+            [Status::COMPARE_FAILURE, Status::ABORTED_FAILED_FUSED]
+                .map(|status| Err(Failure::Status(status))),
+            3,
+        ),
     ] {
         let (compare, write) = (bench.buf(1, expected), bench.buf(1, new));
         let tickets = bench.queue.compare_and_write(&namespace, 0, compare, write).expect("taken");
@@ -149,7 +156,8 @@ fn what_cannot_be_sent_is_refused_with_its_buffer_and_the_reason() {
         bench.queue.write(&namespace, 0, buf, false).expect("taken");
     }
     let (compare, write) = (bench.buf(1, 0), bench.buf(1, 0));
-    let refused = bench.queue.compare_and_write(&namespace, 0, compare, write).expect_err("room for one only");
+    let refused =
+        bench.queue.compare_and_write(&namespace, 0, compare, write).expect_err("room for one only");
     assert!(refused.why == Why::Full && refused.compare.is_some() && refused.write.is_some());
     bench.queue.flush(&namespace).expect("taken");
     let buf = bench.buf(1, 1);

@@ -54,7 +54,9 @@ fn a_refusal_names_the_step_and_the_status() {
 fn a_queue_out_of_range_is_refused_before_anything_is_sent() {
     let fake = Fake::start();
     let mut controller = Controller::connect(&fake.target(), &options()).expect("connects");
-    for (qid, depth, field) in [(0, 8, "I/O queues"), (QUEUES + 1, 8, "I/O queues"), (1, 128, "outstanding"), (1, 0, "outst")] {
+    for (qid, depth, field) in
+        [(0, 8, "I/O queues"), (QUEUES + 1, 8, "I/O queues"), (1, 128, "outstanding"), (1, 0, "outst")]
+    {
         let error = controller.connect_queue_of(qid, depth).expect_err("out of range").to_string();
         assert!(error.contains(field) && error.contains("are allowed"), "{error}");
     }

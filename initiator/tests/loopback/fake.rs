@@ -1,5 +1,5 @@
-//! A controller for tests: the real controller's end of NVMe/TCP over real sockets, and behind it one namespace in memory. What it
-//! does with each command is for the test's script to say.
+//! A controller for tests: the real controller's end of NVMe/TCP over real sockets, and behind it one
+//! namespace in memory. What it does with each command is for the test's script to say.
 
 mod commands;
 
@@ -94,7 +94,8 @@ pub fn options() -> Options {
 
 /// A pool for data.
 pub fn pool() -> Pool {
-    let zones = [ZoneSpec { buffer_bytes: 4096, count: 128 }, ZoneSpec { buffer_bytes: 256 << 10, count: 16 }];
+    let zones =
+        [ZoneSpec { buffer_bytes: 4096, count: 128 }, ZoneSpec { buffer_bytes: 256 << 10, count: 16 }];
     Pool::new(&zones, Pages::Base).expect("pool")
 }
 
@@ -138,7 +139,8 @@ impl Server {
     fn new(listener: Listener, disk: Disk, script: Script) -> Server {
         let readiness = Readiness::new().expect("epoll");
         readiness.add(&listener, 0, Interest::READ).expect("watched");
-        let zones = [ZoneSpec { buffer_bytes: 8192, count: 512 }, ZoneSpec { buffer_bytes: 256 << 10, count: 64 }];
+        let zones =
+            [ZoneSpec { buffer_bytes: 8192, count: 512 }, ZoneSpec { buffer_bytes: 256 << 10, count: 64 }];
         let pool = Pool::new(&zones, Pages::Base).expect("pool");
         Server { listener, readiness, links: Vec::new(), disk, script, pool, batch: RxBatch::new(64 << 10) }
     }

@@ -99,14 +99,17 @@ fn session(fake: &Fake, on_loss: OnLoss, attempts_max: u32) -> Session {
     Session::connect(&fake.target(), &options, &waits).expect("connects")
 }
 
-/// Poll until something happened to the session, moving the time on to its next attempt where it waits for that.
+/// Poll until something happened to the session, moving the time on to its next attempt where it waits for
+/// that.
 fn next_event(session: &mut Session, now: &mut Nanos, completions: &mut Vec<Completion>) -> SessionEvent {
     let deadline = Clock::now() + Nanos::from(LONG);
     loop {
         if let Some(retry_at) = session.retry_at() {
             *now = retry_at;
         }
-        let take = |_: usize, queue: &mut IoQueue| completions.extend(std::iter::from_fn(|| queue.next_completion()));
+        let take = |_: usize, queue: &mut IoQueue| {
+            completions.extend(std::iter::from_fn(|| queue.next_completion()))
+        };
         if let Some(event) = session.poll(*now, take) {
             return event;
         }
@@ -145,11 +148,11 @@ fn a_session_replays_under_the_same_tickets_but_never_a_fused_pair() {
     let queue = session.queue_mut(0);
     let write = queue.write(&namespace, 3, filled(&pool, 4096, 0x77), false).expect("taken");
     let read = queue.read(&namespace, 3, filled(&pool, 4096, 0)).expect("taken");
-    let pair = queue
-        .compare_and_write(&namespace, 50, filled(&pool, 512, 0), filled(&pool, 512, 5))
-        .expect("taken");
+    let pair =
+        queue.compare_and_write(&namespace, 50, filled(&pool, 512, 0), filled(&pool, 512, 5)).expect("taken");
     assert!(matches!(next_event(&mut session, &mut now, &mut completions), SessionEvent::Lost { .. }));
-    let lost: Vec<_> = completions.drain(..).map(|completion| (completion.ticket, completion.result)).collect();
+    let lost: Vec<_> =
+        completions.drain(..).map(|completion| (completion.ticket, completion.result)).collect();
     assert_eq!(lost, pair.map(|ticket| (ticket, Err(Failure::Lost))));
     assert_eq!(session.outstanding(), 2);
     let event = next_event(&mut session, &mut now, &mut completions);
@@ -198,7 +201,10 @@ fn a_target_that_was_restarted_has_what_it_had_and_the_session_goes_on() {
     assert_eq!(queue.wait(ticket, LONG).expect("a completion").result, Ok(()));
     drop(fake);
     assert!(matches!(next_event(&mut session, &mut now, &mut completions), SessionEvent::Lost { .. }));
-    assert!(matches!(next_event(&mut session, &mut now, &mut completions), SessionEvent::AttemptFailed { .. }));
+    assert!(matches!(
+        next_event(&mut session, &mut now, &mut completions),
+        SessionEvent::AttemptFailed { .. }
+    ));
     let _fake = Fake::at(address, disk, Box::new(|_, _| Act::Execute));
     let event = next_event(&mut session, &mut now, &mut completions);
     assert!(matches!(event, SessionEvent::Reconnected { attempts: 2, .. }), "{event:?}");

@@ -9,4 +9,5 @@ mod sets;
 mod waiting;
 
 #[global_allocator]
-static ALLOCATOR: spindle_reactor::alloc_count::CountingAllocator = spindle_reactor::alloc_count::CountingAllocator;
+static ALLOCATOR: spindle_reactor::alloc_count::CountingAllocator =
+    spindle_reactor::alloc_count::CountingAllocator;

@@ -128,7 +128,9 @@ fn idle_queues_whose_target_goes_away_are_told() {
     drop(fake);
     let (mut told, deadline) = (0, Clock::now() + Nanos::from(LONG));
     while told < 8 {
-        set.wait(Clock::now(), Duration::from_millis(100), |_, queue| told += u32::from(queue.loss().is_some()));
+        set.wait(Clock::now(), Duration::from_millis(100), |_, queue| {
+            told += u32::from(queue.loss().is_some())
+        });
         assert!(Clock::now() < deadline);
     }
 }

@@ -18,7 +18,8 @@ fn queue(script: Script) -> (Fake, Controller, IoQueue, Namespace) {
 /// Reads of odd addresses are answered after the next command.
 fn late() -> Script {
     Box::new(|sqe, qid| {
-        let is_odd_read = qid > 0 && !sqe.is_fabrics() && sqe.io_opcode() == IoOpcode::READ && sqe.slba() % 2 == 1;
+        let is_odd_read =
+            qid > 0 && !sqe.is_fabrics() && sqe.io_opcode() == IoOpcode::READ && sqe.slba() % 2 == 1;
         if is_odd_read { Act::Late } else { Act::Execute }
     })
 }
@@ -47,7 +48,8 @@ fn one_waits_for_its_command_and_leaves_the_others() {
     assert!(queue.is_done(late) && queue.is_done(early) && queue.is_done(last));
     assert!(queue.take(last).is_none(), "a completion is taken once");
     assert_eq!(queue.wait(last, LONG).err(), Some(WaitError::Nothing));
-    let others: Vec<_> = std::iter::from_fn(|| queue.next_completion()).map(|completion| completion.ticket).collect();
+    let others: Vec<_> =
+        std::iter::from_fn(|| queue.next_completion()).map(|completion| completion.ticket).collect();
     assert_eq!(others, [early, late]);
 }
 
@@ -66,7 +68,7 @@ fn a_group_gives_its_own_in_order_and_leaves_the_others() {
     let mut come = Group::default();
     queue.wait_group(&mut group, LONG, |completion| come.add(completion.ticket)).expect("all of them");
     assert_eq!(format!("{come:?}"), format!("{expected:?}"));
-    assert!(group.is_empty() && group.len() == 0);
+    assert!(group.is_empty());
     for _ in 0..others.len() {
         let ticket = queue.wait_any(LONG).expect("a completion").ticket;
         assert!(others.contains(&ticket));
@@ -79,7 +81,10 @@ fn a_wait_ends_with_its_time_and_the_command_goes_on() {
     let (_fake, _controller, mut queue, namespace) = queue(late());
     let pool = pool();
     let held = queue.read(&namespace, 1, filled(&pool, 512, 0)).expect("taken");
-    assert_eq!(queue.wait(held, Duration::from_millis(5)).err(), Some(WaitError::TimedOut(Duration::from_millis(5))));
+    assert_eq!(
+        queue.wait(held, Duration::from_millis(5)).err(),
+        Some(WaitError::TimedOut(Duration::from_millis(5)))
+    );
     assert!(!queue.is_done(held));
     queue.flush(&namespace).expect("taken");
     assert_eq!(queue.wait(held, LONG).expect("a completion").ticket, held);

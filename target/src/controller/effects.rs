@@ -37,15 +37,16 @@ const IO: [(IoOpcode, bool); 8] = [
     (IoOpcode::COPY, true),
 ];
 
-/// Log page 05h.
+/// Log page 05h. The scope is left unreported: Linux takes any bit but CSUPP and LBCC of an I/O command for an unusual effect,
+/// and warns.
 pub(super) fn commands() -> CommandEffects {
     let mut log = CommandEffects::default();
     for opcode in ADMIN {
-        log.set_admin(opcode, CommandEffect::new().with_supported(true).with_scope(SCOPE_CONTROLLER));
+        log.set_admin(opcode, CommandEffect::new().with_supported(true));
     }
     for (opcode, changes_blocks) in IO {
         let effect = CommandEffect::new().with_supported(true).with_logical_block_content(changes_blocks);
-        log.set_io(opcode, effect.with_scope(SCOPE_NAMESPACE));
+        log.set_io(opcode, effect);
     }
     log
 }

@@ -14,7 +14,7 @@ run_fio first-again "${run[@]}" "${first[@]}" --verify_only
 if ( run_fio teeth "${run[@]}" "${second[@]}" --verify_only ) >/dev/null 2>&1; then
     fail 'fio does not tell one run from the other'
 fi
-run_fio killed "${run[@]}" "${second[@]}" --rate_iops=700,700 &
+run_fio killed "${run[@]}" "${second[@]}" --rate_iops=300,300 &
 fio=$!
 for pause in 2 3 5; do
     sleep "$pause"

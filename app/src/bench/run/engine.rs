@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use initiator::nvme_spec::Nqn;
 use initiator::{
-    Buf, Clock, Completion, Controller, ControllerEvent, IoQueue, Nanos, Namespace, Pages, Pool, QueueSet, Target,
-    ZoneSpec,
+    Buf, Clock, Completion, Controller, ControllerEvent, IoQueue, Namespace, Nanos, Pages, Pool, QueueSet,
+    Target, ZoneSpec,
 };
 use serde_json::{Map, Value, json};
 use spindle_initiator as initiator;
@@ -58,7 +58,11 @@ struct Shape {
 
 impl<'a> Engine<'a> {
     /// Takes over the connections; all memory is taken here.
-    pub(super) fn new(connected: Connected, plan: &Plan, done: &'a AtomicU64) -> Result<Engine<'a>, BenchError> {
+    pub(super) fn new(
+        connected: Connected,
+        plan: &Plan,
+        done: &'a AtomicU64,
+    ) -> Result<Engine<'a>, BenchError> {
         let count = plan.depths.iter().map(|depth| u32::from(*depth)).sum();
         let zone = ZoneSpec { buffer_bytes: plan.unit_bytes.next_multiple_of(4096), count };
         let pool = Pool::new(&[zone], Pages::Transparent)?;
@@ -145,7 +149,8 @@ impl<'a> Engine<'a> {
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             for _ in 0..lane.spare.len() {
                 let Some(buf) = lane.spare.pop() else { break };
-                lane.submit(self.set.queue_mut(index), self.shape, job, buf, now).map_err(BenchError::Refused)?;
+                lane.submit(self.set.queue_mut(index), self.shape, job, buf, now)
+                    .map_err(BenchError::Refused)?;
             }
         }
         Ok(())

@@ -23,7 +23,13 @@ pub(super) trait Job {
     /// The next command, with its data in `buf` if it is a write. `None`: none now, or none any more.
     fn next(&mut self, buf: &mut Buf) -> Option<Command>;
     /// A command ended; it was sent and came back at these times.
-    fn ended(&mut self, command: Command, result: Result<(), Failure>, buf: Option<&Buf>, times: (Nanos, Nanos));
+    fn ended(
+        &mut self,
+        command: Command,
+        result: Result<(), Failure>,
+        buf: Option<&Buf>,
+        times: (Nanos, Nanos),
+    );
     /// The time is now.
     fn tick(&mut self, now: Nanos);
     /// True when there will be no other command.
@@ -453,7 +459,8 @@ mod tests {
         let (mut tally, mut buf) = (Tally::default(), buf());
         let sequential = plan(Access::Write, false);
         let mut load = Load::new(&sequential, None, &mut tally);
-        let units: Vec<u64> = (0..18).filter_map(|_| load.next(&mut buf)).map(|command| command.unit).collect();
+        let units: Vec<u64> =
+            (0..18).filter_map(|_| load.next(&mut buf)).map(|command| command.unit).collect();
         assert_eq!(units[14..], [14, 15, 0, 1]);
         let random = plan(Access::RandRw, false);
         let mut load = Load::new(&random, None, &mut tally);
@@ -485,7 +492,11 @@ mod tests {
             check.ended(command, Ok(()), Some(&data), (MS(0), MS(0)));
         }
         assert_eq!((tally.errors, tally.mismatches, tally.blocks_checked), (3, 3, 13 * 8));
-        assert!(tally.shown[0].contains("LBA 24, ") && tally.shown[0].contains("found LBA 40"), "{:?}", tally.shown);
+        assert!(
+            tally.shown[0].contains("LBA 24, ") && tally.shown[0].contains("found LBA 40"),
+            "{:?}",
+            tally.shown
+        );
         assert!(tally.shown[2].contains("LBA 73, byte 88"), "{:?}", tally.shown);
     }
 

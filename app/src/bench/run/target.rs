@@ -1,4 +1,5 @@
-//! Getting to what is measured: name, address, controllers, queues, namespace; and whether the options go with it.
+//! Getting to what is measured: name, address, controllers, queues, namespace; and whether the options go
+//! with it.
 
 use std::net::SocketAddr;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -86,7 +87,8 @@ fn name(option: &'static str, value: &str) -> Result<Nqn, BenchError> {
     Nqn::new(value).map_err(|source| BenchError::Name { option, value: value.to_owned(), source })
 }
 
-/// The subsystem that was named, or the first that the target offers; where a name has several addresses, the first that answers.
+/// The subsystem that was named, or the first that the target offers; where a name has several addresses, the
+/// first that answers.
 fn find(args: &BenchTargetArgs, host: &Host, options: &Options) -> Result<Target, BenchError> {
     let text = args.address.as_deref().unwrap_or_default();
     let addresses = initiator::resolve(text, NVME_TCP_PORT)?;
@@ -114,9 +116,16 @@ fn reachable(address: SocketAddr, options: &Options) -> Result<(), BenchError> {
     connected.map(drop).map_err(|source| initiator::Error::Connect { address, source }.into())
 }
 
-fn first_offered(address: SocketAddr, host: &Host, options: &Options) -> Result<(SocketAddr, Nqn), BenchError> {
+fn first_offered(
+    address: SocketAddr,
+    host: &Host,
+    options: &Options,
+) -> Result<(SocketAddr, Nqn), BenchError> {
     let log = initiator::discover(address, host, options)?;
-    let usable = log.entries.iter().filter(|entry| entry.subtype == SubsystemType::NVM && entry.trtype == TransportType::TCP);
+    let usable = log
+        .entries
+        .iter()
+        .filter(|entry| entry.subtype == SubsystemType::NVM && entry.trtype == TransportType::TCP);
     let mut offered = usable.filter_map(|entry| {
         let ip = entry.traddr().parse().ok()?;
         let port = entry.trsvcid().parse().ok()?;
@@ -138,12 +147,17 @@ fn namespace(args: &BenchTargetArgs, controller: &mut Controller) -> Result<Name
 /// Commands in flight of each queue; 0 of those that stay idle.
 fn depths(args: &BenchTargetArgs) -> Result<Vec<u16>, BenchError> {
     let (depth, queues) = (args.load.qd, args.queues);
-    let wrong = |option, value: usize, rule: String| Err(BenchError::Size { option, value: value.to_string(), rule });
+    let wrong =
+        |option, value: usize, rule: String| Err(BenchError::Size { option, value: value.to_string(), rule });
     if depth < queues {
         return wrong("--qd", depth, format!("each of the {queues} queues needs one"));
     }
     if queues + args.idle_queues > usize::from(u16::MAX) {
-        return wrong("--idle-queues", args.idle_queues, format!("with --queues {queues} at most 65535 are allowed"));
+        return wrong(
+            "--idle-queues",
+            args.idle_queues,
+            format!("with --queues {queues} at most 65535 are allowed"),
+        );
     }
     if depth / queues > usize::from(u16::MAX - 1) {
         return wrong("--qd", depth, "a queue holds at most 65534 commands".to_owned());
@@ -158,22 +172,39 @@ pub(super) fn plan(args: &BenchTargetArgs, connected: &Connected) -> Result<Plan
     let namespace = &connected.namespace;
     let load = &args.load;
     let allowed = connected.queues.first().map_or(0, IoQueue::transfer_bytes_max);
-    let wrong = |option, value: Bytes, rule: String| BenchError::Size { option, value: value.to_string(), rule };
+    let wrong =
+        |option, value: Bytes, rule: String| BenchError::Size { option, value: value.to_string(), rule };
     let block_bytes = Bytes::new(namespace.block_bytes().into());
     let Some(unit_blocks) = namespace.blocks_of(load.bs.as_len()) else {
-        return Err(wrong("--bs", load.bs, format!("a command is 1 to 65536 whole blocks, which are {block_bytes} here")));
+        return Err(wrong(
+            "--bs",
+            load.bs,
+            format!("a command is 1 to 65536 whole blocks, which are {block_bytes} here"),
+        ));
     };
     let unit_bytes = u32::try_from(load.bs.get()).ok().filter(|bytes| *bytes <= allowed);
     let unit_bytes = unit_bytes.ok_or_else(|| {
-        wrong("--bs", load.bs, format!("this target moves at most {} in a command", Bytes::new(allowed.into())))
+        wrong(
+            "--bs",
+            load.bs,
+            format!("this target moves at most {} in a command", Bytes::new(allowed.into())),
+        )
     })?;
     if load.bs.get().next_multiple_of(4096).saturating_mul(load.qd as u64) > FLIGHT_MAX.get() {
-        return Err(wrong("--qd", Bytes::from_len(load.qd), format!("--bs times --qd is at most {FLIGHT_MAX}")));
+        return Err(wrong(
+            "--qd",
+            Bytes::from_len(load.qd),
+            format!("--bs times --qd is at most {FLIGHT_MAX}"),
+        ));
     }
     let whole = Bytes::new(namespace.bytes());
     let span = args.span.unwrap_or(whole);
     if span > whole || span < load.bs {
-        return Err(wrong("--span", span, format!("the namespace has {whole}, and a command takes {}", load.bs)));
+        return Err(wrong(
+            "--span",
+            span,
+            format!("the namespace has {whole}, and a command takes {}", load.bs),
+        ));
     }
     let units = span.get() / load.bs.get();
     if args.verify && units.saturating_mul(unit_blocks.into()) > verify::BLOCKS_MAX {
@@ -181,7 +212,11 @@ pub(super) fn plan(args: &BenchTargetArgs, connected: &Connected) -> Result<Plan
         return Err(wrong("--span", span, format!("--verify keeps a table of at most {most}")));
     }
     if args.verify && units < load.qd as u64 {
-        return Err(wrong("--span", span, format!("--verify needs as many commands' worth as --qd, {}", load.qd)));
+        return Err(wrong(
+            "--span",
+            span,
+            format!("--verify needs as many commands' worth as --qd, {}", load.qd),
+        ));
     }
     Ok(Plan {
         access: load.rw,

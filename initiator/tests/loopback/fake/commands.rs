@@ -4,9 +4,13 @@ use std::sync::{Arc, Mutex};
 
 use spindle_initiator::nvme_spec::fabrics::{Connect, ConnectResult, PropertyGet, PropertySet};
 use spindle_initiator::nvme_spec::feature::{FeatureId, NumberOfQueues, SetFeatures};
-use spindle_initiator::nvme_spec::identify::{Cns, Identify, IdentifyController, IdentifyNamespace, NamespaceList, Oaes};
+use spindle_initiator::nvme_spec::identify::{
+    Cns, Identify, IdentifyController, IdentifyNamespace, NamespaceList, Oaes,
+};
 use spindle_initiator::nvme_spec::io::{CopyRangeFormat0, DsmRange};
-use spindle_initiator::nvme_spec::log::{DISCOVERY_ENTRY_BYTES, DiscoveryLogEntry, DiscoveryLogHeader, GetLogPage};
+use spindle_initiator::nvme_spec::log::{
+    DISCOVERY_ENTRY_BYTES, DiscoveryLogEntry, DiscoveryLogHeader, GetLogPage,
+};
 use spindle_initiator::nvme_spec::register::{self, Cap, Cc, Csts};
 use spindle_initiator::nvme_spec::sqe::{DataDirection, Fuse};
 use spindle_initiator::nvme_spec::status::Status;
@@ -63,9 +67,12 @@ impl Disk {
             self.io(sqe, data, bytes, pool)
         };
         Some(match result {
-            Ok((cqe, data)) => {
-                Reply { slot: super::any_slot(), cqe, data, may_omit_cqe: *qid != 0 && sqe.fuse() == Fuse::NONE }
-            }
+            Ok((cqe, data)) => Reply {
+                slot: super::any_slot(),
+                cqe,
+                data,
+                may_omit_cqe: *qid != 0 && sqe.fuse() == Fuse::NONE,
+            },
             Err(status) => failed(sqe, status),
         })
     }
@@ -154,14 +161,18 @@ impl Disk {
                 buf.copy_in(0, &disk[range]);
                 return Ok((cqe, Some(buf)));
             }
-            IoOpcode::WRITE if sqe.fuse() == Fuse::SECOND && !self.is_equal => return Err(Status::ABORTED_FAILED_FUSED),
+            IoOpcode::WRITE if sqe.fuse() == Fuse::SECOND && !self.is_equal => {
+                return Err(Status::ABORTED_FAILED_FUSED);
+            }
             IoOpcode::WRITE => disk[range(sqe.slba(), sqe.blocks())?].copy_from_slice(&sent),
             IoOpcode::COMPARE => {
                 self.is_equal = disk[range(sqe.slba(), sqe.blocks())?] == sent[..];
                 return if self.is_equal { Ok((cqe, None)) } else { Err(Status::COMPARE_FAILURE) };
             }
             IoOpcode::WRITE_ZEROES => disk[range(sqe.slba(), sqe.blocks())?].fill(0),
-            IoOpcode::VERIFY => drop(range(sqe.slba(), sqe.blocks())?),
+            IoOpcode::VERIFY => {
+                range(sqe.slba(), sqe.blocks())?;
+            }
             IoOpcode::DATASET_MANAGEMENT => {
                 for entry in sent.chunks_exact(16) {
                     let entry = DsmRange::read_from_bytes(entry).expect("16 bytes");
