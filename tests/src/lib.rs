@@ -6,5 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod direct;
+pub mod loopback;
 pub mod script;
 pub mod sim;

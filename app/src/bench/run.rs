@@ -219,7 +219,7 @@ fn measure(
     let mut table = plan.table();
     let mut engine = Engine::new(connected, &plan, done)?;
     let begin = |title: &str, total: Total| {
-        let title = format!("{title} {} {}", args.load.rw, args.load.bs);
+        let title = format!("{title} {}", args.load.bs);
         // Nobody listens only if the main thread panicked.
         let _ = stages.send(Stage { title, total });
         done.store(0, Ordering::Relaxed);
@@ -232,7 +232,7 @@ fn measure(
         let mut fill = Fill::new(table, &mut tally);
         engine.run(&mut fill)?;
     }
-    begin("bench", Total::Time(WARM_UP + plan.measured));
+    begin(&format!("bench {}", args.load.rw), Total::Time(WARM_UP + plan.measured));
     let mut load = Load::new(&plan, table.as_mut(), &mut tally);
     engine.run(&mut load)?;
     let measured = load.measured();

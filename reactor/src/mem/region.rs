@@ -51,10 +51,10 @@ impl Region {
     /// [`RegionError`] with the system's reason.
     pub fn map(bytes: usize, pages: Pages) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
-        if pages == Pages::Huge {
-            if let Ok(base) = map_anonymous(bytes, libc::MAP_HUGETLB) {
-                return Ok(Region { base, bytes, pages });
-            }
+        if pages == Pages::Huge
+            && let Ok(base) = map_anonymous(bytes, libc::MAP_HUGETLB)
+        {
+            return Ok(Region { base, bytes, pages });
         }
         // One huge page more than asked, so that the start can be moved to a boundary.
         let mapped =

@@ -128,7 +128,7 @@ impl Flight {
             return Step::Again;
         }
         // Direct reads stop at the file's end, which may lie inside of a sector; the kernel refuses to go on from there.
-        let is_ragged_end = errno == Errno::INVAL && matches!(self.kind, Kind::Read) && self.done % 512 != 0;
+        let is_ragged_end = errno == Errno::INVAL && matches!(self.kind, Kind::Read) && !self.done.is_multiple_of(512);
         Step::Ended(Err(if is_ragged_end { end_of_file() } else { errno.into() }))
     }
 }

@@ -376,15 +376,36 @@ fn without_buffer(_: Full<Option<Buf>>) -> Full<()> {
     Full(())
 }
 
+/// Let the kernel's worker threads, which do what cannot be done at once (a write that allocates blocks, a hole that is punched),
+/// run on the other CPUs. They inherit the pinning of the thread that submits, and there they would get only what a polling
+/// thread leaves them: nothing, but for the scheduler's time slices. Best effort: a refusal costs speed.
+fn free_workers(ring: &IoUring) {
+    // SAFETY: sysconf and sched_getcpu read and change nothing of ours.
+    let (count, own) = unsafe { (libc::sysconf(libc::_SC_NPROCESSORS_ONLN), libc::sched_getcpu()) };
+    let (Ok(count), Ok(own)) = (usize::try_from(count), usize::try_from(own)) else { return };
+    let bits = usize::try_from(libc::CPU_SETSIZE).unwrap_or(1024);
+    if count < 2 {
+        return;
+    }
+    // SAFETY: a CPU set is an array of bits, for which all zeroes is a value; the bits set are below its size.
+    let others = unsafe {
+        let mut others: libc::cpu_set_t = std::mem::zeroed();
+        (0..count.min(bits)).filter(|cpu| *cpu != own).for_each(|cpu| libc::CPU_SET(cpu, &mut others));
+        others
+    };
+    let _ = ring.submitter().register_iowq_aff(&others);
+}
+
 /// A ring with the best manners that this kernel knows: it does not interrupt a polling thread to complete something
 /// (5.19), and knows that only one thread submits (6.0).
 fn set_up(entries: u32) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.dontfork().setup_coop_taskrun().setup_taskrun_flag().setup_single_issuer();
-    if let Ok(ring) = builder.build(entries) {
-        return Ok(ring);
-    }
-    let mut builder = IoUring::builder();
-    builder.dontfork().setup_coop_taskrun().setup_taskrun_flag();
-    builder.build(entries).or_else(|_| IoUring::builder().dontfork().build(entries))
+    let ring = builder.build(entries).or_else(|_| {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_coop_taskrun().setup_taskrun_flag();
+        builder.build(entries).or_else(|_| IoUring::builder().dontfork().build(entries))
+    })?;
+    free_workers(&ring);
+    Ok(ring)
 }

@@ -72,13 +72,11 @@ fn piece_bytes(pool: &Pool) -> u32 {
 
 fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
     let most = piece_bytes(pool);
-    match io.op {
-        IoOp::Verify => {
-            let bytes = u64::from(io.range.blocks) << io.block_shift;
-            u32::try_from(bytes.min(u64::from(most))).unwrap_or(most)
-        }
-        _ => most,
+    if io.op != IoOp::Verify {
+        return most;
     }
+    let bytes = u64::from(io.range.blocks) << io.block_shift;
+    u32::try_from(bytes.min(u64::from(most))).unwrap_or(most)
 }
 
 impl<T: Transport> Qpair<T> {

@@ -209,7 +209,7 @@ impl<T: Transport> Qpair<T> {
         let Some(first) = self.requests.get(second).and_then(|request| request.partner) else { return };
         let io_of = |slot| match self.requests.get(slot)?.work {
             Work::Io(io) => Some(io),
-            _ => None,
+            Work::None | Work::Connect | Work::Admin { .. } => None,
         };
         match result {
             Ok(()) => {

@@ -131,9 +131,9 @@ fn check_fused(is_fused: bool, io: &IoCommand, target: &Target) -> Result<bool, 
     if !is_fused {
         return Ok(false);
     }
-    match io.op {
-        IoOp::Compare | IoOp::Write { .. } if target.geometry.can_compare_and_write => {}
-        _ => return Err(Refusal::at(Status::INVALID_FIELD, field::FLAGS)),
+    let is_half = matches!(io.op, IoOp::Compare | IoOp::Write { .. });
+    if !is_half || !target.geometry.can_compare_and_write {
+        return Err(Refusal::at(Status::INVALID_FIELD, field::FLAGS));
     }
     if io.range.blocks > 1 {
         return Err(Refusal::at(Status::INVALID_FIELD, field::CDW12));

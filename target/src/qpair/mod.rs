@@ -347,7 +347,8 @@ impl<T: Transport> Qpair<T> {
             }
             return;
         }
-        if io.op.direction() == Direction::FromHost {
+        // Nothing to fetch into: the disk went while the command waited, and so it fails.
+        if io.op.direction() == Direction::FromHost && request.buf.is_some() {
             self.fetch(slot);
         } else {
             self.step_execute(id, env, slot);

@@ -35,6 +35,12 @@ impl Record {
     pub fn take(&self) -> Vec<Asked> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
+
+    /// Handles on the disk that are not closed, one for each core, and the disk itself while there is one.
+    #[must_use]
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
+    }
 }
 
 impl Probe {

@@ -16,7 +16,7 @@ pub struct PoolDisk {
 impl PoolDisk {
     /// All zeroes.
     #[must_use]
-    pub fn new(block_bytes: u32, block_count: u64) -> Arc<dyn DiskSource> {
+    pub fn create(block_bytes: u32, block_count: u64) -> Arc<dyn DiskSource> {
         let geometry = Geometry {
             block_bytes,
             block_count,

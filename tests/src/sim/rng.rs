@@ -12,7 +12,7 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -21,7 +21,7 @@ impl Rng {
 
     /// Uniform below `end`, which is at least 1.
     pub fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 11) % end.max(1)
+        (self.draw() >> 11) % end.max(1)
     }
 
     /// Uniform in `low ..= high`.

@@ -191,7 +191,7 @@ impl World {
     pub fn new(swarm: Swarm) -> World {
         let bytes = swarm.blocks as u64 * u64::from(swarm.block_bytes);
         let disk: Arc<dyn DiskSource> = match swarm.slack_bytes {
-            None => PoolDisk::new(swarm.block_bytes, swarm.blocks as u64),
+            None => PoolDisk::create(swarm.block_bytes, swarm.blocks as u64),
             Some(slack) => {
                 let spec = RamSpec { bytes, block_bytes: swarm.block_bytes, pages: Pages::Base };
                 Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a RAM disk"))

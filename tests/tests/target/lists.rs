@@ -2,7 +2,7 @@
 
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
-use spindle_disk::{BlockRange, DiskError, DiskSource, Geometry, NullDisk, NullSpec, Op};
+use spindle_disk::{BlockRange, DiskError, Geometry, NullDisk, NullSpec, Op};
 use spindle_target::qpair::request::State;
 use spindle_target::transport::DataPointer;
 use spindle_tests::script::{Asked, Probe, Queue, Rig, Setup};

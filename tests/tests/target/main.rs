@@ -25,7 +25,7 @@ use spindle_tests::sim::disk::PoolDisk;
 const BLOCKS: u64 = 2048;
 
 fn pool_disk(block_bytes: u32) -> Arc<dyn DiskSource> {
-    PoolDisk::new(block_bytes, BLOCKS)
+    PoolDisk::create(block_bytes, BLOCKS)
 }
 
 fn ram_disk(block_bytes: u32) -> Arc<dyn DiskSource> {

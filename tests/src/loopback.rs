@@ -1,0 +1,160 @@
+//! The real binary as a child process, its log, and hosts that drive it over loopback.
+//!
+//! ```text
+//!   Target::start(config) ─ spindle serve -c FILE ─ stderr ──> reader thread ──> lines (wait_for)
+//!   Host::connect ─ spindle-initiator ─ TCP on 127.0.0.1 or ::1 ──^
+//! ```
+//! Waits are blocking reads with a time-out; the child is killed when its handle is dropped.
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use nvme_spec::nqn::Nqn;
+use rustix::process::{Pid, Signal, kill_process};
+use spindle_initiator as host;
+
+/// Name of the subsystem of [`config`].
+pub const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:loopback";
+/// Longest wait for anything.
+pub const LONG: Duration = Duration::from_secs(20);
+
+/// The binary: `SPINDLE`, else what lies beside the test executable's folder.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("SPINDLE") {
+        return path.into();
+    }
+    let here = std::env::current_exe().expect("this executable has a path");
+    let deps = here.parent().expect("it is in a folder");
+    let found = ["../../release/spindle", "../spindle"]
+        .map(|path| deps.join(path))
+        .into_iter()
+        .find(|path| path.exists());
+    found.expect(
+        "no spindle binary: build it (cargo build --release -p spindle-app) or set SPINDLE to its path",
+    )
+}
+
+/// A port that was free a moment ago.
+///
+/// # Panics
+/// When the address cannot be bound.
+#[must_use]
+pub fn free_port(ip: IpAddr) -> SocketAddr {
+    TcpListener::bind((ip, 0)).and_then(|socket| socket.local_addr()).expect("a free port")
+}
+
+/// A configuration: `cores`, the listener, and disks (the TOML lines of each), as namespaces 1, 2, ...
+#[must_use]
+pub fn config(cores: usize, listen: SocketAddr, disks: &[String]) -> String {
+    let cores: Vec<usize> = (0..cores).collect();
+    let mut text = format!(
+        "[reactor]\ncores = {cores:?}\npin = false\n[[listener]]\naddress = \"{listen}\"\n\
+         [[subsystem]]\nnqn = \"{SUBSYSTEM}\"\nallow_any_host = true\n"
+    );
+    for nsid in 1..=disks.len() {
+        text += &format!("[[subsystem.namespace]]\nnsid = {nsid}\ndisk = \"d{nsid}\"\n");
+    }
+    for (nsid, disk) in (1..).zip(disks) {
+        text += &format!("[[disk]]\nname = \"d{nsid}\"\n{disk}\n");
+    }
+    text
+}
+
+/// A served target.
+#[derive(Debug)]
+pub struct Served {
+    child: Child,
+    lines: Receiver<String>,
+    /// All lines of the log that were looked at.
+    pub log: Vec<String>,
+    /// From the start of the process to its `nvme connect` line.
+    pub ready_after: Duration,
+}
+
+impl Served {
+    /// Serve a configuration file; returns when it is ready.
+    ///
+    /// # Panics
+    /// When it does not get ready.
+    #[must_use]
+    pub fn start(file: &Path) -> Served {
+        let begin = Instant::now();
+        let mut child = Command::new(binary())
+            .args(["serve", "-c"])
+            .arg(file)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("spindle starts");
+        let stderr = child.stderr.take().expect("piped");
+        let (send, lines) = channel();
+        std::thread::spawn(move || {
+            BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
+        });
+        let mut served = Served { child, lines, log: Vec::new(), ready_after: Duration::ZERO };
+        served.wait_for("nvme connect");
+        served.ready_after = begin.elapsed();
+        served
+    }
+
+    /// Read the log up to a line with `text` in it.
+    ///
+    /// # Panics
+    /// When it does not come.
+    pub fn wait_for(&mut self, text: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(LONG);
+            let line =
+                line.unwrap_or_else(|_| panic!("no line with {text:?} in the log:\n{}", self.log.join("\n")));
+            self.log.push(line.clone());
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    /// Send a signal.
+    ///
+    /// # Panics
+    /// When the process is gone.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("the process is there");
+    }
+
+    /// Wait for its end; the log is then complete.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn end(&mut self) -> ExitStatus {
+        // Its standard error is closed when it ends.
+        while let Ok(line) = self.lines.recv_timeout(LONG) {
+            self.log.push(line);
+        }
+        self.child.wait().expect("its status")
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How to get to [`SUBSYSTEM`] at an address.
+///
+/// # Panics
+/// Never: the name is well formed.
+#[must_use]
+pub fn target(address: SocketAddr) -> host::Target {
+    let nqn = Nqn::new(SUBSYSTEM).expect("well formed");
+    host::Target { address, nqn, host: host::Host::from_uuid([7; 16]) }
+}

@@ -1,0 +1,289 @@
+//! The end of a connection in each state of its requests, by each way in which it ends.
+
+use std::sync::Arc;
+
+use nvme_spec::register::CC;
+use nvme_spec::sqe::Fuse;
+use nvme_spec::{Sqe, Status};
+use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
+use spindle_target::qpair::request::State;
+use spindle_target::snapshot::AllowedHosts;
+use spindle_target::transport::{CloseReason, Event};
+use spindle_tests::script::{CC_DISABLED, Fetch, Host, Queue, Rig, Setup, Want};
+
+use crate::{assert_ok, pool_disk};
+
+/// The states in which a request can be between two calls. `New` is left within one.
+const STATES: [State; 8] = [
+    State::NeedBuffer,
+    State::Fetching,
+    State::Executing,
+    State::NeedStepBuffer,
+    State::Fused,
+    State::Held,
+    State::Aborting,
+    State::Replying,
+];
+
+#[test]
+fn every_state_is_looked_at() {
+    let mut all = STATES.to_vec();
+    all.push(State::New);
+    for state in State::ALL {
+        assert!(all.contains(&state), "{state:?} is new: bring a queue into it here");
+    }
+}
+
+/// How a queue ends.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    HungUp,
+    Overrun,
+    AdminHungUp,
+    Reset,
+    HostRemoved,
+    SilentHost,
+}
+
+const ENDS: [End; 6] =
+    [End::HungUp, End::Overrun, End::AdminHungUp, End::Reset, End::HostRemoved, End::SilentHost];
+
+struct Fixture {
+    rig: Rig,
+    host: Host,
+    control: Arc<FaultControl>,
+}
+
+fn fixture(cores: usize, buffers: u32) -> Fixture {
+    let (disk, control) = FaultDisk::new(pool_disk(512), 1);
+    let mut rig = Rig::new(Setup { cores, zones: vec![(4096, buffers)], ..Setup::small(vec![disk]) });
+    let (admin, cntlid) = rig.admin(0, 5000);
+    let io = rig.io(cores - 1, Want::io(cntlid, 1));
+    Fixture { rig, host: Host { admin, io, cntlid }, control }
+}
+
+/// Bring a request of the host into this state, with as much memory as goes with it; which queue it is on.
+fn enter(fixture: &mut Fixture, state: State) -> Queue {
+    let Fixture { rig, host, control } = fixture;
+    let io = host.io.clone();
+    match state {
+        State::New => panic!("left within a call"),
+        State::NeedBuffer => {
+            for cid in 1..=3 {
+                rig.send(&io, Sqe::write(cid, 1, 0, 1, false), 512);
+            }
+        }
+        State::Fetching => rig.send(&io, Sqe::write(1, 1, 0, 1, false), 512),
+        State::Executing => {
+            control.set_all(Fault::Drop, 1_000_000);
+            rig.send(&io, Sqe::read(1, 1, 0, 1), 512);
+            rig.send(&io, Sqe::verify(2, 1, 0, 8), 0);
+        }
+        State::NeedStepBuffer => rig.send(&io, Sqe::verify(1, 1, 0, 2048), 0),
+        State::Fused => {
+            rig.send(&io, Sqe::compare(1, 1, 0, 1).with_fuse(Fuse::FIRST), 512);
+            rig.bring(&io, 1, &[0; 512]);
+        }
+        State::Held => rig.send(&host.admin, Sqe::async_event_request(1), 0),
+        State::Aborting => {
+            rig.is_mail_held = true;
+            rig.send(&host.admin, Sqe::abort(1, 1, 99), 0);
+        }
+        State::Replying => rig.send(&io, Sqe::read(1, 1, 0, 1), 512),
+    }
+    let queue = if matches!(state, State::Held | State::Aborting) { host.admin.clone() } else { io };
+    assert!(rig.states(&queue).iter().any(|(now, _)| *now == state), "{state:?}: {:?}", rig.states(&queue));
+    queue
+}
+
+fn end(fixture: &mut Fixture, queue: &Queue, by: End) {
+    let Fixture { rig, host, .. } = fixture;
+    match by {
+        End::HungUp => rig.hang_up(queue),
+        End::Overrun => {
+            for cid in 100..200 {
+                rig.send(queue, Sqe::new(0x6e, cid, 1), 0);
+            }
+            assert_eq!(queue.line.closed(), Some(CloseReason::HostError));
+        }
+        End::AdminHungUp => rig.hang_up(&host.admin),
+        End::Reset => rig.send(&host.admin, Sqe::property_set(0x600, false, CC, CC_DISABLED), 0),
+        End::HostRemoved => {
+            rig.setup.hosts = AllowedHosts::Only(Vec::new());
+            rig.publish();
+        }
+        End::SilentHost => rig.pass(spindle_reactor::clock::Nanos::from_secs(11)),
+    }
+    rig.is_mail_held = false;
+    rig.turn();
+}
+
+#[test]
+fn a_queue_may_end_in_every_state_by_every_way_and_leaves_nothing_behind() {
+    for state in STATES {
+        for by in ENDS {
+            for cores in [1, 2] {
+                if state == State::Aborting && cores == 1 {
+                    continue; // with one core an Abort is answered within the call
+                }
+                let mut fixture = fixture(cores, 2);
+                let queue = enter(&mut fixture, state);
+                end(&mut fixture, &queue, by);
+                let Fixture { mut rig, host, control } = fixture;
+                let is_over = rig.cores[host.io.core].qpair(host.io.id).is_none() || host.io.line.closed().is_some();
+                let is_admin_only = matches!((state, by), (State::Held | State::Aborting, End::HungUp | End::Overrun));
+                assert!(is_over || is_admin_only, "{state:?} {by:?}");
+                // The disk answers now, or after the transport is gone.
+                for is_gone_first in [false, true] {
+                    if is_gone_first && rig.cores[queue.core].qpair(queue.id).is_some() {
+                        rig.hang_up(&queue);
+                    }
+                    control.release_dropped();
+                    rig.turn();
+                    rig.turn();
+                }
+                rig.finish();
+            }
+        }
+    }
+}
+
+#[test]
+fn completions_of_a_queue_that_has_ended_touch_no_queue_in_its_place() {
+    let mut fixture = fixture(1, 4);
+    let old = enter(&mut fixture, State::Executing);
+    let Fixture { mut rig, host, control } = fixture;
+    rig.hang_up(&old);
+    let new = rig.io(0, Want::io(host.cntlid, 1));
+    assert_eq!(new.id.index(), old.id.index(), "it is in the same place");
+    // Commands in the same places, with the same identifiers.
+    rig.send(&new, Sqe::read(1, 1, 0, 1), 512);
+    rig.send(&new, Sqe::read(2, 1, 0, 1), 512);
+    assert_eq!(rig.states(&new), [(State::Executing, 2)]);
+    control.release_dropped();
+    rig.turn();
+    rig.turn();
+    let mut answers = rig.answers(&new);
+    answers.sort_by_key(|answer| answer.cid);
+    assert_eq!(answers.iter().map(|answer| (answer.cid, answer.data.len())).collect::<Vec<_>>(), [(1, 512), (2, 512)]);
+    assert_eq!(rig.states(&new), []);
+    rig.finish();
+}
+
+#[test]
+fn data_that_arrives_after_the_queue_was_closed_is_written_nowhere() {
+    let mut rig = Rig::new(Setup::small(vec![pool_disk(512)]));
+    let host = rig.host();
+    rig.send(&host.io, Sqe::write(1, 1, 0, 1, false), 512);
+    // The transport has all of it, but has not said so yet.
+    let Fetch { slot, mut buf, .. } = host.io.line.take_fetch(1).expect("asked for");
+    buf.copy_in(0, &[1; 512]);
+    rig.set_cc(&host.admin, CC_DISABLED);
+    rig.turn();
+    assert_eq!(host.io.line.closed(), Some(CloseReason::ControllerGone));
+    host.io.line.push(Event::Fetched { slot, buf, result: Ok(()) });
+    rig.step(&host.io);
+    let (_, cntlid) = rig.admin(0, 0);
+    let io = rig.io(0, Want::io(cntlid, 1));
+    assert_eq!(rig.read(&io, Sqe::read(1, 1, 0, 1), 512).data, [0; 512]);
+    rig.finish();
+}
+
+#[test]
+fn a_reset_closes_the_io_queues_of_all_cores_and_of_that_controller_only() {
+    let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![pool_disk(512)]) });
+    let (admin, cntlid) = rig.admin(0, 0);
+    let queues: Vec<Queue> = (1..=4).map(|qid| rig.io(usize::from(qid % 2), Want::io(cntlid, qid))).collect();
+    let (other, other_cntlid) = rig.admin(1, 0);
+    let spared: Vec<Queue> = (1..=2).map(|qid| rig.io(usize::from(qid % 2), Want::io(other_cntlid, qid))).collect();
+    rig.is_mail_held = true;
+    rig.set_cc(&admin, CC_DISABLED);
+    // Before the message is there, the queue refuses by itself.
+    let far = queues.iter().find(|queue| queue.core == 1).expect("one");
+    let answer = rig.read(far, Sqe::read(1, 1, 0, 1), 512);
+    assert_eq!(answer.status.code(), Status::COMMAND_SEQUENCE_ERROR);
+    rig.is_mail_held = false;
+    rig.turn();
+    for queue in &queues {
+        assert_eq!(queue.line.closed(), Some(CloseReason::ControllerGone));
+    }
+    assert_eq!(admin.line.closed(), None);
+    for queue in &spared {
+        assert_ok(&rig.read(queue, Sqe::read(1, 1, 0, 1), 512));
+    }
+    // The same controller, enabled again, takes the same queues.
+    rig.set_cc(&admin, spindle_tests::script::CC_ENABLED);
+    let io = rig.io(1, Want::io(cntlid, 1));
+    assert_ok(&rig.read(&io, Sqe::read(1, 1, 0, 1), 512));
+    drop(other);
+    rig.finish();
+}
+
+#[test]
+fn an_io_queue_that_ends_leaves_its_controller_and_the_other_queues_alone() {
+    let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![pool_disk(512)]) });
+    let host = rig.host();
+    let second = rig.io(0, Want::io(host.cntlid, 2));
+    rig.hang_up(&host.io);
+    rig.turn();
+    assert_ok(&rig.run(&host.admin, Sqe::keep_alive(1), &[]));
+    assert_ok(&rig.read(&second, Sqe::read(1, 1, 0, 1), 512));
+    rig.finish();
+}
+
+#[test]
+fn an_io_queue_does_not_outlive_its_controller() {
+    let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![pool_disk(512)]) });
+    let host = rig.host();
+    rig.is_mail_held = true;
+    rig.hang_up(&host.admin);
+    rig.turn();
+    let answer = rig.read(&host.io, Sqe::read(1, 1, 0, 1), 512);
+    assert_eq!(answer.status.code(), Status::COMMAND_SEQUENCE_ERROR, "its core has not heard of it yet");
+    let (_, answer) = rig.connect(1, Want::io(host.cntlid, 2));
+    assert!(!answer.status.is_success(), "nor is a queue added");
+    rig.is_mail_held = false;
+    rig.turn();
+    assert_eq!(host.io.line.closed(), Some(CloseReason::ControllerGone));
+    rig.finish();
+}
+
+#[test]
+fn a_connection_is_refused_when_the_core_is_full_and_taken_when_one_has_ended() {
+    let mut rig = Rig::new(Setup { connections: 2, ..Setup::small(vec![pool_disk(512)]) });
+    let first = rig.accept(0);
+    let peer = *rig.cores[0].peer(first.id).expect("it is there");
+    rig.accept(0);
+    assert!(rig.cores[0].accept(spindle_tests::script::Line::default(), peer).is_err());
+    rig.hang_up(&first);
+    rig.accept(0);
+    rig.finish();
+}
+
+#[test]
+fn many_connects_and_ends_leave_no_controller_and_no_buffer() {
+    let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![pool_disk(512)]) });
+    for round in 0..300 {
+        let host = rig.host();
+        rig.send(&host.io, Sqe::write(1, 1, 0, 1, false), 512);
+        match round % 3 {
+            0 => {
+                rig.hang_up(&host.io);
+                rig.hang_up(&host.admin);
+            }
+            1 => {
+                rig.hang_up(&host.admin);
+                rig.hang_up(&host.io);
+            }
+            _ => {
+                rig.hang_up(&host.admin);
+                rig.turn();
+                assert_eq!(host.io.line.closed(), Some(CloseReason::ControllerGone));
+                rig.hang_up(&host.io);
+            }
+        }
+        rig.turn();
+        assert_eq!(rig.registry.count(), 0);
+    }
+    rig.finish();
+}
