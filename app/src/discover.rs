@@ -38,18 +38,15 @@ fn ask(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), BenchError
             addresses.push(address);
         }
     }
-    let mut first = None;
+    let mut tried = Vec::new();
     for address in addresses {
         match discover(address, host, &Options::default()) {
             Ok(log) => return Ok((address, log)),
-            Err(error @ Error::Connect { .. }) => {
-                first.get_or_insert(error);
-            }
+            Err(error @ Error::Connect { .. }) => tried.push(error.to_string()),
             Err(error) => return Err(error.into()),
         }
     }
-    // There is one: an address that names nothing is refused by `resolve`.
-    Err(first.map_or(BenchError::Thread("asked nobody"), BenchError::from))
+    Err(BenchError::Unreachable(format!("{text}: {}", tried.join("; "))))
 }
 
 /// What an entry is, in a word.

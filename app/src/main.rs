@@ -13,10 +13,10 @@
 #![forbid(unsafe_code)]
 
 mod bench;
-mod cli;
-mod discover;
 mod check;
+mod cli;
 mod config;
+mod discover;
 mod identity;
 mod log;
 mod report;

@@ -91,9 +91,14 @@ impl std::fmt::Display for Notice {
                 write!(f, "controller {cntlid} of {host} on {subsystem} ended: {reason}")
             }
             Notice::Disconnected { host, subsystem, cntlid, reason: None } => {
-                write!(f, "controller {cntlid} of {host} on {subsystem} ended: the host closed the connection")
+                write!(
+                    f,
+                    "controller {cntlid} of {host} on {subsystem} ended: the host closed the connection"
+                )
             }
-            Notice::Refused { remote, status, reason } => write!(f, "connect from {remote} refused: {reason} ({status})"),
+            Notice::Refused { remote, status, reason } => {
+                write!(f, "connect from {remote} refused: {reason} ({status})")
+            }
             Notice::Violation { remote, text } => write!(f, "connection from {remote} closed: {text}"),
             Notice::HostError { remote, rule } => write!(f, "connection from {remote} closed: {rule}"),
             Notice::KeepAliveExpired { host, cntlid, timeout_ms } => {

@@ -38,8 +38,8 @@ mod inbox;
 mod lifetime;
 mod outbox;
 mod payload;
-mod violation;
 pub mod shell;
+mod violation;
 mod wire;
 
 pub use expectation::Expectation;

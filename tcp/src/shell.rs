@@ -40,7 +40,12 @@ pub struct ShellConfig {
 
 impl Default for ShellConfig {
     fn default() -> Self {
-        ShellConfig { batch_bytes: 256 << 10, user_timeout_ms: 30_000, socket_buffer_bytes: 0, congestion: ArrayString::from("cubic").ok() }
+        ShellConfig {
+            batch_bytes: 256 << 10,
+            user_timeout_ms: 30_000,
+            socket_buffer_bytes: 0,
+            congestion: ArrayString::from("cubic").ok(),
+        }
     }
 }
 
@@ -139,8 +144,16 @@ impl Shell {
             let _ = socket.set_congestion(name);
         }
         let Ok(id) = core.accept(Conn::new(config, now), peer) else { return false };
-        let link =
-            Link { id, socket, active: now, is_hot: true, interest: None, is_full: false, is_shut: false, expects: Expectation::default() };
+        let link = Link {
+            id,
+            socket,
+            active: now,
+            is_hot: true,
+            interest: None,
+            is_full: false,
+            is_shut: false,
+            expects: Expectation::default(),
+        };
         if let Some(place) = self.links.get_mut(id.index()) {
             *place = Some(link);
         }
@@ -294,7 +307,9 @@ impl Shell {
     /// One receive, and the step that acts on it.
     #[inline]
     fn receive(&mut self, core: &mut TargetCore<Conn>, id: Slot) -> Receive {
-        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return Receive::Nothing };
+        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else {
+            return Receive::Nothing;
+        };
         let Some(conn) = core.transport(id) else { return Receive::Nothing };
         if conn.is_paused() {
             return Receive::Nothing;
@@ -425,7 +440,8 @@ impl Shell {
             if conn.has_unread() && !conn.is_paused() {
                 core.step_sent(id);
             }
-            let is_open = core.transport(id).is_some_and(|conn| conn.phase() == Phase::Open && !conn.wants_send());
+            let is_open =
+                core.transport(id).is_some_and(|conn| conn.phase() == Phase::Open && !conn.wants_send());
             if is_open {
                 continue;
             }
@@ -442,7 +458,9 @@ impl Shell {
     /// The connections' own time-outs.
     fn on_time(&mut self, core: &mut TargetCore<Conn>, now: Nanos) {
         for index in 0..self.links.len() {
-            let Some(id) = self.links.get(index).and_then(Option::as_ref).map(|link| link.id) else { continue };
+            let Some(id) = self.links.get(index).and_then(Option::as_ref).map(|link| link.id) else {
+                continue;
+            };
             let Some(conn) = core.transport(id) else { continue };
             if conn.deadline().is_some_and(|deadline| deadline <= now) {
                 conn.on_time(now);

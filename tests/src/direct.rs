@@ -29,7 +29,12 @@ pub const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:direct";
 
 /// One subsystem with one namespace on `disk`, on 127.0.0.1:4420.
 #[must_use]
-pub fn snapshot(disk: &Arc<dyn DiskSource>, cores: usize, in_capsule_bytes: u32, transfer_bytes: u32) -> Arc<Snapshot> {
+pub fn snapshot(
+    disk: &Arc<dyn DiskSource>,
+    cores: usize,
+    in_capsule_bytes: u32,
+    transfer_bytes: u32,
+) -> Arc<Snapshot> {
     let namespace = Namespace {
         nsid: 1,
         disk: DiskId(0),
@@ -141,7 +146,8 @@ fn connect(core: &mut TargetCore<Conn>, pool: &Pool, qid: u16, cntlid: u16) -> (
         remote: "127.0.0.1:9".parse().expect("an address"),
         local: "127.0.0.1:4420".parse().expect("an address"),
     };
-    let id = core.accept(Conn::new(ConnConfig::default(), Nanos::ZERO), peer).unwrap_or_else(|_| panic!("room"));
+    let id =
+        core.accept(Conn::new(ConnConfig::default(), Nanos::ZERO), peer).unwrap_or_else(|_| panic!("room"));
     let mut host = host::Conn::new(HostConfig::default(), Nanos::ZERO);
     host.connect();
     exchange(core, id, &mut host);

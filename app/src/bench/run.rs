@@ -71,6 +71,9 @@ pub enum BenchError {
     /// The target offers nothing that can be measured.
     #[error("{0} offers no NVM subsystem over TCP to this host (--nqn names one, --hostnqn says who asks)")]
     NothingOffered(SocketAddr),
+    /// Nobody listens at any of the addresses.
+    #[error("nobody listens at {0}")]
+    Unreachable(String),
     /// There is no namespace.
     #[error("the subsystem shows no namespace{0} to this host")]
     NoNamespace(String),

@@ -103,7 +103,8 @@ impl CoreLoop {
     /// [`ServeError`] with the reason.
     pub fn new(setup: CoreSetup) -> Result<CoreLoop, ServeError> {
         if let Some(cpu) = setup.cpu {
-            spindle_reactor::affinity::pin_current_thread(cpu).map_err(|error| ServeError::Start(error.to_string()))?;
+            spindle_reactor::affinity::pin_current_thread(cpu)
+                .map_err(|error| ServeError::Start(error.to_string()))?;
         }
         let start = |error: &dyn std::fmt::Display| ServeError::Start(error.to_string());
         let pool = Pool::new(&setup.zones.0, setup.pages).map_err(|error| start(&error))?;
@@ -127,11 +128,17 @@ impl CoreLoop {
             let key = FOREIGN_KEYS + 1 + index as u64;
             shell.readiness().add(listener, key, Interest::READ).map_err(|error| start(&error))?;
         }
-        shell.readiness().add(setup.mailbox.waker(), FOREIGN_KEYS, Interest::READ).map_err(|error| start(&error))?;
+        shell
+            .readiness()
+            .add(setup.mailbox.waker(), FOREIGN_KEYS, Interest::READ)
+            .map_err(|error| start(&error))?;
         Ok(CoreLoop {
             core,
             shell,
-            log: RateLimit::new(setup.peer_lines_per_s, setup.peer_lines_per_s.saturating_mul(LOG_BURST_SECONDS)),
+            log: RateLimit::new(
+                setup.peer_lines_per_s,
+                setup.peer_lines_per_s.saturating_mul(LOG_BURST_SECONDS),
+            ),
             last_work: now,
             wall_base: wall_ms(),
             time_base: now,
@@ -260,7 +267,11 @@ impl CoreLoop {
         while let Some(notice) = self.core.notices().pop() {
             if let Some(allowed) = self.log.allow(Clock::now()) {
                 if allowed.suppressed > 0 {
-                    tracing::warn!(core = self.setup.core, lines = allowed.suppressed, "log lines were left out");
+                    tracing::warn!(
+                        core = self.setup.core,
+                        lines = allowed.suppressed,
+                        "log lines were left out"
+                    );
                 }
                 log(self.setup.core, &notice);
             }

@@ -18,6 +18,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use core_loop::{CoreLoop, CoreMessage, CoreSetup};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use spindle_reactor::mailbox::{Remote, mesh};
@@ -25,7 +26,6 @@ use spindle_reactor::net::Listener;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::Snapshot;
-use core_loop::{CoreLoop, CoreMessage, CoreSetup};
 
 use crate::cli::ServeArgs;
 use crate::config::{Change, Config, ConfigErrors, Plan, connect_line};
@@ -88,7 +88,10 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         }
     }
     let deadline = served.config.plan().drain_deadline;
-    tracing::info!(deadline_ms = deadline.as_millis(), "shutting down: commands in flight end, hosts are disconnected");
+    tracing::info!(
+        deadline_ms = deadline.as_millis(),
+        "shutting down: commands in flight end, hosts are disconnected"
+    );
     running.shut_down(deadline)
 }
 
@@ -138,7 +141,11 @@ impl Served {
         match next.plan().snapshot(Some(&self.snapshot)) {
             Ok(snapshot) => {
                 self.log.set_level(next.plan().log.level);
-                tracing::info!(generation = snapshot.generation, changes = changes.len(), "configuration read again");
+                tracing::info!(
+                    generation = snapshot.generation,
+                    changes = changes.len(),
+                    "configuration read again"
+                );
                 self.config = next;
                 self.snapshot = Arc::clone(&snapshot);
                 Some(snapshot)
@@ -198,8 +205,8 @@ impl Running {
 fn start(plan: &Plan, snapshot: &Arc<Snapshot>) -> Result<Running, ServeError> {
     let cpus = plan.reactor.cpus();
     let cores = cpus.len();
-    let mailboxes =
-        mesh::<CoreMessage>(cores, MAILBOX_ENTRIES).map_err(|error| ServeError::Start(format!("mailboxes: {error}")))?;
+    let mailboxes = mesh::<CoreMessage>(cores, MAILBOX_ENTRIES)
+        .map_err(|error| ServeError::Start(format!("mailboxes: {error}")))?;
     let remote = mailboxes
         .first()
         .map(spindle_reactor::mailbox::Mailbox::remote)
@@ -287,4 +294,3 @@ fn announce(snapshot: &Snapshot) {
         }
     }
 }
-

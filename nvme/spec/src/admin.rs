@@ -182,10 +182,7 @@ impl Sqe {
     #[must_use]
     pub fn abort(cid: u16, sqid: u16, cid_to_abort: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::ABORT.0, cid, 0);
-        sqe.cdw10 = AbortCdw10::new()
-            .with_sqid(sqid)
-            .with_cid(cid_to_abort)
-            .into();
+        sqe.cdw10 = AbortCdw10::new().with_sqid(sqid).with_cid(cid_to_abort).into();
         sqe
     }
 
@@ -212,10 +209,7 @@ mod tests {
         let sqe = Sqe::abort(9, 3, 0x1234);
         assert_eq!(sqe.as_bytes()[..4], [8, 0x40, 9, 0]);
         assert_eq!(sqe.as_bytes()[40..44], [3, 0, 0x34, 0x12]);
-        assert_eq!(
-            (Abort::new(&sqe).sqid(), Abort::new(&sqe).cid()),
-            (3, 0x1234)
-        );
+        assert_eq!((Abort::new(&sqe).sqid(), Abort::new(&sqe).cid()), (3, 0x1234));
     }
 
     #[test]
@@ -223,21 +217,14 @@ mod tests {
         let event = AsyncEvent::notice(AsyncNotice::DISCOVERY_LOG_CHANGED, LogId::DISCOVERY);
         assert_eq!(event.into_bits(), 0x0070_f002);
         assert_eq!(
-            AsyncEvent::notice(AsyncNotice::NAMESPACE_CHANGED, LogId::CHANGED_NAMESPACES)
-                .into_bits(),
+            AsyncEvent::notice(AsyncNotice::NAMESPACE_CHANGED, LogId::CHANGED_NAMESPACES).into_bits(),
             0x0004_0002
         );
-        assert_eq!(
-            AsyncEvent::notice(AsyncNotice::ANA_CHANGE, LogId::ANA).into_bits(),
-            0x000c_0302
-        );
+        assert_eq!(AsyncEvent::notice(AsyncNotice::ANA_CHANGE, LogId::ANA).into_bits(), 0x000c_0302);
         assert_eq!(
             (event.as_notice(), event.log()),
             (Some(AsyncNotice::DISCOVERY_LOG_CHANGED), LogId::DISCOVERY)
         );
-        assert_eq!(
-            AsyncEvent::of(AsyncEventType::HEALTH, 1, LogId::SMART).as_notice(),
-            None
-        );
+        assert_eq!(AsyncEvent::of(AsyncEventType::HEALTH, 1, LogId::SMART).as_notice(), None);
     }
 }

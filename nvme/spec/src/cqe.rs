@@ -13,9 +13,7 @@ pub const SQ_HEAD_NO_FLOW_CONTROL: u16 = 0xffff;
 
 /// A completion queue entry (Base 2.0 figure "Common Completion Queue Entry Layout").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Cqe {
     /// Dwords 0 and 1: what the command gives back.
     pub result: U64,
@@ -35,11 +33,7 @@ impl Cqe {
     /// A completion with phase 0, result 0 and SQHD 0.
     #[must_use]
     pub fn new(cid: u16, status: Status) -> Self {
-        Self {
-            cid: U16::new(cid),
-            status: U16::new(status.to_wire(false)),
-            ..Self::default()
-        }
+        Self { cid: U16::new(cid), status: U16::new(status.to_wire(false)), ..Self::default() }
     }
 
     /// The same completion with a 32-bit result in dword 0.
@@ -106,23 +100,12 @@ mod tests {
     fn a_completion_has_its_status_above_the_phase_tag() {
         let mut cqe = Cqe::new(0x1234, Status::INVALID_FIELD.dnr()).with_result(0xa0b0_c0d0);
         cqe.sq_head = U16::new(0x0506);
-        let bytes = [
-            0xd0, 0xc0, 0xb0, 0xa0, 0, 0, 0, 0, 6, 5, 0, 0, 0x34, 0x12, 0x04, 0x80,
-        ];
+        let bytes = [0xd0, 0xc0, 0xb0, 0xa0, 0, 0, 0, 0, 6, 5, 0, 0, 0x34, 0x12, 0x04, 0x80];
         assert_eq!(cqe.as_bytes(), bytes);
         let back = Cqe::read_from_bytes(&bytes).unwrap();
-        assert_eq!(
-            (back.status(), back.phase()),
-            (Status::INVALID_FIELD.dnr(), false)
-        );
-        assert_eq!(
-            (back.cid(), back.result_u32(), back.sq_head()),
-            (0x1234, 0xa0b0_c0d0, 0x0506)
-        );
+        assert_eq!((back.status(), back.phase()), (Status::INVALID_FIELD.dnr(), false));
+        assert_eq!((back.cid(), back.result_u32(), back.sq_head()), (0x1234, 0xa0b0_c0d0, 0x0506));
         cqe.set_status(Status::SUCCESS, true);
-        assert_eq!(
-            (cqe.status.get(), cqe.phase(), cqe.status()),
-            (1, true, Status::SUCCESS)
-        );
+        assert_eq!((cqe.status.get(), cqe.phase(), cqe.status()), (1, true, Status::SUCCESS));
     }
 }

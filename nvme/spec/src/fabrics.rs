@@ -108,9 +108,7 @@ impl Connect<'_> {
 
 /// The data of Connect (Base 2.0 figure "Connect Command Data Format").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct ConnectData {
     /// HOSTID: 128-bit host identifier.
     pub hostid: [u8; 16],
@@ -197,68 +195,35 @@ struct ConnectInvalidBits {
 
 impl ConnectInvalid {
     /// RECFMT of the command.
-    pub const RECFMT: Self = Self {
-        offset: 40,
-        in_data: false,
-    };
+    pub const RECFMT: Self = Self { offset: 40, in_data: false };
     /// QID of the command.
-    pub const QID: Self = Self {
-        offset: 42,
-        in_data: false,
-    };
+    pub const QID: Self = Self { offset: 42, in_data: false };
     /// SQSIZE of the command.
-    pub const SQSIZE: Self = Self {
-        offset: 44,
-        in_data: false,
-    };
+    pub const SQSIZE: Self = Self { offset: 44, in_data: false };
     /// CATTR of the command.
-    pub const CATTR: Self = Self {
-        offset: 46,
-        in_data: false,
-    };
+    pub const CATTR: Self = Self { offset: 46, in_data: false };
     /// KATO of the command.
-    pub const KATO: Self = Self {
-        offset: 48,
-        in_data: false,
-    };
+    pub const KATO: Self = Self { offset: 48, in_data: false };
     /// HOSTID of the data.
-    pub const HOSTID: Self = Self {
-        offset: 0,
-        in_data: true,
-    };
+    pub const HOSTID: Self = Self { offset: 0, in_data: true };
     /// CNTLID of the data.
-    pub const CNTLID: Self = Self {
-        offset: 16,
-        in_data: true,
-    };
+    pub const CNTLID: Self = Self { offset: 16, in_data: true };
     /// SUBNQN of the data.
-    pub const SUBNQN: Self = Self {
-        offset: 256,
-        in_data: true,
-    };
+    pub const SUBNQN: Self = Self { offset: 256, in_data: true };
     /// HOSTNQN of the data.
-    pub const HOSTNQN: Self = Self {
-        offset: 512,
-        in_data: true,
-    };
+    pub const HOSTNQN: Self = Self { offset: 512, in_data: true };
 }
 
 impl From<ConnectInvalid> for u32 {
     fn from(invalid: ConnectInvalid) -> Self {
-        ConnectInvalidBits::new()
-            .with_ipo(invalid.offset)
-            .with_in_data(invalid.in_data)
-            .into_bits()
+        ConnectInvalidBits::new().with_ipo(invalid.offset).with_in_data(invalid.in_data).into_bits()
     }
 }
 
 impl From<u32> for ConnectInvalid {
     fn from(dword: u32) -> Self {
         let bits = ConnectInvalidBits::from_bits(dword);
-        Self {
-            offset: bits.ipo(),
-            in_data: bits.in_data(),
-        }
+        Self { offset: bits.ipo(), in_data: bits.in_data() }
     }
 }
 
@@ -415,19 +380,10 @@ impl Sqe {
 
     /// Connect; its data is a [`ConnectData`].
     #[must_use]
-    pub fn connect(
-        cid: u16,
-        qid: u16,
-        sqsize_z: u16,
-        kato_ms: u32,
-        cattr: ConnectAttributes,
-    ) -> Self {
+    pub fn connect(cid: u16, qid: u16, sqsize_z: u16, kato_ms: u32, cattr: ConnectAttributes) -> Self {
         let mut sqe = Self::fabrics(cid, FabricsType::CONNECT);
         sqe.cdw10 = ConnectCdw10::new().with_qid(qid).into();
-        sqe.cdw11 = ConnectCdw11::new()
-            .with_sqsize_z(sqsize_z)
-            .with_cattr(cattr.into_bits())
-            .into();
+        sqe.cdw11 = ConnectCdw11::new().with_sqsize_z(sqsize_z).with_cattr(cattr.into_bits()).into();
         sqe.cdw12 = U32::new(kato_ms);
         sqe
     }
@@ -468,26 +424,12 @@ mod tests {
         let cattr = ConnectAttributes::new().with_disable_sq_flow_control(true);
         let sqe = Sqe::connect(0xabcd, 3, 127, 120_000, cattr);
         assert_eq!(sqe.as_bytes()[..8], [0x7f, 0x40, 0xcd, 0xab, 0x01, 0, 0, 0]);
-        assert_eq!(
-            sqe.as_bytes()[40..52],
-            [0, 0, 3, 0, 127, 0, 4, 0, 0xc0, 0xd4, 1, 0]
-        );
+        assert_eq!(sqe.as_bytes()[40..52], [0, 0, 3, 0, 127, 0, 4, 0, 0xc0, 0xd4, 1, 0]);
         let back = Sqe::read_from_bytes(sqe.as_bytes()).unwrap();
-        assert_eq!(
-            (back.fctype(), back.psdt()),
-            (FabricsType::CONNECT, Psdt::SGL)
-        );
+        assert_eq!((back.fctype(), back.psdt()), (FabricsType::CONNECT, Psdt::SGL));
         assert_eq!(back.data_direction(), DataDirection::HostToController);
         let view = Connect::new(&back);
-        assert_eq!(
-            (
-                view.recfmt(),
-                view.qid(),
-                view.sqsize_z(),
-                view.queue_entries()
-            ),
-            (0, 3, 127, 128)
-        );
+        assert_eq!((view.recfmt(), view.qid(), view.sqsize_z(), view.queue_entries()), (0, 3, 127, 128));
         assert_eq!((view.cattr(), view.kato()), (cattr, 120_000));
         assert_eq!(cattr.into_bits(), CATTR_DISABLE_SQ_FLOW_CONTROL);
     }
@@ -495,8 +437,7 @@ mod tests {
     #[test]
     fn connect_data_names_both_parties() {
         let hostnqn =
-            Nqn::new("nqn.2014-08.org.nvmexpress:uuid:0b8a7f70-3b2c-4a7e-9f60-8f4d2f1f1b11")
-                .unwrap();
+            Nqn::new("nqn.2014-08.org.nvmexpress:uuid:0b8a7f70-3b2c-4a7e-9f60-8f4d2f1f1b11").unwrap();
         let data = ConnectData::new([7; 16], CNTLID_DYNAMIC, &Nqn::discovery(), &hostnqn);
         assert_eq!(
             data.as_bytes()[..18],
@@ -504,10 +445,7 @@ mod tests {
         );
         assert_eq!(data.as_bytes()[256..260], *b"nqn.");
         let back = ConnectData::read_from_bytes(data.as_bytes()).unwrap();
-        assert_eq!(
-            (back.subnqn(), back.hostnqn()),
-            (Ok(Nqn::discovery()), Ok(hostnqn))
-        );
+        assert_eq!((back.subnqn(), back.hostnqn()), (Ok(Nqn::discovery()), Ok(hostnqn)));
         assert_eq!(ConnectData::default().hostnqn(), Err(NqnError::Empty));
     }
 
@@ -515,15 +453,9 @@ mod tests {
     fn properties_have_offset_before_value() {
         let sqe = Sqe::property_set(1, false, crate::register::CC, 0x0046_0001);
         assert_eq!(sqe.as_bytes()[4], 0);
-        assert_eq!(
-            sqe.as_bytes()[40..56],
-            [0, 0, 0, 0, 0x14, 0, 0, 0, 1, 0, 0x46, 0, 0, 0, 0, 0]
-        );
+        assert_eq!(sqe.as_bytes()[40..56], [0, 0, 0, 0, 0x14, 0, 0, 0, 1, 0, 0x46, 0, 0, 0, 0, 0]);
         let view = PropertySet::new(&sqe);
-        assert_eq!(
-            (view.bytes(), view.offset(), view.value_u32()),
-            (Some(4), 0x14, 0x0046_0001)
-        );
+        assert_eq!((view.bytes(), view.offset(), view.value_u32()), (Some(4), 0x14, 0x0046_0001));
         let sqe = Sqe::property_get(1, true, crate::register::CAP);
         assert_eq!(sqe.as_bytes()[4], 4);
         assert_eq!(sqe.as_bytes()[40..48], [1, 0, 0, 0, 0, 0, 0, 0]);
@@ -540,26 +472,17 @@ mod tests {
         assert_eq!(u32::from(invalid), 0x0001_0100);
         assert_eq!(ConnectInvalid::from(0x0001_0100), invalid);
         assert_eq!(u32::from(ConnectInvalid::SQSIZE), 44);
-        let result = ConnectResult::new()
-            .with_cntlid(0x0102)
-            .with_authentication_transaction_required(true);
+        let result = ConnectResult::new().with_cntlid(0x0102).with_authentication_transaction_required(true);
         assert_eq!(result.into_bits(), 0x0001_0102);
     }
 
     #[test]
     fn authentication_has_its_protocol_at_byte_43() {
         let mut sqe = Sqe::fabrics(1, FabricsType::AUTHENTICATION_SEND);
-        sqe.cdw10 = AuthenticationCdw10::new()
-            .with_spsp0(1)
-            .with_spsp1(1)
-            .with_secp(0xe9)
-            .into();
+        sqe.cdw10 = AuthenticationCdw10::new().with_spsp0(1).with_spsp1(1).with_secp(0xe9).into();
         sqe.cdw11 = U32::new(0x100);
         assert_eq!(sqe.as_bytes()[40..48], [0, 1, 1, 0xe9, 0, 1, 0, 0]);
         let view = Authentication::new(&sqe);
-        assert_eq!(
-            (view.secp(), view.spsp0(), view.spsp1(), view.length()),
-            (0xe9, 1, 1, 256)
-        );
+        assert_eq!((view.secp(), view.spsp0(), view.spsp1(), view.length()), (0xe9, 1, 1, 256));
     }
 }

@@ -220,18 +220,9 @@ impl SetFeatures<'_> {
 impl Sqe {
     /// Get Features.
     #[must_use]
-    pub fn get_features(
-        cid: u16,
-        fid: FeatureId,
-        select: FeatureSelect,
-        nsid: u32,
-        argument: u32,
-    ) -> Self {
+    pub fn get_features(cid: u16, fid: FeatureId, select: FeatureSelect, nsid: u32, argument: u32) -> Self {
         let mut sqe = Self::new(AdminOpcode::GET_FEATURES.0, cid, nsid);
-        sqe.cdw10 = GetFeaturesCdw10::new()
-            .with_fid(fid.0)
-            .with_sel(select.0 & 0b111)
-            .into();
+        sqe.cdw10 = GetFeaturesCdw10::new().with_fid(fid.0).with_sel(select.0 & 0b111).into();
         sqe.cdw11 = U32::new(argument);
         sqe
     }
@@ -333,9 +324,7 @@ impl NumberOfQueues {
     #[must_use]
     pub fn both(queues: u32) -> Self {
         let queues_z = u16::try_from(queues.saturating_sub(1)).unwrap_or(u16::MAX);
-        Self::new()
-            .with_submission_z(queues_z)
-            .with_completion_z(queues_z)
+        Self::new().with_submission_z(queues_z).with_completion_z(queues_z)
     }
 
     /// How many pairs of one submission and one completion queue that makes.
@@ -426,9 +415,7 @@ wire_bits!(
 /// 16h Host Behavior Support: what the host can deal with (Base 2.0 figure "Host Behavior Support - Data
 /// Structure").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct HostBehavior {
     /// ACRE: 1 if the host obeys CRD in a status.
     pub acre: u8,
@@ -450,9 +437,7 @@ layout!(HostBehavior, 512, {
 
 /// 0Eh Timestamp (Base 2.0 figure "Timestamp - Data Structure").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Timestamp {
     /// Milliseconds since 1970-01-01 UTC, 48 bits.
     pub milliseconds: [u8; 6],
@@ -482,11 +467,7 @@ impl Timestamp {
     #[must_use]
     pub fn new(milliseconds: u64, attributes: TimestampAttributes) -> Self {
         let [a, b, c, d, e, f, ..] = milliseconds.to_le_bytes();
-        Self {
-            milliseconds: [a, b, c, d, e, f],
-            attributes: attributes.into_bits(),
-            reserved7: 0,
-        }
+        Self { milliseconds: [a, b, c, d, e, f], attributes: attributes.into_bits(), reserved7: 0 }
     }
 
     /// The milliseconds as a number.
@@ -503,27 +484,13 @@ mod tests {
 
     #[test]
     fn set_features_asks_for_queues_as_linux_does() {
-        let sqe = Sqe::set_features(
-            1,
-            FeatureId::NUMBER_OF_QUEUES,
-            0,
-            NumberOfQueues::both(4).into_bits(),
-        );
+        let sqe = Sqe::set_features(1, FeatureId::NUMBER_OF_QUEUES, 0, NumberOfQueues::both(4).into_bits());
         assert_eq!(sqe.as_bytes()[..4], [9, 0x40, 1, 0]);
         assert_eq!(sqe.as_bytes()[40..48], [7, 0, 0, 0, 3, 0, 3, 0]);
         let view = SetFeatures::new(&sqe);
-        assert_eq!(
-            (view.fid(), view.save()),
-            (FeatureId::NUMBER_OF_QUEUES, false)
-        );
+        assert_eq!((view.fid(), view.save()), (FeatureId::NUMBER_OF_QUEUES, false));
         assert_eq!(NumberOfQueues::from_bits(view.value()).pairs(), 4);
-        assert_eq!(
-            (
-                NumberOfQueues::both(0).pairs(),
-                NumberOfQueues::both(u32::MAX).pairs()
-            ),
-            (1, 65_536)
-        );
+        assert_eq!((NumberOfQueues::both(0).pairs(), NumberOfQueues::both(u32::MAX).pairs()), (1, 65_536));
         assert_eq!(SetFeaturesCdw10::new().with_sv(true).into_bits(), 1 << 31);
     }
 
@@ -532,57 +499,27 @@ mod tests {
         let sqe = Sqe::get_features(1, FeatureId::TIMESTAMP, FeatureSelect::SUPPORTED, 2, 5);
         assert_eq!(sqe.as_bytes()[40..48], [0x0e, 3, 0, 0, 5, 0, 0, 0]);
         let view = GetFeatures::new(&sqe);
-        assert_eq!(
-            (view.fid(), view.select()),
-            (FeatureId::TIMESTAMP, FeatureSelect::SUPPORTED)
-        );
+        assert_eq!((view.fid(), view.select()), (FeatureId::TIMESTAMP, FeatureSelect::SUPPORTED));
         assert_eq!((view.argument(), view.sqe().nsid()), (5, 2));
     }
 
     #[test]
     fn event_bits_agree_with_what_identify_offers() {
         use crate::identify::Oaes;
-        let config = AsyncEventConfig::new()
-            .with_namespace_attribute(true)
-            .with_ana_change(true);
-        let config = config
-            .with_discovery_log(true)
-            .with_zone_descriptor(true)
-            .with_subsystem_shutdown(true);
-        let offer = Oaes::new()
-            .with_namespace_attribute(true)
-            .with_ana_change(true);
-        let offer = offer
-            .with_discovery_log(true)
-            .with_zone_descriptor(true)
-            .with_subsystem_shutdown(true);
+        let config = AsyncEventConfig::new().with_namespace_attribute(true).with_ana_change(true);
+        let config = config.with_discovery_log(true).with_zone_descriptor(true).with_subsystem_shutdown(true);
+        let offer = Oaes::new().with_namespace_attribute(true).with_ana_change(true);
+        let offer = offer.with_discovery_log(true).with_zone_descriptor(true).with_subsystem_shutdown(true);
         assert_eq!(config.into_bits(), offer.into_bits());
         assert_eq!(config.into_bits(), 0x8800_8900);
     }
 
     #[test]
     fn small_values_have_their_bits_where_the_figures_have_them() {
-        assert_eq!(
-            TemperatureThreshold::new()
-                .with_threshold_type(1)
-                .with_sensor(2)
-                .into_bits(),
-            0x12_0000
-        );
-        assert_eq!(
-            ErrorRecovery::new()
-                .with_deallocated_error(true)
-                .into_bits(),
-            0x1_0000
-        );
-        assert_eq!(
-            PowerManagement::new().with_workload_hint(1).into_bits(),
-            0x20
-        );
-        assert_eq!(
-            FeatureCapabilities::new().with_changeable(true).into_bits(),
-            4
-        );
+        assert_eq!(TemperatureThreshold::new().with_threshold_type(1).with_sensor(2).into_bits(), 0x12_0000);
+        assert_eq!(ErrorRecovery::new().with_deallocated_error(true).into_bits(), 0x1_0000);
+        assert_eq!(PowerManagement::new().with_workload_hint(1).into_bits(), 0x20);
+        assert_eq!(FeatureCapabilities::new().with_changeable(true).into_bits(), 4);
         let time = Timestamp::new(0x0123_4567_89ab, TimestampAttributes::new().with_origin(1));
         assert_eq!(time.as_bytes(), [0xab, 0x89, 0x67, 0x45, 0x23, 1, 2, 0]);
         assert_eq!(time.milliseconds(), 0x0123_4567_89ab);

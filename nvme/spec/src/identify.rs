@@ -24,10 +24,9 @@ pub use controller::{
     PowerStateFlags,
 };
 pub use namespace::{
-    CSI_BYTES, Dlfeat, EUI64_BYTES, ElbaFormat, Flbas, IdentifyNamespace,
-    IdentifyNamespaceIndependent, IdentifyNamespaceNvm, LbaFormat, NGUID_BYTES,
-    NamespaceDescriptor, NamespaceDescriptorType, Nmic, Nsattr, Nsfeat, NsfeatIndependent, Nstat,
-    UUID_BYTES,
+    CSI_BYTES, Dlfeat, EUI64_BYTES, ElbaFormat, Flbas, IdentifyNamespace, IdentifyNamespaceIndependent,
+    IdentifyNamespaceNvm, LbaFormat, NGUID_BYTES, NamespaceDescriptor, NamespaceDescriptorType, Nmic, Nsattr,
+    Nsfeat, NsfeatIndependent, Nstat, UUID_BYTES,
 };
 
 /// Bytes of every Identify data structure.
@@ -195,10 +194,7 @@ impl Sqe {
     #[must_use]
     pub fn identify(cid: u16, cns: Cns, nsid: u32, cntid: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::IDENTIFY.0, cid, nsid);
-        sqe.cdw10 = IdentifyCdw10::new()
-            .with_cns(cns.0)
-            .with_cntid(cntid)
-            .into();
+        sqe.cdw10 = IdentifyCdw10::new().with_cns(cns.0).with_cntid(cntid).into();
         sqe
     }
 
@@ -213,9 +209,7 @@ impl Sqe {
 
 /// A list of NSIDs, ascending, zero after the last (CNS 02h, 07h, 10h, 1Ah; Base 2.0 section 4.4.2).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct NamespaceList {
     /// The NSIDs.
     pub nsid: [U32; NAMESPACE_LIST_ENTRIES],
@@ -226,18 +220,13 @@ layout!(NamespaceList, 4096, { nsid @ 0 });
 impl NamespaceList {
     /// The NSIDs up to the first zero.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.nsid
-            .iter()
-            .map(|nsid| nsid.get())
-            .take_while(|&nsid| nsid != 0)
+        self.nsid.iter().map(|nsid| nsid.get()).take_while(|&nsid| nsid != 0)
     }
 }
 
 /// A list of controller identifiers, ascending (CNS 12h, 13h; Base 2.0 section 4.4.1).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct ControllerList {
     /// How many identifiers follow.
     pub count: U16,
@@ -249,9 +238,7 @@ layout!(ControllerList, 4096, { count @ 0, cntlid @ 2 });
 
 /// Combinations of command sets (CNS 1Ch; Base 2.0 figure "Identify I/O Command Set Data Structure").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IoCommandSets {
     /// One bit for each CSI that may be used together with the others of its entry; zero after the last.
     pub vector: [U64; 512],
@@ -272,10 +259,7 @@ mod tests {
         assert_eq!(sqe.as_bytes()[..8], [6, 0x40, 0x17, 0, 2, 0, 0, 0]);
         assert_eq!(sqe.as_bytes()[40..44], [0x13, 0, 0x34, 0x12]);
         let view = Identify::new(&sqe);
-        assert_eq!(
-            (view.cns(), view.cntid(), view.csi()),
-            (Cns::CONTROLLER_LIST, 0x1234, Csi::NVM)
-        );
+        assert_eq!((view.cns(), view.cntid(), view.csi()), (Cns::CONTROLLER_LIST, 0x1234, Csi::NVM));
         let sqe = Sqe::identify_csi(0, Cns::CSI_NAMESPACE, 1, Csi::ZONED);
         assert_eq!(sqe.as_bytes()[44..48], [0, 0, 0, 2]);
         assert_eq!(Identify::new(&sqe).csi(), Csi::ZONED);

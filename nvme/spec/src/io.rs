@@ -313,9 +313,7 @@ impl DatasetManagement<'_> {
 
 /// A range of Dataset Management (NVM Command Set 1.0 figure "Dataset Management - Range Definition").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct DsmRange {
     /// Context attributes: hints.
     pub attributes: U32,
@@ -331,11 +329,7 @@ impl DsmRange {
     /// A range without hints.
     #[must_use]
     pub fn new(slba: u64, blocks: u32) -> Self {
-        Self {
-            attributes: U32::ZERO,
-            blocks: U32::new(blocks),
-            slba: U64::new(slba),
-        }
+        Self { attributes: U32::ZERO, blocks: U32::new(blocks), slba: U64::new(slba) }
     }
 }
 
@@ -385,9 +379,7 @@ impl Copy<'_> {
 /// A source range of Copy, format 0h; format 2h is the same with SNSID and SOPT in use (NVM Command Set 1.0
 /// and 1.1 figure "Copy - Source Range Entries Copy Descriptor Format 0h").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CopyRangeFormat0 {
     /// SNSID: source namespace, in format 2h (NVM Command Set 1.1); reserved in 0h.
     pub snsid: U32,
@@ -425,11 +417,7 @@ impl CopyRangeFormat0 {
     /// `blocks` is 0 or more than 65,536.
     #[must_use]
     pub fn new(slba: u64, blocks: u32) -> Self {
-        Self {
-            slba: U64::new(slba),
-            nlb_z: U16::new(blocks_z(blocks)),
-            ..Self::default()
-        }
+        Self { slba: U64::new(slba), nlb_z: U16::new(blocks_z(blocks)), ..Self::default() }
     }
 
     /// NLB with its zero base taken away: 1 to 65,536 logical blocks.
@@ -461,27 +449,13 @@ impl Sqe {
     /// Read.
     #[must_use]
     pub fn read(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
-        Self::ranged(
-            IoOpcode::READ,
-            cid,
-            nsid,
-            slba,
-            blocks,
-            ReadWriteCdw12::new(),
-        )
+        Self::ranged(IoOpcode::READ, cid, nsid, slba, blocks, ReadWriteCdw12::new())
     }
 
     /// Write.
     #[must_use]
     pub fn write(cid: u16, nsid: u32, slba: u64, blocks: u32, fua: bool) -> Self {
-        Self::ranged(
-            IoOpcode::WRITE,
-            cid,
-            nsid,
-            slba,
-            blocks,
-            ReadWriteCdw12::new().with_fua(fua),
-        )
+        Self::ranged(IoOpcode::WRITE, cid, nsid, slba, blocks, ReadWriteCdw12::new().with_fua(fua))
     }
 
     /// Write Zeroes; `deallocate` is DEAC.
@@ -500,27 +474,13 @@ impl Sqe {
     /// Compare.
     #[must_use]
     pub fn compare(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
-        Self::ranged(
-            IoOpcode::COMPARE,
-            cid,
-            nsid,
-            slba,
-            blocks,
-            ReadWriteCdw12::new(),
-        )
+        Self::ranged(IoOpcode::COMPARE, cid, nsid, slba, blocks, ReadWriteCdw12::new())
     }
 
     /// Verify.
     #[must_use]
     pub fn verify(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
-        Self::ranged(
-            IoOpcode::VERIFY,
-            cid,
-            nsid,
-            slba,
-            blocks,
-            ReadWriteCdw12::new(),
-        )
+        Self::ranged(IoOpcode::VERIFY, cid, nsid, slba, blocks, ReadWriteCdw12::new())
     }
 
     /// Dataset Management that deallocates `ranges` of [`DsmRange`].
@@ -541,14 +501,7 @@ impl Sqe {
         sqe
     }
 
-    fn ranged(
-        opcode: IoOpcode,
-        cid: u16,
-        nsid: u32,
-        slba: u64,
-        blocks: u32,
-        cdw12: ReadWriteCdw12,
-    ) -> Self {
+    fn ranged(opcode: IoOpcode, cid: u16, nsid: u32, slba: u64, blocks: u32, cdw12: ReadWriteCdw12) -> Self {
         let mut sqe = Self::new(opcode.0, cid, nsid);
         sqe.set_cdw10_64(slba);
         sqe.cdw12 = cdw12.with_nlb_z(blocks_z(blocks)).into();
@@ -574,39 +527,19 @@ mod tests {
         assert_eq!(sqe.as_bytes(), bytes);
         let back = Sqe::read_from_bytes(&bytes).unwrap();
         let view = ReadWrite::new(&back);
-        assert_eq!(
-            (view.slba(), view.nlb(), view.nlb_z(), view.fua()),
-            (0x01_2345_6789, 8, 7, false)
-        );
+        assert_eq!((view.slba(), view.nlb(), view.nlb_z(), view.fua()), (0x01_2345_6789, 8, 7, false));
     }
 
     #[test]
     fn flags_of_dword_12_are_where_the_figures_have_them() {
         assert_eq!(Sqe::write(0, 1, 0, 65_536, true).cdw12(), 0x4000_ffff);
         let sqe = Sqe::write_zeroes(0, 1, u64::MAX, 1, true);
-        assert_eq!(
-            (sqe.cdw10(), sqe.cdw11(), sqe.cdw12()),
-            (u32::MAX, u32::MAX, 0x0200_0000)
-        );
+        assert_eq!((sqe.cdw10(), sqe.cdw11(), sqe.cdw12()), (u32::MAX, u32::MAX, 0x0200_0000));
         assert!(WriteZeroes::new(&sqe).deac() && !WriteZeroes::new(&sqe).whole_namespace());
-        assert_eq!(
-            ReadWriteCdw12::new().with_limited_retry(true).into_bits(),
-            1 << 31
-        );
+        assert_eq!(ReadWriteCdw12::new().with_limited_retry(true).into_bits(), 1 << 31);
         let prinfo = Prinfo::new().with_act(true).with_check_guard(true);
-        assert_eq!(
-            ReadWriteCdw12::new()
-                .with_prinfo(prinfo.into_bits())
-                .into_bits(),
-            0x3000_0000
-        );
-        assert_eq!(
-            CopyCdw12::new()
-                .with_format(2)
-                .with_prinfo_write(8)
-                .into_bits(),
-            0x2000_0200
-        );
+        assert_eq!(ReadWriteCdw12::new().with_prinfo(prinfo.into_bits()).into_bits(), 0x3000_0000);
+        assert_eq!(CopyCdw12::new().with_format(2).with_prinfo_write(8).into_bits(), 0x2000_0200);
     }
 
     #[test]
@@ -614,29 +547,17 @@ mod tests {
         let sqe = Sqe::dsm(5, 1, 256);
         assert_eq!(sqe.as_bytes()[40..48], [255, 0, 0, 0, 4, 0, 0, 0]);
         let view = DatasetManagement::new(&sqe);
-        assert_eq!(
-            (view.nr(), view.ad(), view.idr(), view.idw()),
-            (256, true, false, false)
-        );
+        assert_eq!((view.nr(), view.ad(), view.idr(), view.idw()), (256, true, false, false));
         let sqe = Sqe::copy(5, 1, 0x10, 3);
         let view = Copy::new(&sqe);
-        assert_eq!(
-            (view.sdlba(), view.ranges(), view.format(), sqe.opcode),
-            (0x10, 3, 0, 0x19)
-        );
+        assert_eq!((view.sdlba(), view.ranges(), view.format(), sqe.opcode), (0x10, 3, 0, 0x19));
     }
 
     #[test]
     fn ranges_are_little_endian() {
-        assert_eq!(
-            DsmRange::new(0x0102, 3).as_bytes(),
-            [0, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]
-        );
+        assert_eq!(DsmRange::new(0x0102, 3).as_bytes(), [0, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
         let range = CopyRangeFormat0::new(0x0102, 65_536);
-        assert_eq!(
-            range.as_bytes()[8..18],
-            [2, 1, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
-        );
+        assert_eq!(range.as_bytes()[8..18], [2, 1, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
         assert_eq!(range.blocks(), 65_536);
     }
 

@@ -12,9 +12,8 @@ use crate::sqe::Sqe;
 
 pub use discovery::{
     AddressFamily, DISCOVERY_ENTRY_BYTES, DiscoveryLogEntry, DiscoveryLogHeader, EFLAGS_DUPRETINFO,
-    EFLAGS_EPCSD, Eflags, SubsystemType, TREQ_SECURE_CHANNEL_NOT_REQUIRED,
-    TREQ_SECURE_CHANNEL_REQUIRED, TREQ_SQ_FLOW_CONTROL_DISABLE, TransportType, Treq, TsasRdma,
-    TsasTcp,
+    EFLAGS_EPCSD, Eflags, SubsystemType, TREQ_SECURE_CHANNEL_NOT_REQUIRED, TREQ_SECURE_CHANNEL_REQUIRED,
+    TREQ_SQ_FLOW_CONTROL_DISABLE, TransportType, Treq, TsasRdma, TsasTcp,
 };
 
 open_enum! {
@@ -170,8 +169,7 @@ impl GetLogPage<'_> {
     /// NUMD, both halves, as it stands: one less than the count of dwords.
     #[must_use]
     pub fn numd_z(self) -> u32 {
-        u32::from(GetLogPageCdw11::from(self.0.cdw11).numdu()) << 16
-            | u32::from(self.cdw10().numdl())
+        u32::from(GetLogPageCdw11::from(self.0.cdw11).numdu()) << 16 | u32::from(self.cdw10().numdl())
     }
 
     /// NUMD with its zero base taken away: 1 to 2^32 dwords.
@@ -225,14 +223,7 @@ impl GetLogPage<'_> {
 impl Sqe {
     /// Get Log Page of `bytes` from byte `offset`. `bytes` is at least 4 and is rounded up to dwords.
     #[must_use]
-    pub fn get_log_page(
-        cid: u16,
-        lid: LogId,
-        nsid: u32,
-        bytes: u32,
-        offset: u64,
-        rae: bool,
-    ) -> Self {
+    pub fn get_log_page(cid: u16, lid: LogId, nsid: u32, bytes: u32, offset: u64, rae: bool) -> Self {
         let [a, b, c, d] = bytes.div_ceil(4).saturating_sub(1).to_le_bytes();
         let mut sqe = Self::new(AdminOpcode::GET_LOG_PAGE.0, cid, nsid);
         sqe.cdw10 = GetLogPageCdw10::new()
@@ -240,9 +231,7 @@ impl Sqe {
             .with_rae(rae)
             .with_numdl(u16::from_le_bytes([a, b]))
             .into();
-        sqe.cdw11 = GetLogPageCdw11::new()
-            .with_numdu(u16::from_le_bytes([c, d]))
-            .into();
+        sqe.cdw11 = GetLogPageCdw11::new().with_numdu(u16::from_le_bytes([c, d])).into();
         sqe.set_cdw12_64(offset);
         sqe
     }
@@ -250,9 +239,7 @@ impl Sqe {
 
 /// Log page 00h (Base 2.0 figure "Supported Log Pages Log Page"): an entry for each LID.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct SupportedLogPages {
     /// See [`SupportedLogPage`].
     pub lid: [U32; 256],
@@ -285,9 +272,7 @@ pub struct SupportedLogPage {
 
 /// An entry of log page 01h (Base 2.0 figure "Error Information Log Entry Data Structure").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct ErrorLogEntry {
     /// Error count: grows with each error; 0 where there is no entry.
     pub error_count: U64,
@@ -346,9 +331,7 @@ impl ErrorLocation {
 
 /// Log page 02h (Base 2.0 figure "SMART / Health Information Log Page").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct SmartLog {
     /// Critical warning; see [`CriticalWarning`].
     pub critical_warning: u8,
@@ -435,9 +418,7 @@ pub struct CriticalWarning {
 
 /// Log page 03h (Base 2.0 figure "Firmware Slot Information Log Page").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct FirmwareSlotLog {
     /// AFI: active slot in bits 2:0, slot after the next reset in bits 6:4.
     pub afi: u8,
@@ -460,9 +441,7 @@ pub const CHANGED_NAMESPACE_LIST_OVERFLOW: u32 = 0xffff_ffff;
 
 /// Log page 05h (Base 2.0 figure "Commands Supported and Effects Log Page").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CommandEffects {
     /// ACS: for each admin opcode; see [`CommandEffect`].
     pub admin: [U32; 256],
@@ -523,9 +502,7 @@ wire_bits!(SupportedLogPage => U32, CommandEffect => U32, ErrorLocation => U16);
 
 /// Header of log page 0Ch (Base 2.0 figure "Asymmetric Namespace Access Log Page"); groups follow.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct AnaHeader {
     /// Change count.
     pub change_count: U64,
@@ -540,9 +517,7 @@ layout!(AnaHeader, 16, { change_count @ 0, groups @ 8, reserved10 @ 10 });
 /// A group of log page 0Ch; `namespaces` NSIDs of 4 bytes follow (Base 2.0 figure "ANA Group Descriptor
 /// format").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct AnaGroup {
     /// ANA group identifier.
     pub group_id: U32,
@@ -587,81 +562,44 @@ mod tests {
     fn get_log_page_splits_numd_over_two_dwords() {
         let sqe = Sqe::get_log_page(2, LogId::DISCOVERY, 0, 0x0100_0000, 0x1_0000_0400, true);
         assert_eq!(sqe.as_bytes()[..4], [2, 0x40, 2, 0]);
-        assert_eq!(
-            sqe.as_bytes()[40..56],
-            [
-                0x70, 0x80, 0xff, 0xff, 0x3f, 0, 0, 0, 0, 4, 0, 0, 1, 0, 0, 0
-            ]
-        );
+        assert_eq!(sqe.as_bytes()[40..56], [0x70, 0x80, 0xff, 0xff, 0x3f, 0, 0, 0, 0, 4, 0, 0, 1, 0, 0, 0]);
         let view = GetLogPage::new(&sqe);
-        assert_eq!(
-            (view.lid(), view.rae(), view.lsp()),
-            (LogId::DISCOVERY, true, 0)
-        );
-        assert_eq!(
-            (view.bytes(), view.lpo(), view.ot()),
-            (0x0100_0000, 0x1_0000_0400, false)
-        );
+        assert_eq!((view.lid(), view.rae(), view.lsp()), (LogId::DISCOVERY, true, 0));
+        assert_eq!((view.bytes(), view.lpo(), view.ot()), (0x0100_0000, 0x1_0000_0400, false));
         let mut sqe = sqe;
         sqe.cdw10 = U32::new(u32::MAX);
         sqe.cdw11 = U32::new(u32::MAX);
         sqe.cdw14 = U32::new(0x0280_0003);
         let view = GetLogPage::new(&sqe);
-        assert_eq!(
-            (view.bytes(), view.lsp(), view.lsi()),
-            (1 << 34, 0x7f, 0xffff)
-        );
-        assert_eq!(
-            (view.csi(), view.ot(), view.uuid_index()),
-            (Csi::ZONED, true, 3)
-        );
+        assert_eq!((view.bytes(), view.lsp(), view.lsi()), (1 << 34, 0x7f, 0xffff));
+        assert_eq!((view.csi(), view.ot(), view.uuid_index()), (Csi::ZONED, true, 3));
     }
 
     #[test]
     fn effects_are_the_bits_that_linux_tests() {
-        let effect = CommandEffect::new()
-            .with_supported(true)
-            .with_logical_block_content(true);
+        let effect = CommandEffect::new().with_supported(true).with_logical_block_content(true);
         assert_eq!(effect.into_bits(), 0b11);
-        assert_eq!(
-            CommandEffect::new().with_restriction(0b111).into_bits(),
-            0b111 << 16
-        );
-        assert_eq!(
-            CommandEffect::new().with_relaxation(0b11).into_bits(),
-            0b11 << 14
-        );
-        assert_eq!(
-            CommandEffect::new().with_uuid_selection(true).into_bits(),
-            1 << 19
-        );
+        assert_eq!(CommandEffect::new().with_restriction(0b111).into_bits(), 0b111 << 16);
+        assert_eq!(CommandEffect::new().with_relaxation(0b11).into_bits(), 0b11 << 14);
+        assert_eq!(CommandEffect::new().with_uuid_selection(true).into_bits(), 1 << 19);
         let mut log = CommandEffects::default();
         log.set_io(crate::opcode::IoOpcode::WRITE, effect);
         assert_eq!(log.as_bytes()[1028], 3);
         let mut pages = SupportedLogPages::default();
-        pages.set(
-            LogId::DISCOVERY,
-            SupportedLogPage::new().with_supported(true),
-        );
+        pages.set(LogId::DISCOVERY, SupportedLogPage::new().with_supported(true));
         assert_eq!(pages.as_bytes()[0x70 * 4], 1);
     }
 
     #[test]
     fn the_temperature_of_the_smart_log_is_not_aligned() {
-        let log = SmartLog {
-            temperature: U16::new(0x0135),
-            power_cycles: U128::new(1),
-            ..SmartLog::default()
-        };
+        let log =
+            SmartLog { temperature: U16::new(0x0135), power_cycles: U128::new(1), ..SmartLog::default() };
         assert_eq!(log.as_bytes()[..4], [0, 0x35, 1, 0]);
         assert_eq!(log.as_bytes()[112], 1);
     }
 
     #[test]
     fn an_error_location_is_byte_then_bit() {
-        assert_eq!(
-            ErrorLocation::new().with_byte(48).with_bit(2).into_bits(),
-            0x0230
-        );
+        assert_eq!(ErrorLocation::new().with_byte(48).with_bit(2).into_bits(), 0x0230);
     }
 }

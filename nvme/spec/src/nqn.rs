@@ -119,9 +119,7 @@ impl Nqn {
     /// The bytes of the name, without a NUL.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        self.stored
-            .get(..usize::from(self.length))
-            .unwrap_or_default()
+        self.stored.get(..usize::from(self.length)).unwrap_or_default()
     }
 
     /// Whether this is the well-known name of the discovery service.
@@ -191,11 +189,7 @@ impl TryFrom<&str> for Nqn {
 pub fn padded_ascii<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (to, from) in field.iter_mut().zip(text.bytes()) {
-        *to = if (b' '..=b'~').contains(&from) {
-            from
-        } else {
-            b'?'
-        };
+        *to = if (b' '..=b'~').contains(&from) { from } else { b'?' };
     }
     field
 }
@@ -203,9 +197,7 @@ pub fn padded_ascii<const N: usize>(text: &str) -> [u8; N] {
 /// The text of a field padded with spaces or NULs; empty where it is not UTF-8.
 #[must_use]
 pub fn trimmed_ascii(field: &[u8]) -> &str {
-    core::str::from_utf8(field)
-        .unwrap_or_default()
-        .trim_end_matches(['\0', ' '])
+    core::str::from_utf8(field).unwrap_or_default().trim_end_matches(['\0', ' '])
 }
 
 #[cfg(test)]

@@ -281,18 +281,9 @@ mod tests {
     fn cap_has_its_fields_where_the_figure_has_them() {
         // QEMU's emulated controller, 2048 entries, 7.5 s, CSS NVM and I/O command sets and none, MPSMAX 4.
         let cap = Cap::from_bits(0x0000_0040_0f01_07ff | 1 << 37);
-        assert_eq!(
-            (cap.mqes_z(), cap.queue_entries_max(), cap.cqr()),
-            (0x7ff, 2048, true)
-        );
-        assert_eq!(
-            (cap.to(), cap.timeout_ms(), cap.css_nvm()),
-            (15, 7500, true)
-        );
-        assert_eq!(
-            Cap::new().with_css_io_command_sets(true).into_bits(),
-            1 << 43
-        );
+        assert_eq!((cap.mqes_z(), cap.queue_entries_max(), cap.cqr()), (0x7ff, 2048, true));
+        assert_eq!((cap.to(), cap.timeout_ms(), cap.css_nvm()), (15, 7500, true));
+        assert_eq!(Cap::new().with_css_io_command_sets(true).into_bits(), 1 << 43);
         assert_eq!(Cap::new().with_mpsmin(1).into_bits(), 1 << 48);
         assert_eq!(Cap::new().with_pmrs(true).into_bits(), 1 << 56);
         assert_eq!(Cap::new().with_crims(true).into_bits(), 1 << 60);
@@ -303,10 +294,7 @@ mod tests {
         let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
         assert_eq!(cc.into_bits(), 0x0046_0001);
         let cc = Cc::from_bits(0x0046_4001);
-        assert_eq!(
-            (cc.en(), cc.shutdown()),
-            (true, ShutdownNotification::NORMAL)
-        );
+        assert_eq!((cc.en(), cc.shutdown()), (true, ShutdownNotification::NORMAL));
         assert_eq!(Cc::new().with_crime(true).into_bits(), 1 << 24);
     }
 
@@ -315,17 +303,9 @@ mod tests {
         assert_eq!(Vs::V2_0.into_bits(), 0x0002_0000);
         assert_eq!(Vs::V1_4.into_bits(), 0x0001_0400);
         assert!(Vs::V1_4 < Vs::V2_0 && Vs::V2_0 < Vs::V2_1);
-        let done = Csts::new()
-            .with_rdy(true)
-            .with_shst(ShutdownStatus::COMPLETE.0);
-        assert_eq!(
-            (done.into_bits(), done.shutdown()),
-            (0x9, ShutdownStatus::COMPLETE)
-        );
+        let done = Csts::new().with_rdy(true).with_shst(ShutdownStatus::COMPLETE.0);
+        assert_eq!((done.into_bits(), done.shutdown()), (0x9, ShutdownStatus::COMPLETE));
         assert_eq!(NSSR_RESET.to_be_bytes(), *b"NVMe");
-        assert_eq!(
-            Crto::new().with_crwmt(2).with_crimt(1).into_bits(),
-            0x0001_0002
-        );
+        assert_eq!(Crto::new().with_crwmt(2).with_crimt(1).into_bits(), 0x0001_0002);
     }
 }

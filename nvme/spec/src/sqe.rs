@@ -18,9 +18,7 @@ pub const NSID_ALL: u32 = 0xffff_ffff;
 
 /// A submission queue entry (Base 2.0 figure "Common Command Format").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Sqe {
     /// OPC; read it as [`AdminOpcode`] or [`IoOpcode`] according to the queue.
     pub opcode: u8,
@@ -152,18 +150,14 @@ impl Sqe {
     /// The same entry with another PSDT.
     #[must_use]
     pub fn with_psdt(mut self, psdt: Psdt) -> Self {
-        self.flags = SqeFlags::from_bits(self.flags)
-            .with_psdt(psdt.0 & 0b11)
-            .into_bits();
+        self.flags = SqeFlags::from_bits(self.flags).with_psdt(psdt.0 & 0b11).into_bits();
         self
     }
 
     /// The same entry as half of a fused operation.
     #[must_use]
     pub fn with_fuse(mut self, fuse: Fuse) -> Self {
-        self.flags = SqeFlags::from_bits(self.flags)
-            .with_fuse(fuse.0 & 0b11)
-            .into_bits();
+        self.flags = SqeFlags::from_bits(self.flags).with_fuse(fuse.0 & 0b11).into_bits();
         self
     }
 
@@ -207,11 +201,7 @@ impl Sqe {
     /// Which way data goes: by FCTYPE in a Fabrics command, else by opcode.
     #[must_use]
     pub fn data_direction(&self) -> DataDirection {
-        DataDirection::of(if self.is_fabrics() {
-            self.fctype().0
-        } else {
-            self.opcode
-        })
+        DataDirection::of(if self.is_fabrics() { self.fctype().0 } else { self.opcode })
     }
 
     /// CID.
@@ -357,9 +347,7 @@ impl SglKind {
 
 /// An SGL descriptor of the kinds with an address and a 32-bit length (Base 2.0 section 4.1.2.1).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Sgl {
     /// Address, or offset in the capsule.
     pub address: U64,
@@ -376,9 +364,7 @@ layout!(Sgl, 16, { address @ 0, length @ 8, reserved @ 12, identifier @ 15 });
 /// A Keyed SGL Data Block descriptor (Base 2.0 section 4.1.2.1): the same 16 bytes as [`Sgl`], cut
 /// otherwise.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct KeyedSgl {
     /// Address in the host's memory region.
     pub address: U64,
@@ -440,18 +426,9 @@ impl Sgl {
     #[must_use]
     pub fn keyed(address: u64, bytes: u32, key: u32, invalidate: bool) -> Self {
         let [a, b, c, _] = bytes.to_le_bytes();
-        let kind = if invalidate {
-            SglKind::KEYED_DATA_BLOCK_INVALIDATE
-        } else {
-            SglKind::KEYED_DATA_BLOCK
-        };
-        KeyedSgl {
-            address: U64::new(address),
-            length: [a, b, c],
-            key: U32::new(key),
-            identifier: kind.0,
-        }
-        .into()
+        let kind = if invalidate { SglKind::KEYED_DATA_BLOCK_INVALIDATE } else { SglKind::KEYED_DATA_BLOCK };
+        KeyedSgl { address: U64::new(address), length: [a, b, c], key: U32::new(key), identifier: kind.0 }
+            .into()
     }
 
     /// PRP 1 and PRP 2 in the place of an SGL (Base 2.0 section 4.1.1).
@@ -488,19 +465,13 @@ impl Sgl {
     /// The same bytes as a keyed descriptor, if they are one.
     #[must_use]
     pub fn as_keyed(&self) -> Option<KeyedSgl> {
-        let is_keyed = matches!(
-            self.kind(),
-            SglKind::KEYED_DATA_BLOCK | SglKind::KEYED_DATA_BLOCK_INVALIDATE
-        );
+        let is_keyed =
+            matches!(self.kind(), SglKind::KEYED_DATA_BLOCK | SglKind::KEYED_DATA_BLOCK_INVALIDATE);
         is_keyed.then(|| zerocopy::transmute!(*self))
     }
 
     fn of_kind(kind: SglKind, bytes: u32) -> Self {
-        Self {
-            length: U32::new(bytes),
-            identifier: kind.0,
-            ..Self::default()
-        }
+        Self { length: U32::new(bytes), identifier: kind.0, ..Self::default() }
     }
 }
 
@@ -511,19 +482,10 @@ mod tests {
     #[test]
     fn a_transport_descriptor_has_its_length_and_identifier_where_linux_puts_them() {
         let sgl = Sgl::transport(0x1000);
-        assert_eq!(
-            sgl.as_bytes(),
-            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0x5a]
-        );
+        assert_eq!(sgl.as_bytes(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0x5a]);
         assert_eq!(sgl.kind(), SglKind::TRANSPORT_DATA_BLOCK);
-        assert_eq!(
-            (sgl.kind().descriptor_type(), sgl.kind().sub_type()),
-            (5, 0xa)
-        );
-        assert_eq!(
-            Sgl::in_capsule(1024).as_bytes(),
-            [0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 1]
-        );
+        assert_eq!((sgl.kind().descriptor_type(), sgl.kind().sub_type()), (5, 0xa));
+        assert_eq!(Sgl::in_capsule(1024).as_bytes(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 1]);
     }
 
     #[test]
@@ -531,65 +493,32 @@ mod tests {
         let sgl = Sgl::keyed(0x1122_3344_5566_7788, 0x02_0304, 0xaabb_ccdd, true);
         assert_eq!(
             sgl.as_bytes(),
-            [
-                0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 4, 3, 2, 0xdd, 0xcc, 0xbb, 0xaa,
-                0x4f
-            ]
+            [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 4, 3, 2, 0xdd, 0xcc, 0xbb, 0xaa, 0x4f]
         );
         let keyed = sgl.as_keyed().unwrap();
-        assert_eq!(
-            (keyed.bytes(), keyed.key.get(), keyed.kind()),
-            (0x02_0304, 0xaabb_ccdd, SglKind(0x4f))
-        );
+        assert_eq!((keyed.bytes(), keyed.key.get(), keyed.kind()), (0x02_0304, 0xaabb_ccdd, SglKind(0x4f)));
         assert_eq!(Sgl::transport(8).as_keyed(), None);
     }
 
     #[test]
     fn the_flags_byte_holds_fuse_and_psdt_apart() {
         let sqe = Sqe::new(IoOpcode::COMPARE.0, 7, 1).with_fuse(Fuse::FIRST);
-        assert_eq!(
-            (sqe.flags, sqe.fuse(), sqe.psdt()),
-            (0x41, Fuse::FIRST, Psdt::SGL)
-        );
+        assert_eq!((sqe.flags, sqe.fuse(), sqe.psdt()), (0x41, Fuse::FIRST, Psdt::SGL));
         let sqe = sqe.with_prp(0x1000, 0x2000);
-        assert_eq!(
-            (sqe.flags, sqe.psdt(), sqe.sgl.prp()),
-            (0x01, Psdt::PRP, (0x1000, 0x2000))
-        );
-        assert_eq!(
-            std::format!("{:?} {:?}", Fuse::SECOND, Fuse(3)),
-            "SECOND Fuse(0x3)"
-        );
+        assert_eq!((sqe.flags, sqe.psdt(), sqe.sgl.prp()), (0x01, Psdt::PRP, (0x1000, 0x2000)));
+        assert_eq!(std::format!("{:?} {:?}", Fuse::SECOND, Fuse(3)), "SECOND Fuse(0x3)");
     }
 
     #[test]
     fn direction_comes_from_the_opcode_or_from_fctype() {
         let direction = |opcode: u8, nsid| Sqe::new(opcode, 0, nsid).data_direction();
-        assert_eq!(
-            direction(IoOpcode::WRITE.0, 1),
-            DataDirection::HostToController
-        );
-        assert_eq!(
-            direction(IoOpcode::READ.0, 1),
-            DataDirection::ControllerToHost
-        );
+        assert_eq!(direction(IoOpcode::WRITE.0, 1), DataDirection::HostToController);
+        assert_eq!(direction(IoOpcode::READ.0, 1), DataDirection::ControllerToHost);
         assert_eq!(direction(IoOpcode::FLUSH.0, 1), DataDirection::None);
-        assert_eq!(
-            direction(IoOpcode::COMPARE.0, 1),
-            DataDirection::HostToController
-        );
-        assert_eq!(
-            direction(AdminOpcode::IDENTIFY.0, 0),
-            DataDirection::ControllerToHost
-        );
-        assert_eq!(
-            direction(FABRICS, u32::from(FabricsType::CONNECT.0)),
-            DataDirection::HostToController
-        );
-        assert_eq!(
-            direction(FABRICS, u32::from(FabricsType::PROPERTY_GET.0)),
-            DataDirection::None
-        );
+        assert_eq!(direction(IoOpcode::COMPARE.0, 1), DataDirection::HostToController);
+        assert_eq!(direction(AdminOpcode::IDENTIFY.0, 0), DataDirection::ControllerToHost);
+        assert_eq!(direction(FABRICS, u32::from(FabricsType::CONNECT.0)), DataDirection::HostToController);
+        assert_eq!(direction(FABRICS, u32::from(FabricsType::PROPERTY_GET.0)), DataDirection::None);
         assert_eq!(direction(0x03, 1), DataDirection::Both);
     }
 }

@@ -388,12 +388,7 @@ impl Status {
     /// From SCT and SC, with CRD, M and DNR zero; SCT is cut to three bits.
     #[must_use]
     pub const fn new(sct: StatusType, sc: u8) -> Self {
-        Self(
-            StatusBits::new()
-                .with_sc(sc)
-                .with_sct(sct.0 & 0b111)
-                .into_bits(),
-        )
+        Self(StatusBits::new().with_sc(sc).with_sct(sct.0 & 0b111).into_bits())
     }
 
     /// From the last word of a completion: the phase tag, bit 0, is dropped.
@@ -521,13 +516,7 @@ mod tests {
         let status = Status::from_wire(0xe50b);
         let parts = status.parts();
         assert_eq!(
-            (
-                parts.sc(),
-                parts.sct(),
-                parts.crd(),
-                parts.more(),
-                parts.dnr()
-            ),
+            (parts.sc(), parts.sct(), parts.crd(), parts.more(), parts.dnr()),
             (0x85, 2, 2, true, true)
         );
         assert_eq!((status.sct(), status.sc()), (StatusType::MEDIA, 0x85));
@@ -546,16 +535,10 @@ mod tests {
 
     #[test]
     fn a_status_prints_its_name_or_its_number() {
-        assert_eq!(
-            format!("{:?}", Status::LBA_OUT_OF_RANGE.dnr()),
-            "LBA_OUT_OF_RANGE+DNR"
-        );
+        assert_eq!(format!("{:?}", Status::LBA_OUT_OF_RANGE.dnr()), "LBA_OUT_OF_RANGE+DNR");
         assert_eq!(format!("{}", Status::WRITE_FAULT), "write fault (0x280)");
         assert_eq!(format!("{:?}", Status::from_bits(0x7ff)), "Status(0x7ff)");
-        assert_eq!(
-            format!("{}", Status::new(StatusType::VENDOR, 1)),
-            "status 0x701"
-        );
+        assert_eq!(format!("{}", Status::new(StatusType::VENDOR, 1)), "status 0x701");
     }
 
     #[test]

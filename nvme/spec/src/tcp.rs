@@ -133,9 +133,7 @@ impl Fes {
 
 /// CH: the first 8 bytes of every PDU (section 3.6.1).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CommonHeader {
     /// PDU-type.
     pub pdu_type: PduType,
@@ -157,13 +155,7 @@ impl CommonHeader {
     /// A header with these fields.
     #[must_use]
     pub fn new(pdu_type: PduType, flags: u8, hlen: u8, pdo: u8, plen: u32) -> Self {
-        Self {
-            pdu_type,
-            flags,
-            hlen,
-            pdo,
-            plen: U32::new(plen),
-        }
+        Self { pdu_type, flags, hlen, pdo, plen: U32::new(plen) }
     }
 
     /// PLEN.
@@ -193,30 +185,16 @@ impl Extent {
     /// For a header of `hlen` bytes (24 or 72) and `data_bytes` of data; `pda` is HPDA or CPDA of the
     /// receiver, 0 to 31. A data digest is counted only where there is data.
     #[must_use]
-    pub fn new(
-        hlen: u8,
-        data_bytes: u32,
-        has_header_digest: bool,
-        has_data_digest: bool,
-        pda: u8,
-    ) -> Self {
+    pub fn new(hlen: u8, data_bytes: u32, has_header_digest: bool, has_data_digest: bool, pda: u8) -> Self {
         let header_bytes = u32::from(hlen) + if has_header_digest { 4 } else { 0 };
         if data_bytes == 0 {
-            return Self {
-                pdo: 0,
-                plen: header_bytes,
-            };
+            return Self { pdo: 0, plen: header_bytes };
         }
         let offset = header_bytes.next_multiple_of(pda_bytes(pda.min(PDA_MAX)));
         let digest_bytes = if has_data_digest { 4 } else { 0 };
         // The PDUs with data have HLEN 24 or 72, so PDO is at most 128.
         let pdo = u8::try_from(offset).unwrap_or(u8::MAX);
-        Self {
-            pdo,
-            plen: offset
-                .saturating_add(data_bytes)
-                .saturating_add(digest_bytes),
-        }
+        Self { pdo, plen: offset.saturating_add(data_bytes).saturating_add(digest_bytes) }
     }
 }
 
@@ -228,9 +206,7 @@ pub const fn pda_bytes(pda: u8) -> u32 {
 
 /// ICReq: the host's first PDU (section 3.6.2.1).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IcReq {
     /// CH.
     pub header: CommonHeader,
@@ -277,9 +253,7 @@ impl IcReq {
 
 /// ICResp: the controller's first PDU (section 3.6.2.2).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IcResp {
     /// CH.
     pub header: CommonHeader,
@@ -323,9 +297,7 @@ impl IcResp {
 /// H2CTermReq and C2HTermReq; after it come up to 128 bytes of the PDU that was wrong (sections 3.6.2.3 and
 /// 3.6.2.4). It never has digests.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct TermReq {
     /// CH.
     pub header: CommonHeader,
@@ -366,9 +338,7 @@ impl TermReq {
 
 /// CapsuleCmd: a command, perhaps with its data (section 3.6.2.5).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CapsuleCmd {
     /// CH.
     pub header: CommonHeader,
@@ -382,18 +352,13 @@ impl CapsuleCmd {
     /// A capsule; `flags` holds the digest flags, `extent` comes from [`Extent::new`] with HLEN 72.
     #[must_use]
     pub fn new(sqe: Sqe, flags: u8, extent: Extent) -> Self {
-        Self {
-            header: CommonHeader::new(PduType::CAPSULE_CMD, flags, 72, extent.pdo, extent.plen),
-            sqe,
-        }
+        Self { header: CommonHeader::new(PduType::CAPSULE_CMD, flags, 72, extent.pdo, extent.plen), sqe }
     }
 }
 
 /// CapsuleResp: a completion (section 3.6.2.6).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CapsuleResp {
     /// CH.
     pub header: CommonHeader,
@@ -407,18 +372,13 @@ impl CapsuleResp {
     /// A capsule, with a header digest after it or not.
     #[must_use]
     pub fn new(cqe: Cqe, has_header_digest: bool) -> Self {
-        Self {
-            header: header_only(PduType::CAPSULE_RESP, has_header_digest),
-            cqe,
-        }
+        Self { header: header_only(PduType::CAPSULE_RESP, has_header_digest), cqe }
     }
 }
 
 /// H2CData: data of a write, after an R2T (section 3.6.2.7).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct H2cData {
     /// CH.
     pub header: CommonHeader,
@@ -455,9 +415,7 @@ impl H2cData {
 
 /// C2HData: data of a read (section 3.6.2.8).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct C2hData {
     /// CH.
     pub header: CommonHeader,
@@ -493,9 +451,7 @@ impl C2hData {
 
 /// R2T: the controller asks for data of a write (section 3.6.2.9).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct R2t {
     /// CH.
     pub header: CommonHeader,
@@ -547,48 +503,26 @@ mod tests {
     fn icreq_is_what_linux_sends() {
         // hpda 0, both digests, maxr2t 0 as drivers/nvme/host/tcp.c fills it in.
         let pdu = IcReq::new(0, DigestBits::new().with_header(true).with_data(true), 0);
-        assert_eq!(
-            pdu.as_bytes()[..16],
-            [0, 0, 128, 0, 128, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0]
-        );
+        assert_eq!(pdu.as_bytes()[..16], [0, 0, 128, 0, 128, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0]);
         assert!(pdu.as_bytes()[16..].iter().all(|&byte| byte == 0));
-        assert_eq!(
-            (pdu.r2t_max(), pdu.digests().into_bits()),
-            (1, HDGST_ENABLE | DDGST_ENABLE)
-        );
-        assert_eq!(
-            IcReq::new(0, DigestBits::new(), u32::MAX).r2t_max(),
-            u32::MAX
-        );
+        assert_eq!((pdu.r2t_max(), pdu.digests().into_bits()), (1, HDGST_ENABLE | DDGST_ENABLE));
+        assert_eq!(IcReq::new(0, DigestBits::new(), u32::MAX).r2t_max(), u32::MAX);
     }
 
     #[test]
     fn icresp_carries_maxh2cdata_where_icreq_carries_maxr2t() {
         let pdu = IcResp::new(3, DigestBits::new().with_data(true), 0x0002_0000);
-        assert_eq!(
-            pdu.as_bytes()[..16],
-            [1, 0, 128, 0, 128, 0, 0, 0, 0, 0, 3, 2, 0, 0, 2, 0]
-        );
+        assert_eq!(pdu.as_bytes()[..16], [1, 0, 128, 0, 128, 0, 0, 0, 0, 0, 3, 2, 0, 0, 2, 0]);
         assert!(!pdu.digests().header() && pdu.digests().data());
     }
 
     #[test]
     fn fei_of_a_terminate_request_is_at_byte_10() {
-        let pdu = TermReq::new(
-            PduType::C2H_TERM_REQ,
-            Fes::HEADER_DIGEST_ERROR,
-            0x0403_0201,
-            24,
-        );
-        let bytes = [
-            3, 0, 24, 0, 48, 0, 0, 0, 3, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-        ];
+        let pdu = TermReq::new(PduType::C2H_TERM_REQ, Fes::HEADER_DIGEST_ERROR, 0x0403_0201, 24);
+        let bytes = [3, 0, 24, 0, 48, 0, 0, 0, 3, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(pdu.as_bytes(), bytes);
         let back = TermReq::read_from_bytes(&bytes).unwrap();
-        assert_eq!(
-            (back.fes(), back.fei()),
-            (Fes::HEADER_DIGEST_ERROR, 0x0403_0201)
-        );
+        assert_eq!((back.fes(), back.fei()), (Fes::HEADER_DIGEST_ERROR, 0x0403_0201));
         assert_eq!(Fes::R2T_LIMIT_EXCEEDED.0, 5);
     }
 
@@ -596,72 +530,33 @@ mod tests {
     fn a_write_with_its_data_in_the_capsule() {
         let sqe = Sqe::write(1, 1, 0, 8, false).with_sgl(Sgl::in_capsule(4096));
         let pdu = CapsuleCmd::new(sqe, HDGSTF | DDGSTF, Extent::new(72, 4096, true, true, 0));
-        assert_eq!(
-            pdu.as_bytes()[..12],
-            [4, 3, 72, 76, 0x50, 0x10, 0, 0, 1, 0x40, 1, 0]
-        );
+        assert_eq!(pdu.as_bytes()[..12], [4, 3, 72, 76, 0x50, 0x10, 0, 0, 1, 0x40, 1, 0]);
         assert_eq!(pdu.header.plen(), 72 + 4 + 4096 + 4);
-        let pdu = CapsuleCmd::new(
-            Sqe::flush(1, 1),
-            HDGSTF,
-            Extent::new(72, 0, true, false, 31),
-        );
+        let pdu = CapsuleCmd::new(Sqe::flush(1, 1), HDGSTF, Extent::new(72, 0, true, false, 31));
         assert_eq!(pdu.as_bytes()[..8], [4, 1, 72, 0, 76, 0, 0, 0]);
     }
 
     #[test]
     fn data_is_aligned_to_what_the_receiver_asked_for() {
-        assert_eq!(
-            Extent::new(24, 512, false, false, 0),
-            Extent { pdo: 24, plen: 536 }
-        );
-        assert_eq!(
-            Extent::new(24, 512, true, true, 0),
-            Extent { pdo: 28, plen: 544 }
-        );
-        assert_eq!(
-            Extent::new(24, 512, true, true, 3),
-            Extent { pdo: 32, plen: 548 }
-        );
-        assert_eq!(
-            Extent::new(72, 512, true, false, 31),
-            Extent {
-                pdo: 128,
-                plen: 640
-            }
-        );
-        assert_eq!(
-            Extent::new(24, u32::MAX, true, true, 31),
-            Extent {
-                pdo: 128,
-                plen: u32::MAX
-            }
-        );
+        assert_eq!(Extent::new(24, 512, false, false, 0), Extent { pdo: 24, plen: 536 });
+        assert_eq!(Extent::new(24, 512, true, true, 0), Extent { pdo: 28, plen: 544 });
+        assert_eq!(Extent::new(24, 512, true, true, 3), Extent { pdo: 32, plen: 548 });
+        assert_eq!(Extent::new(72, 512, true, false, 31), Extent { pdo: 128, plen: 640 });
+        assert_eq!(Extent::new(24, u32::MAX, true, true, 31), Extent { pdo: 128, plen: u32::MAX });
         assert_eq!((pda_bytes(0), pda_bytes(PDA_MAX)), (4, 128));
     }
 
     #[test]
     fn data_pdus_and_r2t_have_their_tags_and_offsets_in_place() {
-        let c2h = C2hData::new(
-            0x0102,
-            0x1000,
-            0x200,
-            LAST_PDU | SUCCESS,
-            Extent::new(24, 0x200, false, false, 0),
-        );
+        let c2h =
+            C2hData::new(0x0102, 0x1000, 0x200, LAST_PDU | SUCCESS, Extent::new(24, 0x200, false, false, 0));
         #[rustfmt::skip]
         assert_eq!(
             c2h.as_bytes(),
             [7, 12, 24, 24, 0x18, 2, 0, 0, 2, 1, 0, 0, 0, 0x10, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
         );
-        let h2c = H2cData::new(
-            0x0102,
-            0x0304,
-            0x1000,
-            0x200,
-            LAST_PDU,
-            Extent::new(24, 0x200, false, false, 0),
-        );
+        let h2c =
+            H2cData::new(0x0102, 0x0304, 0x1000, 0x200, LAST_PDU, Extent::new(24, 0x200, false, false, 0));
         #[rustfmt::skip]
         assert_eq!(
             h2c.as_bytes(),

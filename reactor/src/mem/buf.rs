@@ -125,7 +125,9 @@ impl Buf {
 
     /// Its pieces in order.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
-        std::iter::once(&self.head).chain(self.tail.iter().flat_map(|tail| tail.0.iter())).map(Segment::as_slice)
+        std::iter::once(&self.head)
+            .chain(self.tail.iter().flat_map(|tail| tail.0.iter()))
+            .map(Segment::as_slice)
     }
 
     /// Its pieces in order, to write.
@@ -157,7 +159,10 @@ impl Buf {
     /// When it does not fit or the buffer is shared.
     #[inline]
     pub fn copy_in(&mut self, offset: usize, from: &[u8]) {
-        assert!(offset.checked_add(from.len()).is_some_and(|end| end <= self.len()), "copy past the buffer's end");
+        assert!(
+            offset.checked_add(from.len()).is_some_and(|end| end <= self.len()),
+            "copy past the buffer's end"
+        );
         if self.tail.is_none() && self.is_writable {
             self.head.as_mut_slice()[offset..offset + from.len()].copy_from_slice(from);
             return;
@@ -186,7 +191,10 @@ impl Buf {
     /// When the buffer is shorter than that.
     #[inline]
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
-        assert!(offset.checked_add(to.len()).is_some_and(|end| end <= self.len()), "copy past the buffer's end");
+        assert!(
+            offset.checked_add(to.len()).is_some_and(|end| end <= self.len()),
+            "copy past the buffer's end"
+        );
         let mut at = 0;
         self.visit(offset, to.len(), |piece| {
             to[at..at + piece.len()].copy_from_slice(piece);
@@ -200,7 +208,10 @@ impl Buf {
     /// When the buffer is shorter than that.
     #[inline]
     pub fn visit(&self, offset: usize, bytes: usize, mut piece: impl FnMut(&[u8])) {
-        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.len()), "visit past the buffer's end");
+        assert!(
+            offset.checked_add(bytes).is_some_and(|end| end <= self.len()),
+            "visit past the buffer's end"
+        );
         let (mut skip, mut left) = (offset, bytes);
         for segment in self.segments() {
             if left == 0 {
@@ -267,7 +278,11 @@ impl Buf {
 
     /// Appends the pieces from `offset` to the end; false when `out` is full before the end.
     #[inline]
-    pub fn io_slices<'a, const N: usize>(&'a self, offset: usize, out: &mut ArrayVec<IoSlice<'a>, N>) -> bool {
+    pub fn io_slices<'a, const N: usize>(
+        &'a self,
+        offset: usize,
+        out: &mut ArrayVec<IoSlice<'a>, N>,
+    ) -> bool {
         let mut skip = offset;
         for segment in self.segments() {
             if skip >= segment.len() {
@@ -327,7 +342,12 @@ impl Buf {
 impl std::fmt::Debug for Buf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let segments = 1 + self.tail.as_ref().map_or(0, |tail| tail.0.len());
-        write!(f, "Buf({} bytes in {segments}, {})", self.bytes, if self.is_writable { "writable" } else { "shared" })
+        write!(
+            f,
+            "Buf({} bytes in {segments}, {})",
+            self.bytes,
+            if self.is_writable { "writable" } else { "shared" }
+        )
     }
 }
 

@@ -78,7 +78,8 @@ impl FrameStore {
     /// [`RegionError`] when the address space cannot be mapped or the disk has more than 2^32 - 2 frames.
     pub fn new(capacity_bytes: u64, slack_bytes: u64, pages: Pages) -> Result<Arc<FrameStore>, RegionError> {
         let pages_count = capacity_bytes.div_ceil(FRAME);
-        let frames = pages_count.saturating_add(slack_bytes.div_ceil(FRAME)).saturating_add(u64::from(FRESH_BATCH));
+        let frames =
+            pages_count.saturating_add(slack_bytes.div_ceil(FRAME)).saturating_add(u64::from(FRESH_BATCH));
         let bytes = usize::try_from(frames.saturating_mul(FRAME)).unwrap_or(usize::MAX);
         let too_many = u32::try_from(frames).is_err();
         let region = Region::map(if too_many { usize::MAX >> 8 } else { bytes }, pages)?;
@@ -252,7 +253,9 @@ impl Builder<'_> {
         let core = self.core;
         match self.last() {
             None => self.head = Some(zeroes(bytes)),
-            Some(last) if last.is_zeroes() && last.bytes + bytes <= ZEROES_BYTES => *last = zeroes(last.bytes + bytes),
+            Some(last) if last.is_zeroes() && last.bytes + bytes <= ZEROES_BYTES => {
+                *last = zeroes(last.bytes + bytes)
+            }
             Some(_) => self.tail.get_or_insert_with(|| core.take_tail()).0.push(zeroes(bytes)),
         }
     }
@@ -407,7 +410,9 @@ impl FrameCore {
     pub(super) fn give_back(&self, head: Segment, tail: Option<Box<Tail>>) {
         self.store.frames_of(head).for_each(|frame| self.unpin(frame));
         if let Some(mut tail) = tail {
-            tail.0.drain(..).for_each(|segment| self.store.frames_of(segment).for_each(|frame| self.unpin(frame)));
+            tail.0
+                .drain(..)
+                .for_each(|segment| self.store.frames_of(segment).for_each(|frame| self.unpin(frame)));
             self.tails.borrow_mut().push(tail);
         }
     }
@@ -437,7 +442,12 @@ impl FrameCore {
     ///
     /// # Panics
     /// When the range crosses a page, or as [`FrameCore::write`].
-    pub fn compare_and_write(self: &Rc<Self>, offset: u64, buf: Buf, expected: &Buf) -> Result<(), SwapError> {
+    pub fn compare_and_write(
+        self: &Rc<Self>,
+        offset: u64,
+        buf: Buf,
+        expected: &Buf,
+    ) -> Result<(), SwapError> {
         assert!(Self::pages(offset, buf.bytes).count() == 1, "compare-and-write of more than one page");
         assert_eq!(expected.len(), buf.len(), "compared and written bytes are of one length");
         self.publish(offset, buf, Some(expected))
@@ -495,10 +505,18 @@ impl FrameCore {
 
     /// Complete `frame`, of which `skip .. skip + step` is new, with the rest of the page as it is on the disk, and
     /// publish it; begin again when another core changed the page meanwhile.
-    fn merge(&self, page: usize, frame: u32, skip: u32, step: u32, expected: Option<&Buf>) -> Result<(), SwapError> {
+    fn merge(
+        &self,
+        page: usize,
+        frame: u32,
+        skip: u32,
+        step: u32,
+        expected: Option<&Buf>,
+    ) -> Result<(), SwapError> {
         let (skip, step) = (skip as usize, step as usize);
         // SAFETY: the caller's buffer is the only handle to `frame` until it is published.
-        let new = unsafe { std::slice::from_raw_parts_mut(self.store.addr(frame).as_ptr(), FRAME_BYTES as usize) };
+        let new =
+            unsafe { std::slice::from_raw_parts_mut(self.store.addr(frame).as_ptr(), FRAME_BYTES as usize) };
         loop {
             let old = self.store.pin(page);
             let old_bytes: &[u8] = if old == NONE {
@@ -507,13 +525,16 @@ impl FrameCore {
                 // SAFETY: pinned above, and published frames are not written.
                 unsafe { std::slice::from_raw_parts(self.store.addr(old).as_ptr(), FRAME_BYTES as usize) }
             };
-            let differs = expected.is_some_and(|expected| !expected.equals_at(0, &old_bytes[skip..skip + step]));
+            let differs =
+                expected.is_some_and(|expected| !expected.equals_at(0, &old_bytes[skip..skip + step]));
             if !differs {
                 new[..skip].copy_from_slice(&old_bytes[..skip]);
                 new[skip + step..].copy_from_slice(&old_bytes[skip + step..]);
             }
             let is_published = !differs
-                && self.store.table[page].compare_exchange(old, frame, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+                && self.store.table[page]
+                    .compare_exchange(old, frame, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok();
             if old != NONE {
                 self.unpin(old);
             }
@@ -543,7 +564,9 @@ impl FrameCore {
                 }
                 // First what was freed: the ragged end may need one of those frames.
                 self.release_run(std::mem::take(&mut run));
-                let Some(mut buf) = self.take(page as u64 * FRAME + u64::from(skip), step) else { return false };
+                let Some(mut buf) = self.take(page as u64 * FRAME + u64::from(skip), step) else {
+                    return false;
+                };
                 buf.clear();
                 self.write(page as u64 * FRAME + u64::from(skip), buf);
                 continue;

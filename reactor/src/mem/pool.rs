@@ -232,7 +232,8 @@ mod tests {
     #[test]
     fn shapes_out_of_range_are_refused_by_name() {
         for (bytes, count) in [(0, 1), (100, 1), (4096, 0), (64 << 20, 17), (128 << 20, 1)] {
-            let error = Pool::new(&[ZoneSpec { buffer_bytes: bytes, count }], Pages::Base).err().expect("refused");
+            let error =
+                Pool::new(&[ZoneSpec { buffer_bytes: bytes, count }], Pages::Base).err().expect("refused");
             assert!(error.to_string().contains(&format!("{count} buffers of {bytes} bytes")), "{error}");
         }
     }

@@ -57,8 +57,8 @@ impl Region {
             return Ok(Region { base, bytes, pages });
         }
         // One huge page more than asked, so that the start can be moved to a boundary.
-        let mapped =
-            map_anonymous(bytes + HUGE_BYTES, libc::MAP_NORESERVE).map_err(|source| RegionError { bytes, source })?;
+        let mapped = map_anonymous(bytes + HUGE_BYTES, libc::MAP_NORESERVE)
+            .map_err(|source| RegionError { bytes, source })?;
         let head = mapped.as_ptr().align_offset(HUGE_BYTES);
         // SAFETY: the mapping is `bytes + HUGE_BYTES` long and head < HUGE_BYTES, so both cuts are inside of it.
         let base = unsafe {
@@ -109,7 +109,10 @@ impl Region {
     /// Give the pages of `offset .. offset + bytes` back to the kernel; the range reads as zeroes afterwards.
     /// Reserved huge pages are kept (the kernel gives them back whole or not at all).
     pub(super) fn release(&self, offset: usize, bytes: usize) {
-        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "release outside of the region");
+        assert!(
+            offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
+            "release outside of the region"
+        );
         if self.pages == Pages::Huge || bytes == 0 {
             return;
         }

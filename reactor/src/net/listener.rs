@@ -130,7 +130,8 @@ mod tests {
     fn a_listener_on_all_addresses_tells_which_one_was_used() {
         let listener = Listener::bind("0.0.0.0:0".parse().expect("address"), 16).expect("bind");
         let port = listener.local_addr().port();
-        let _socket = Socket::connect(SocketAddr::from(([127, 0, 0, 1], port)), Duration::from_secs(5)).expect("up");
+        let _socket =
+            Socket::connect(SocketAddr::from(([127, 0, 0, 1], port)), Duration::from_secs(5)).expect("up");
         let accepted = listener.accept().expect("accept").expect("one waits");
         assert_eq!(accepted.local, SocketAddr::from(([127, 0, 0, 1], port)));
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType, connect, getpeername,
-    getsockname, ipproto, recv, sendmsg, shutdown, socket_with, sockopt,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType, connect,
+    getpeername, getsockname, ipproto, recv, sendmsg, shutdown, socket_with, sockopt,
 };
 
 use super::PIECES_MAX;
@@ -166,8 +166,9 @@ impl Socket {
         let bytes = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);
         let fd = self.fd.as_raw_fd();
         // SAFETY: the kernel reads `bytes` bytes from `value`, which outlives the call.
-        let refused =
-            unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, (&raw const value).cast(), bytes) };
+        let refused = unsafe {
+            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, (&raw const value).cast(), bytes)
+        };
         refused == 0
     }
 
@@ -274,7 +275,10 @@ mod tests {
     fn pieces_arrive_in_order_and_an_end_is_seen() {
         let (a, b) = pair();
         assert_eq!(b.recv(&mut [0; 4]), Received::Empty);
-        assert_eq!(a.send_vectored(&[IoSlice::new(b"spin"), IoSlice::new(b""), IoSlice::new(b"dle")]), Sent::Bytes(7));
+        assert_eq!(
+            a.send_vectored(&[IoSlice::new(b"spin"), IoSlice::new(b""), IoSlice::new(b"dle")]),
+            Sent::Bytes(7)
+        );
         let mut got = [0; 7];
         recv_all(&b, &mut got);
         assert_eq!(&got, b"spindle");
@@ -292,7 +296,10 @@ mod tests {
         assert_eq!(a.send(b"abcdef"), Sent::Bytes(6));
         wait(&b, Interest::READ);
         let (mut x, mut y) = ([0; 4], [0; 4]);
-        assert_eq!(b.recv_vectored(&mut [IoSliceMut::new(&mut x), IoSliceMut::new(&mut y)]), Received::Bytes(6));
+        assert_eq!(
+            b.recv_vectored(&mut [IoSliceMut::new(&mut x), IoSliceMut::new(&mut y)]),
+            Received::Bytes(6)
+        );
         assert_eq!((&x, &y[..2]), (b"abcd", &b"ef"[..]));
     }
 

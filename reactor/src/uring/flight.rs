@@ -59,7 +59,12 @@ impl Flight {
     }
 
     /// The entry for what is left of it. Io vectors, if it needs them, are written to `vectors`.
-    pub(super) fn entry(&mut self, target: Target, vectors: &mut Vec<libc::iovec>, zones: &Zones) -> squeue::Entry {
+    pub(super) fn entry(
+        &mut self,
+        target: Target,
+        vectors: &mut Vec<libc::iovec>,
+        zones: &Zones,
+    ) -> squeue::Entry {
         let fd = types::Fd(target.number);
         let entry = match self.kind {
             Kind::Read | Kind::Write { .. } => self.transfer(fd, vectors, zones),
@@ -67,7 +72,9 @@ impl Flight {
                 let flags = if data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
                 opcode::Fsync::new(fd).flags(flags).build()
             }
-            Kind::Fallocate { mode, len } => opcode::Fallocate::new(fd, len).offset(self.offset).mode(mode).build(),
+            Kind::Fallocate { mode, len } => {
+                opcode::Fallocate::new(fd, len).offset(self.offset).mode(mode).build()
+            }
         };
         entry.flags(target.flags)
     }
@@ -94,12 +101,16 @@ impl Flight {
         let addr = addr.as_ptr().wrapping_add(self.done);
         let zone = zone.filter(|zone| {
             let range = zones.get(usize::from(*zone));
-            range.is_some_and(|(start, bytes)| (addr as usize).checked_sub(*start).is_some_and(|at| at < *bytes))
+            range.is_some_and(|(start, bytes)| {
+                (addr as usize).checked_sub(*start).is_some_and(|at| at < *bytes)
+            })
         });
         match (is_read, zone.map(u16::from)) {
             (true, Some(zone)) => opcode::ReadFixed::new(fd, addr, left, zone).offset(offset).build(),
             (true, None) => opcode::Read::new(fd, addr, left).offset(offset).build(),
-            (false, Some(zone)) => opcode::WriteFixed::new(fd, addr, left, zone).offset(offset).rw_flags(flags).build(),
+            (false, Some(zone)) => {
+                opcode::WriteFixed::new(fd, addr, left, zone).offset(offset).rw_flags(flags).build()
+            }
             (false, None) => opcode::Write::new(fd, addr, left).offset(offset).rw_flags(flags).build(),
         }
     }
@@ -128,7 +139,8 @@ impl Flight {
             return Step::Again;
         }
         // Direct reads stop at the file's end, which may lie inside of a sector; the kernel refuses to go on from there.
-        let is_ragged_end = errno == Errno::INVAL && matches!(self.kind, Kind::Read) && !self.done.is_multiple_of(512);
+        let is_ragged_end =
+            errno == Errno::INVAL && matches!(self.kind, Kind::Read) && !self.done.is_multiple_of(512);
         Step::Ended(Err(if is_ragged_end { end_of_file() } else { errno.into() }))
     }
 }
@@ -189,12 +201,15 @@ mod tests {
         assert!(matches!(read.on_result(3096), Step::Ended(Ok(()))));
         let mut read = flight(Kind::Read);
         assert!(matches!(read.on_result(4095), Step::Again));
-        let end = |step| matches!(step, Step::Ended(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof);
+        let end =
+            |step| matches!(step, Step::Ended(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof);
         assert!(end(read.on_result(-libc::EINVAL)), "a direct read does not go on inside of a sector");
         assert!(end(read.on_result(0)));
         let mut write = flight(Kind::Write { dsync: false });
         assert!(matches!(write.on_result(512), Step::Again));
         assert_eq!(errno(write.on_result(-libc::EINVAL)), Some(Errno::INVAL));
-        assert!(matches!(write.on_result(0), Step::Ended(Err(error)) if error.kind() == io::ErrorKind::WriteZero));
+        assert!(
+            matches!(write.on_result(0), Step::Ended(Err(error)) if error.kind() == io::ErrorKind::WriteZero)
+        );
     }
 }

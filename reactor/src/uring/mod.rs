@@ -199,7 +199,14 @@ impl FileRing {
     ///
     /// # Panics
     /// When `file` is not of this ring.
-    pub fn write(&mut self, token: u64, file: FileIndex, offset: u64, buf: Buf, dsync: bool) -> Result<(), Full<Buf>> {
+    pub fn write(
+        &mut self,
+        token: u64,
+        file: FileIndex,
+        offset: u64,
+        buf: Buf,
+        dsync: bool,
+    ) -> Result<(), Full<Buf>> {
         self.take(Flight::new(token, file, Kind::Write { dsync }, offset, Some(buf))).map_err(with_buffer)
     }
 
@@ -230,7 +237,8 @@ impl FileRing {
         len: u64,
     ) -> Result<(), Full<()>> {
         let mode = i32::from_ne_bytes(mode.bits().to_ne_bytes());
-        self.take(Flight::new(token, file, Kind::Fallocate { mode, len }, offset, None)).map_err(without_buffer)
+        self.take(Flight::new(token, file, Kind::Fallocate { mode, len }, offset, None))
+            .map_err(without_buffer)
     }
 
     fn take(&mut self, flight: Flight) -> Result<(), Full<Option<Buf>>> {
@@ -364,7 +372,13 @@ impl Drop for FileRing {
 
 impl std::fmt::Debug for FileRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "FileRing({} of {} in flight, {} files)", self.in_flight(), self.capacity(), self.files.len())
+        write!(
+            f,
+            "FileRing({} of {} in flight, {} files)",
+            self.in_flight(),
+            self.capacity(),
+            self.files.len()
+        )
     }
 }
 

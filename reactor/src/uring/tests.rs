@@ -51,17 +51,23 @@ fn one(ring: &mut FileRing) -> Completion {
 #[test]
 fn what_is_written_is_read_back_with_and_without_registration() {
     let pool = pool();
-    for mut ring in [FileRing::new(8, &pool).expect("ring"), FileRing::without_registered_buffers(8).expect("ring")] {
+    for mut ring in
+        [FileRing::new(8, &pool).expect("ring"), FileRing::without_registered_buffers(8).expect("ring")]
+    {
         let (fd, look) = file(1 << 20);
         let file = ring.register_file(fd);
         for (token, fill) in (0u8..8).enumerate() {
             let offset = u64::from(fill) * BLOCK as u64;
-            ring.write(token as u64, file, offset, filled(&pool, BLOCK, fill + 1), fill % 2 == 0).expect("room");
+            ring.write(token as u64, file, offset, filled(&pool, BLOCK, fill + 1), fill % 2 == 0)
+                .expect("room");
         }
         assert_eq!(ring.in_flight(), 8);
         let done = finish(&mut ring);
         assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
-        assert_eq!(done.iter().map(|completion| completion.token).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+        assert_eq!(
+            done.iter().map(|completion| completion.token).collect::<Vec<_>>(),
+            (0..8).collect::<Vec<_>>()
+        );
         let mut block = [0; BLOCK];
         look.read_exact_at(&mut block, 5 * BLOCK as u64).expect("read");
         assert_eq!(block, [6; BLOCK]);
@@ -190,7 +196,8 @@ fn a_hole_is_punched_and_reads_as_zeroes() {
     let file = ring.register_file(fd);
     ring.write(1, file, 0, filled(&pool, 131_072, 5), false).expect("room");
     assert!(one(&mut ring).result.is_ok());
-    let blocks = |file: &fs::File| std::os::unix::fs::MetadataExt::blocks(&file.metadata().expect("metadata"));
+    let blocks =
+        |file: &fs::File| std::os::unix::fs::MetadataExt::blocks(&file.metadata().expect("metadata"));
     let before = blocks(&look);
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     ring.fallocate(2, file, mode, 4096, 65_536).expect("room");

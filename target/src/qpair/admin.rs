@@ -69,7 +69,9 @@ impl<T: Transport> Qpair<T> {
         request.buf = Some(buf);
         match request.work {
             Work::Admin { is_to_host: true, .. } => self.step_admin_execute(env, slot),
-            Work::Admin { is_to_host: false, .. } | Work::Connect | Work::Io(_) | Work::None => self.fetch(slot),
+            Work::Admin { is_to_host: false, .. } | Work::Connect | Work::Io(_) | Work::None => {
+                self.fetch(slot)
+            }
         }
     }
 
@@ -172,7 +174,9 @@ impl<T: Transport> Qpair<T> {
 
     /// A command on the admin queue.
     pub(super) fn step_admin(&mut self, id: Slot, env: &mut Env, slot: Slot) {
-        let (Role::Admin(controller), Some(request)) = (&mut self.role, self.requests.get_mut(slot)) else { return };
+        let (Role::Admin(controller), Some(request)) = (&mut self.role, self.requests.get_mut(slot)) else {
+            return;
+        };
         controller.shared.note_traffic();
         let sqe = request.sqe;
         if sqe.is_fabrics() {

@@ -26,7 +26,12 @@ type Outcome = (Result<(), DiskError>, Option<Buf>);
 
 /// What to do next.
 enum Step {
-    Submit { disk: usize, op: Op, range: BlockRange, buf: Option<Buf> },
+    Submit {
+        disk: usize,
+        op: Op,
+        range: BlockRange,
+        buf: Option<Buf>,
+    },
     /// Again in a later turn: no memory for the next piece.
     Wait,
     Finish,
@@ -180,7 +185,13 @@ fn is_hint_refused(io: &IoCommand, error: DiskError) -> bool {
     error == DiskError::NotSupported && matches!(io.op, IoOp::Deallocate { .. })
 }
 
-fn next_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut Env, done: Option<Outcome>) -> Step {
+fn next_step(
+    request: &mut Request,
+    io: &IoCommand,
+    role: &IoRole,
+    env: &mut Env,
+    done: Option<Outcome>,
+) -> Step {
     match done {
         Some((Err(error), _)) if is_hint_refused(io, error) => {}
         Some((Err(error), _)) => return Step::Fail(error),
@@ -221,7 +232,9 @@ fn keep_piece(env: &Env, io: &IoCommand, buf: Option<Buf>) -> Option<Buf> {
 }
 
 fn compare_end(request: &mut Request, read: Option<Buf>) -> Step {
-    let (Some(expected), Some(read)) = (request.buf.take(), read) else { return Step::Fail(DiskError::Internal) };
+    let (Some(expected), Some(read)) = (request.buf.take(), read) else {
+        return Step::Fail(DiskError::Internal);
+    };
     let mut at = 0;
     let mut is_same = expected.len() == read.len();
     for piece in expected.segments() {
@@ -260,7 +273,13 @@ fn fit(buf: Option<Buf>, bytes: u32) -> Option<Buf> {
 
 fn flush_next(request: &mut Request, role: &IoRole) -> Step {
     let index = usize::try_from(request.progress.index).unwrap_or(usize::MAX);
-    let next = role.subsystem.namespaces.iter().enumerate().skip(index).find_map(|(at, ns)| Some((at, ns.as_ref()?)));
+    let next = role
+        .subsystem
+        .namespaces
+        .iter()
+        .enumerate()
+        .skip(index)
+        .find_map(|(at, ns)| Some((at, ns.as_ref()?)));
     let Some((at, namespace)) = next else { return Step::Finish };
     request.progress.index = u32::try_from(at + 1).unwrap_or(u32::MAX);
     let range = BlockRange { lba: 0, blocks: 0 };
@@ -350,7 +369,8 @@ fn copy_begin(request: &mut Request, io: &IoCommand, env: &mut Env, ranges: u16,
         if let Err(refusal) = check_range(source, &geometry) {
             return Step::Refuse(refusal);
         }
-        let is_apart = source.lba + u64::from(source.blocks) <= target.lba || target.lba + total <= source.lba;
+        let is_apart =
+            source.lba + u64::from(source.blocks) <= target.lba || target.lba + total <= source.lba;
         if !is_apart {
             return Step::Refuse(Refusal::at(Status::OVERLAPPING_IO_RANGE, field::CDW10));
         }

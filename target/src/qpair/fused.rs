@@ -130,8 +130,10 @@ impl<T: Transport> Qpair<T> {
 
     /// Memory for a first half that waited.
     pub(super) fn retry_fused(&mut self, env: &mut Env, slot: Slot) {
-        let is_second = self.requests.get(slot).is_some_and(|request| matches!(request.work,
-            Work::Io(io) if matches!(io.op, IoOp::Write { .. })));
+        let is_second = self.requests.get(slot).is_some_and(|request| {
+            matches!(request.work,
+            Work::Io(io) if matches!(io.op, IoOp::Write { .. }))
+        });
         if !is_second {
             self.begin_first(env, slot);
         }
@@ -145,7 +147,8 @@ impl<T: Transport> Qpair<T> {
         if let Some(request) = self.requests.get_mut(second) {
             request.partner = Some(first);
         }
-        let is_first_waiting = self.requests.get(first).is_some_and(|request| request.state == State::NeedBuffer);
+        let is_first_waiting =
+            self.requests.get(first).is_some_and(|request| request.state == State::NeedBuffer);
         if is_first_waiting {
             if let Some(request) = self.requests.get_mut(second) {
                 request.state = State::NeedBuffer; // begun by its first half
@@ -194,7 +197,9 @@ impl<T: Transport> Qpair<T> {
         });
         let Some(request) = self.requests.get_mut(second) else { return };
         request.state = State::Executing;
-        let (Work::Io(io), Some(data), Some(expected)) = (request.work, request.buf.take(), expected) else { return };
+        let (Work::Io(io), Some(data), Some(expected)) = (request.work, request.buf.take(), expected) else {
+            return;
+        };
         let Some(disk) = env.disk(io.disk) else {
             self.on_fused_done(env, second, Err(DiskError::Gone));
             return;

@@ -162,7 +162,8 @@ fn range(sqe: &Sqe, target: &Target) -> Result<BlockRange, Refusal> {
 /// LBA Out of Range.
 #[inline]
 pub fn check_range(range: BlockRange, geometry: &Geometry) -> Result<(), Refusal> {
-    let is_inside = range.lba.checked_add(u64::from(range.blocks)).is_some_and(|end| end <= geometry.block_count);
+    let is_inside =
+        range.lba.checked_add(u64::from(range.blocks)).is_some_and(|end| end <= geometry.block_count);
     if is_inside { Ok(()) } else { Err(Refusal::at(Status::LBA_OUT_OF_RANGE, field::CDW10)) }
 }
 
@@ -216,7 +217,9 @@ fn check_pointer(io: &IoCommand, pointer: DataPointer) -> Result<(), Refusal> {
             // Linux sends a whole page of ranges whatever NR says; the ranges that count are at its start.
             let is_list = matches!(io.op, IoOp::Deallocate { .. } | IoOp::Hint | IoOp::Copy { .. });
             let bytes = pointer.bytes();
-            if bytes == io.data_bytes || (is_list && bytes >= io.data_bytes && bytes <= 256 * COPY_RANGE_BYTES) {
+            if bytes == io.data_bytes
+                || (is_list && bytes >= io.data_bytes && bytes <= 256 * COPY_RANGE_BYTES)
+            {
                 Ok(())
             } else {
                 Err(Refusal::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH))

@@ -244,11 +244,14 @@ impl<T: Transport> Qpair<T> {
         if !is_plain || !role.shared.is_ready() {
             return false;
         }
-        let (Some(namespace), DataPointer::Host { bytes }) = (role.subsystem.namespace(sqe.nsid()), pointer) else {
+        let (Some(namespace), DataPointer::Host { bytes }) = (role.subsystem.namespace(sqe.nsid()), pointer)
+        else {
             return false;
         };
         let transfer_bytes = env.snapshot.limits.transfer_bytes;
-        let Some(disk) = env.disks.get_mut(Env::disk_index(namespace.disk)).and_then(|disk| disk.as_deref_mut()) else {
+        let Some(disk) =
+            env.disks.get_mut(Env::disk_index(namespace.disk)).and_then(|disk| disk.as_deref_mut())
+        else {
             return false;
         };
         if disk.read_buffers() != BufferFrom::Disk {
@@ -471,7 +474,8 @@ impl<T: Transport> Qpair<T> {
         if error == DiskError::CompareDiffers {
             return;
         }
-        if let (Role::Io(role), true) = (&self.role, matches!(error, DiskError::MediaRead | DiskError::MediaWrite))
+        if let (Role::Io(role), true) =
+            (&self.role, matches!(error, DiskError::MediaRead | DiskError::MediaWrite))
             && let Some(namespace) = role.subsystem.namespace(io.nsid)
         {
             counters::add(&namespace.counters.core(env.core).media_errors, 1);
@@ -505,7 +509,14 @@ impl<T: Transport> Qpair<T> {
 
     /// Answer the host. The request ends with `Sent`.
     #[inline]
-    pub(crate) fn finish(&mut self, env: &mut Env, slot: Slot, status: Status, result: u64, data: Option<Buf>) {
+    pub(crate) fn finish(
+        &mut self,
+        env: &mut Env,
+        slot: Slot,
+        status: Status,
+        result: u64,
+        data: Option<Buf>,
+    ) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_ne!(request.state, State::Replying, "answered twice");
         request.state = State::Replying;
@@ -568,7 +579,10 @@ impl<T: Transport> Qpair<T> {
             return;
         }
         let request = self.requests.remove(slot);
-        debug_assert!(request.is_none_or(|request| request.state == State::Replying), "sent before it was answered");
+        debug_assert!(
+            request.is_none_or(|request| request.state == State::Replying),
+            "sent before it was answered"
+        );
     }
 
     /// Try again for requests that wait for memory, oldest first.
@@ -750,7 +764,9 @@ fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand) -> bool {
         return true; // without a disk the command fails at once
     };
     match io.op {
-        IoOp::Read => disk.read_buffers() == BufferFrom::Disk || set(&mut request.buf, env.pool.take(io.data_bytes)),
+        IoOp::Read => {
+            disk.read_buffers() == BufferFrom::Disk || set(&mut request.buf, env.pool.take(io.data_bytes))
+        }
         IoOp::Write { .. } => {
             let buf = match disk.write_buffers() {
                 BufferFrom::Disk => disk.take(io.range),

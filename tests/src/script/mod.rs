@@ -111,7 +111,12 @@ impl Setup {
         Arc::new(Snapshot {
             generation,
             disks: self.disks.clone(),
-            listeners: vec![Listener { port_id: 1, transport: TransportKind::Tcp, address, in_capsule_bytes: 4096 }],
+            listeners: vec![Listener {
+                port_id: 1,
+                transport: TransportKind::Tcp,
+                address,
+                in_capsule_bytes: 4096,
+            }],
             subsystems: vec![Arc::new(subsystem)],
             referrals: Vec::new(),
             limits: ControllerLimits {

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use spindle_disk::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token, Usage,
+    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token,
+    Usage,
 };
 use spindle_reactor::mem::Buf;
 
@@ -117,7 +118,13 @@ impl Disk for ProbeCore {
         self.inner.submit(token, op, range, buf)
     }
 
-    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+    fn compare_and_write(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        expected: Buf,
+        data: Buf,
+    ) -> Option<Done> {
         self.note(Asked::CompareAndWrite(range));
         let block_bytes = self.geometry().block_bytes as usize;
         assert_eq!((range.blocks, expected.len(), data.len()), (1, block_bytes, block_bytes));

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spindle_disk::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token, Usage,
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token,
+    Usage,
 };
 use spindle_reactor::mem::Buf;
 
@@ -93,7 +94,13 @@ impl Disk for PoolCore {
         Some(Done { token, result: Ok(()), buf })
     }
 
-    fn compare_and_write(&mut self, token: Token, range: BlockRange, expected: Buf, data: Buf) -> Option<Done> {
+    fn compare_and_write(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        expected: Buf,
+        data: Buf,
+    ) -> Option<Done> {
         let span = self.span(range);
         let mut bytes = self.lock();
         let is_same = expected.equals_at(0, &bytes[span.clone()]);

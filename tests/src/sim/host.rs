@@ -178,7 +178,14 @@ impl Queue {
         self.outstanding[usize::from(cid)] = Some(want);
     }
 
-    fn connect(&mut self, pool: &Pool, host: (&Nqn, [u8; 16]), subsystem: &Nqn, cntlid: u16, sq_flow_off: bool) {
+    fn connect(
+        &mut self,
+        pool: &Pool,
+        host: (&Nqn, [u8; 16]),
+        subsystem: &Nqn,
+        cntlid: u16,
+        sq_flow_off: bool,
+    ) {
         let data = ConnectData::new(host.1, cntlid, subsystem, host.0);
         let mut buf = pool.take(1024).expect("the hosts' pool is large");
         buf.copy_in(0, data.as_bytes());
@@ -256,7 +263,9 @@ impl Queue {
 
     fn on_lost(&mut self, issue: &mut Issue<'_>, want: Want) {
         match want {
-            Want::Read { first, count } | Want::Compare { first, count, .. } | Want::Verify { first, count } => {
+            Want::Read { first, count }
+            | Want::Compare { first, count, .. }
+            | Want::Verify { first, count } => {
                 issue.model.end_read(first, count);
             }
             Want::Write { first, tags } => issue.lost.push(Lost { first, tags }),
@@ -282,8 +291,13 @@ impl Queue {
                 issue.model.end_read(first, count);
                 assert!(is_ok || is_excused, "read: {status}");
                 if is_ok {
-                    let bytes: Vec<u8> = buf.iter().flat_map(|buf| buf.segments().flatten().copied()).collect();
-                    assert_eq!(bytes.len(), count * issue.model.block_bytes, "a read that succeeded is whole");
+                    let bytes: Vec<u8> =
+                        buf.iter().flat_map(|buf| buf.segments().flatten().copied()).collect();
+                    assert_eq!(
+                        bytes.len(),
+                        count * issue.model.block_bytes,
+                        "a read that succeeded is whole"
+                    );
                     issue.model.judge(first, &bytes);
                 }
             }
@@ -298,7 +312,10 @@ impl Queue {
             Want::Compare { first, count, is_same } => {
                 issue.model.end_read(first, count);
                 let is_difference = status.code() == Status::COMPARE_FAILURE;
-                assert!(is_excused || is_ok == is_same && is_difference != is_same, "compare {is_same}: {status}");
+                assert!(
+                    is_excused || is_ok == is_same && is_difference != is_same,
+                    "compare {is_same}: {status}"
+                );
             }
             Want::Verify { first, count } => {
                 issue.model.end_read(first, count);
@@ -371,7 +388,12 @@ impl Queue {
             75..80 => self.pair(issue, cid, first),
             80..84 => self.verify(issue, cid, first, count),
             84..88 => self.copy(issue, cid, first, count),
-            88..91 => self.submit(cid, Sqe::flush(cid, issue.rng.pick(&[NSID, 0xffff_ffff])), HostData::None, Want::Other),
+            88..91 => self.submit(
+                cid,
+                Sqe::flush(cid, issue.rng.pick(&[NSID, 0xffff_ffff])),
+                HostData::None,
+                Want::Other,
+            ),
             _ => self.wrong(issue, cid),
         }
     }
@@ -407,7 +429,8 @@ impl Queue {
         // Two adjacent ranges, of which the first may be empty.
         let split = issue.rng.size(0, count);
         let mut buf = issue.pool.take(32).expect("the hosts' pool is large");
-        for (index, (at, blocks)) in [(first, split), (first + split, count - split)].into_iter().enumerate() {
+        for (index, (at, blocks)) in [(first, split), (first + split, count - split)].into_iter().enumerate()
+        {
             let mut range = [0; 16];
             range[4..8].copy_from_slice(&u32::try_from(blocks).expect("few").to_le_bytes());
             range[8..].copy_from_slice(&(at as u64).to_le_bytes());
@@ -419,7 +442,8 @@ impl Queue {
     }
 
     fn compare(&mut self, issue: &mut Issue<'_>, cid: u16, first: usize, count: usize) {
-        let content: Option<Vec<u64>> = (first..first + count).map(|block| issue.model.certain(block)).collect();
+        let content: Option<Vec<u64>> =
+            (first..first + count).map(|block| issue.model.certain(block)).collect();
         let Some(mut tags) = content else { return };
         if !issue.model.try_read(first, count) {
             return;
@@ -463,7 +487,8 @@ impl Queue {
     fn copy(&mut self, issue: &mut Issue<'_>, cid: u16, first: usize, count: usize) {
         let source = issue.rng.size(0, issue.model.len() - count);
         let is_apart = source + count <= first || first + count <= source;
-        let content: Option<Vec<u64>> = (source..source + count).map(|block| issue.model.certain(block)).collect();
+        let content: Option<Vec<u64>> =
+            (source..source + count).map(|block| issue.model.certain(block)).collect();
         let (true, Some(tags)) = (is_apart, content) else { return };
         if !issue.model.try_read(source, count) {
             return;
@@ -476,7 +501,9 @@ impl Queue {
         let split = if parts == 2 { issue.rng.size(1, count - 1) } else { count };
         let mut buf = issue.pool.take(32 * parts).expect("the hosts' pool is large");
         buf.clear();
-        for (index, (at, blocks)) in [(source, split), (source + split, count - split)].into_iter().enumerate() {
+        for (index, (at, blocks)) in
+            [(source, split), (source + split, count - split)].into_iter().enumerate()
+        {
             if blocks > 0 {
                 buf.copy_in(index * 32 + 8, &(at as u64).to_le_bytes());
                 buf.copy_in(index * 32 + 16, &u16::try_from(blocks - 1).expect("few").to_le_bytes());
@@ -504,7 +531,9 @@ impl Queue {
 
     fn issue_admin(&mut self, issue: &mut Issue<'_>) {
         let Some(cid) = self.free_cid(issue.rng) else { return };
-        let page = |issue: &Issue<'_>| HostData::FromController(issue.pool.take(4096).expect("the hosts' pool is large"));
+        let page = |issue: &Issue<'_>| {
+            HostData::FromController(issue.pool.take(4096).expect("the hosts' pool is large"))
+        };
         match issue.rng.below(5) {
             0 => self.submit(cid, Sqe::keep_alive(cid), HostData::None, Want::Other),
             1 => {
@@ -527,7 +556,10 @@ impl Queue {
         let is_room = self.stage == Stage::Live && self.count() + 2 < usize::from(self.entries);
         let aborts = self.outstanding.iter().flatten().filter(|want| matches!(want, Want::Abort)).count();
         let victim = other.outstanding.iter().position(Option::is_some);
-        let (Some(cid), Some(victim), true) = (self.free_cid(issue.rng), victim, is_room && aborts < 2) else { return };
+        let (Some(cid), Some(victim), true) = (self.free_cid(issue.rng), victim, is_room && aborts < 2)
+        else {
+            return;
+        };
         other.is_abort_asked[victim] = true;
         let victim = u16::try_from(victim).expect("a cid");
         self.submit(cid, Sqe::abort(cid, other.qid, victim), HostData::None, Want::Abort);

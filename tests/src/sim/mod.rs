@@ -28,7 +28,9 @@ pub use world::{Report, Swarm, World};
 pub fn run(seed: u64, commands: u64) -> Report {
     let outcome = std::panic::catch_unwind(|| World::new(Swarm::draw(seed)).run(commands));
     outcome.unwrap_or_else(|panic| {
-        eprintln!("SEED={seed} failed; replay: SPINDLE_SIM_SEED={seed} cargo nextest run -p spindle-tests one_seed");
+        eprintln!(
+            "SEED={seed} failed; replay: SPINDLE_SIM_SEED={seed} cargo nextest run -p spindle-tests one_seed"
+        );
         std::panic::resume_unwind(panic)
     })
 }

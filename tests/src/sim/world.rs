@@ -198,7 +198,9 @@ impl World {
             }
         };
         let (disk, control) = FaultDisk::new(disk, swarm.seed);
-        for (fault, rate) in [Fault::Error, Fault::Delay, Fault::Drop, Fault::Reorder].into_iter().zip(swarm.faults) {
+        for (fault, rate) in
+            [Fault::Error, Fault::Delay, Fault::Drop, Fault::Reorder].into_iter().zip(swarm.faults)
+        {
             control.set_all(fault, rate);
         }
         let snapshot = snapshot(&swarm, &disk);
@@ -222,7 +224,8 @@ impl World {
                 TargetCore::new(settings).expect("a core")
             })
             .collect();
-        let home = cores.iter().map(|core| (core.pools().0.free_bytes(), core.pools().1.free_bytes())).collect();
+        let home =
+            cores.iter().map(|core| (core.pools().0.free_bytes(), core.pools().1.free_bytes())).collect();
         let pool = Pool::new(&[zone(4096, 2000), zone(1 << 16, 1000)], Pages::Base).expect("a pool");
         let mut world = World {
             rng: Rng::new(swarm.seed ^ 0xabcd),
@@ -258,7 +261,11 @@ impl World {
         while self.completed < commands {
             self.turn();
             turns += 1;
-            assert!(turns < commands * 20_000 + 1_000_000, "no progress: {} of {commands} commands", self.completed);
+            assert!(
+                turns < commands * 20_000 + 1_000_000,
+                "no progress: {} of {commands} commands",
+                self.completed
+            );
         }
         self.finish()
     }
@@ -296,7 +303,8 @@ impl World {
             remote: "127.0.0.1:9".parse().expect("an address"),
             local: "127.0.0.1:4420".parse().expect("an address"),
         };
-        let id = self.cores[core].accept(Conn::new(config, self.now), peer).unwrap_or_else(|_| panic!("room"));
+        let id =
+            self.cores[core].accept(Conn::new(config, self.now), peer).unwrap_or_else(|_| panic!("room"));
         let host = host::Conn::new(
             HostConfig {
                 header_digest: swarm.digests.0,
@@ -331,7 +339,10 @@ impl World {
             admin[0].abort(&mut issue, &mut ios[victim]);
         }
         let admin_is_live = queues.first().is_some_and(|queue| queue.stage == Stage::Live);
-        assert!(queues.iter().all(|queue| queue.stage != Stage::Dead), "the target closed a connection by itself");
+        assert!(
+            queues.iter().all(|queue| queue.stage != Stage::Dead),
+            "the target closed a connection by itself"
+        );
         if admin_is_live && queues.len() <= swarm.io_queues {
             let qid = u16::try_from(queues.len()).expect("few");
             self.connect(index, qid);

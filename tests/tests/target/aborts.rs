@@ -171,7 +171,8 @@ fn a_held_event_request_is_aborted_and_its_place_is_free_again() {
         for cid in [2, 4] {
             rig.send(&host.admin, Sqe::abort(0x500, 0, cid), 0);
             let answers = rig.answers(&host.admin);
-            let seen: Vec<_> = answers.iter().map(|answer| (answer.cid, answer.status, answer.result)).collect();
+            let seen: Vec<_> =
+                answers.iter().map(|answer| (answer.cid, answer.status, answer.result)).collect();
             assert_eq!(seen, [(cid, Status::ABORTED_BY_REQUEST, 0), (0x500, Status::SUCCESS, 0)]);
         }
         rig.send(&host.admin, Sqe::async_event_request(5), 0);
@@ -191,7 +192,8 @@ fn admin_commands_are_aborted_while_they_wait_for_memory_or_data() {
         assert_eq!(rig.states(&host.admin), [(State::NeedBuffer, 1), (State::Fetching, 2)]);
         rig.send(&host.admin, Sqe::abort(0x500, 0, 3), 0);
         rig.send(&host.admin, Sqe::abort(0x501, 0, 1), 0);
-        let seen: Vec<_> = rig.answers(&host.admin).iter().map(|answer| (answer.cid, answer.status)).collect();
+        let seen: Vec<_> =
+            rig.answers(&host.admin).iter().map(|answer| (answer.cid, answer.status)).collect();
         let ok = Status::SUCCESS;
         assert_eq!(seen, [(3, Status::ABORTED_BY_REQUEST), (0x500, ok), (0x501, ok)]);
         rig.bring(&host.admin, 1, &[0; 512]);

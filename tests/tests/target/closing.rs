@@ -130,8 +130,10 @@ fn a_queue_may_end_in_every_state_by_every_way_and_leaves_nothing_behind() {
                 let queue = enter(&mut fixture, state);
                 end(&mut fixture, &queue, by);
                 let Fixture { mut rig, host, control } = fixture;
-                let is_over = rig.cores[host.io.core].qpair(host.io.id).is_none() || host.io.line.closed().is_some();
-                let is_admin_only = matches!((state, by), (State::Held | State::Aborting, End::HungUp | End::Overrun));
+                let is_over =
+                    rig.cores[host.io.core].qpair(host.io.id).is_none() || host.io.line.closed().is_some();
+                let is_admin_only =
+                    matches!((state, by), (State::Held | State::Aborting, End::HungUp | End::Overrun));
                 assert!(is_over || is_admin_only, "{state:?} {by:?}");
                 // The disk answers now, or after the transport is gone.
                 for is_gone_first in [false, true] {
@@ -165,7 +167,10 @@ fn completions_of_a_queue_that_has_ended_touch_no_queue_in_its_place() {
     rig.turn();
     let mut answers = rig.answers(&new);
     answers.sort_by_key(|answer| answer.cid);
-    assert_eq!(answers.iter().map(|answer| (answer.cid, answer.data.len())).collect::<Vec<_>>(), [(1, 512), (2, 512)]);
+    assert_eq!(
+        answers.iter().map(|answer| (answer.cid, answer.data.len())).collect::<Vec<_>>(),
+        [(1, 512), (2, 512)]
+    );
     assert_eq!(rig.states(&new), []);
     rig.finish();
 }
@@ -195,7 +200,8 @@ fn a_reset_closes_the_io_queues_of_all_cores_and_of_that_controller_only() {
     let (admin, cntlid) = rig.admin(0, 0);
     let queues: Vec<Queue> = (1..=4).map(|qid| rig.io(usize::from(qid % 2), Want::io(cntlid, qid))).collect();
     let (other, other_cntlid) = rig.admin(1, 0);
-    let spared: Vec<Queue> = (1..=2).map(|qid| rig.io(usize::from(qid % 2), Want::io(other_cntlid, qid))).collect();
+    let spared: Vec<Queue> =
+        (1..=2).map(|qid| rig.io(usize::from(qid % 2), Want::io(other_cntlid, qid))).collect();
     rig.is_mail_held = true;
     rig.set_cc(&admin, CC_DISABLED);
     // Before the message is there, the queue refuses by itself.

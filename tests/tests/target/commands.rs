@@ -49,9 +49,14 @@ fn what_is_written_is_read_up_to_the_last_block() {
 #[test]
 fn a_block_behind_the_last_is_out_of_range_for_every_command_that_names_blocks() {
     on_every_kind(|rig, io, nsid, block| {
-        for (lba, blocks) in
-            [(BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX, 1), (u64::MAX, 2), (u64::MAX - 1, 2), (u64::MAX / 2, 65_536)]
-        {
+        for (lba, blocks) in [
+            (BLOCKS, 1),
+            (BLOCKS - 1, 2),
+            (u64::MAX, 1),
+            (u64::MAX, 2),
+            (u64::MAX - 1, 2),
+            (u64::MAX / 2, 65_536),
+        ] {
             let bytes = if blocks <= 2 { block * blocks as usize } else { 0 };
             for sqe in [
                 Sqe::read(1, nsid, lba, blocks),
@@ -130,7 +135,10 @@ fn unknown_opcodes_and_namespaces_are_refused_by_name() {
             assert_refused(&answer, Status::INVALID_NAMESPACE_OR_FORMAT);
         }
         assert_refused(&rig.run(io, Sqe::flush(1, 0), &[]), Status::INVALID_NAMESPACE_OR_FORMAT);
-        assert_refused(&rig.run(io, Sqe::write_zeroes(1, NSID_ALL, 0, 1, false), &[]), Status::INVALID_NAMESPACE_OR_FORMAT);
+        assert_refused(
+            &rig.run(io, Sqe::write_zeroes(1, NSID_ALL, 0, 1, false), &[]),
+            Status::INVALID_NAMESPACE_OR_FORMAT,
+        );
     });
 }
 

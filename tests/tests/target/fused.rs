@@ -48,7 +48,8 @@ fn a_pair_writes_when_the_content_is_as_expected_and_otherwise_not() {
         let host = rig.host();
         let io = &host.io;
         for is_second_brought_first in [false, true] {
-            let (old, new) = (content(&mut rig, io, 1, 5, block), pattern(usize::from(is_second_brought_first), block));
+            let (old, new) =
+                (content(&mut rig, io, 1, 5, block), pattern(usize::from(is_second_brought_first), block));
             rig.send(io, first(1, 5), block);
             rig.send(io, second(1, 5), block);
             let halves = [(COMPARE, &old), (WRITE, &new)];
@@ -114,7 +115,8 @@ fn a_first_half_followed_by_anything_but_its_second_misses_it() {
             let compare = answers.iter().find(|answer| answer.cid == COMPARE);
             let status = compare.map(|answer| answer.status.code());
             let is_second = sqe.fuse() == Fuse::SECOND;
-            let expected = if is_second { Status::ABORTED_FAILED_FUSED } else { Status::ABORTED_MISSING_FUSED };
+            let expected =
+                if is_second { Status::ABORTED_FAILED_FUSED } else { Status::ABORTED_MISSING_FUSED };
             assert_eq!(status, Some(expected), "{sqe:?}");
             rig.finish();
         }
@@ -225,7 +227,8 @@ fn fuse_is_refused_where_it_means_nothing() {
     ] {
         assert_refused(&rig.read(io, sqe, bytes), Status::INVALID_FIELD);
     }
-    let (disk, _) = Probe::over(pool_disk(512), |geometry| Geometry { can_compare_and_write: false, ..geometry });
+    let (disk, _) =
+        Probe::over(pool_disk(512), |geometry| Geometry { can_compare_and_write: false, ..geometry });
     let mut rig = Rig::new(Setup::small(vec![disk]));
     let host = rig.host();
     assert_refused(&rig.run(&host.io, first(1, 0), &[0; 512]), Status::INVALID_FIELD);
@@ -240,7 +243,8 @@ fn damaged_data_of_either_half_fails_both_and_writes_nothing() {
             rig.send(&host.io, first(1, 5), 512);
             rig.send(&host.io, second(1, 5), 512);
             for cid in order {
-                let result = if cid == damaged { Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR) } else { Ok(()) };
+                let result =
+                    if cid == damaged { Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR) } else { Ok(()) };
                 let data = if cid == COMPARE { vec![0; 512] } else { pattern(1, 512) };
                 rig.bring_result(&host.io, cid, &data, result);
             }
@@ -301,7 +305,8 @@ fn a_disk_that_fails_the_pair_fails_the_half_that_it_could_not_do() {
         assert_eq!(wrong.status, status);
         assert_eq!(other.status.code(), Status::ABORTED_FAILED_FUSED);
         let is_media = matches!(error, DiskError::MediaRead | DiskError::MediaWrite);
-        let counters = rig.cores[0].snapshot().subsystems[0].namespaces[0].as_ref().unwrap().counters.totals();
+        let counters =
+            rig.cores[0].snapshot().subsystems[0].namespaces[0].as_ref().unwrap().counters.totals();
         assert_eq!(counters.media_errors, u64::from(is_media));
         rig.finish();
     }
@@ -333,7 +338,8 @@ fn a_pair_waits_for_the_memory_of_both_halves_and_then_is_one() {
 #[test]
 fn a_pair_that_waits_for_memory_ends_with_its_disk() {
     // Once the second half was never answered.
-    let mut rig = Rig::new(Setup { zones: vec![(4096, 2)], ..Setup::small(vec![pool_disk(512), pool_disk(512)]) });
+    let mut rig =
+        Rig::new(Setup { zones: vec![(4096, 2)], ..Setup::small(vec![pool_disk(512), pool_disk(512)]) });
     let host = rig.host();
     let io = &host.io;
     rig.send(io, Sqe::write(1, 1, 9, 1, false), 512);

@@ -147,7 +147,8 @@ fn hints_that_change_nothing_succeed_and_ask_nothing_of_the_disk() {
 
 #[test]
 fn deallocate_on_a_disk_that_cannot_is_a_success_of_nothing() {
-    let (disk, record) = Probe::over(pool_disk(512), |geometry| Geometry { can_deallocate: false, ..geometry });
+    let (disk, record) =
+        Probe::over(pool_disk(512), |geometry| Geometry { can_deallocate: false, ..geometry });
     let mut rig = Rig::new(Setup::small(vec![disk]));
     let host = rig.host();
     assert_ok(&rig.run(&host.io, dsm(&[(0, 1)]), &ranges(&[(0, 1)])));

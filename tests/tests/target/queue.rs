@@ -8,9 +8,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::CONNECT_TIMEOUT;
 use spindle_target::transport::{CloseReason, DataPointer, Event};
-use spindle_tests::script::{
-    CC_DISABLED, CC_ENABLED, HOST, Rig, Setup, Want, connect_data, connect_sqe,
-};
+use spindle_tests::script::{CC_DISABLED, CC_ENABLED, HOST, Rig, Setup, Want, connect_data, connect_sqe};
 
 use crate::{assert_ok, assert_refused, pool_disk, ram_disk};
 
@@ -230,11 +228,15 @@ fn the_fifth_event_request_is_one_too_many() {
     for cid in 1..=4 {
         rig.send(&host.admin, Sqe::async_event_request(cid), 0);
     }
-    assert_refused(&rig.run(&host.admin, Sqe::async_event_request(5), &[]), Status::ASYNC_EVENT_LIMIT_EXCEEDED);
+    assert_refused(
+        &rig.run(&host.admin, Sqe::async_event_request(5), &[]),
+        Status::ASYNC_EVENT_LIMIT_EXCEEDED,
+    );
     // Held requests do not fill the queue, and a reset ends them.
     assert_ok(&rig.run(&host.admin, Sqe::keep_alive(6), &[]));
     rig.send(&host.admin, Sqe::property_set(7, false, nvme_spec::register::CC, CC_DISABLED), 0);
-    let mut answers: Vec<_> = rig.answers(&host.admin).iter().map(|answer| (answer.cid, answer.status)).collect();
+    let mut answers: Vec<_> =
+        rig.answers(&host.admin).iter().map(|answer| (answer.cid, answer.status)).collect();
     answers.sort_unstable_by_key(|(cid, _)| *cid);
     let ended = Status::ABORTED_SQ_DELETION.dnr();
     assert_eq!(answers, [(1, ended), (2, ended), (3, ended), (4, ended), (7, Status::SUCCESS)]);
@@ -268,7 +270,8 @@ fn set_features_with_the_wrong_length_of_data_is_refused_before_any_data_moves()
     let mut rig = rig();
     let host = rig.host();
     let sqe = Sqe::set_features(1, FeatureId::TIMESTAMP, 0, 0);
-    for pointer in [DataPointer::None, DataPointer::Host { bytes: 7 }, DataPointer::InCapsule { bytes: 4096 }] {
+    for pointer in [DataPointer::None, DataPointer::Host { bytes: 7 }, DataPointer::InCapsule { bytes: 4096 }]
+    {
         rig.send_pointer(&host.admin, sqe, Ok(pointer));
         let answer = rig.answer(&host.admin).expect("an answer at once");
         assert!(answer.status.is_dnr() && !answer.status.is_success(), "{pointer:?}: {answer:?}");

@@ -328,60 +328,18 @@ mod tests {
     #[test]
     fn capability_bits_have_the_values_that_nvme_cli_decodes() {
         assert_eq!(Oncs::new().with_copy(true).into_bits(), 1 << 8);
-        assert_eq!(
-            Oncs::new()
-                .with_verify(true)
-                .with_dataset_management(true)
-                .into_bits(),
-            0x84
-        );
-        assert_eq!(
-            Oaes::new().with_namespace_attribute(true).into_bits(),
-            1 << 8
-        );
+        assert_eq!(Oncs::new().with_verify(true).with_dataset_management(true).into_bits(), 0x84);
+        assert_eq!(Oaes::new().with_namespace_attribute(true).into_bits(), 1 << 8);
         assert_eq!(Oaes::new().with_ana_change(true).into_bits(), 1 << 11);
         assert_eq!(Oaes::new().with_discovery_log(true).into_bits(), 1 << 31);
         assert_eq!(Oaes::new().with_zone_descriptor(true).into_bits(), 1 << 27);
-        assert_eq!(
-            Ctratt::new()
-                .with_traffic_based_keep_alive(true)
-                .into_bits(),
-            1 << 6
-        );
-        assert_eq!(
-            Ctratt::new().with_extended_lba_formats(true).into_bits(),
-            1 << 15
-        );
-        assert_eq!(
-            Sgls::new()
-                .with_support(1)
-                .with_keyed(true)
-                .with_offset(true)
-                .into_bits(),
-            0x10_0005
-        );
+        assert_eq!(Ctratt::new().with_traffic_based_keep_alive(true).into_bits(), 1 << 6);
+        assert_eq!(Ctratt::new().with_extended_lba_formats(true).into_bits(), 1 << 15);
+        assert_eq!(Sgls::new().with_support(1).with_keyed(true).with_offset(true).into_bits(), 0x10_0005);
         assert_eq!(Sgls::new().with_transport(true).into_bits(), 1 << 21);
-        assert_eq!(
-            EntrySize::new()
-                .with_required(6)
-                .with_largest(6)
-                .into_bits(),
-            0x66
-        );
-        assert_eq!(
-            Vwc::new()
-                .with_present(true)
-                .with_flush_all(Vwc::FLUSH_ALL_SUPPORTED)
-                .into_bits(),
-            7
-        );
+        assert_eq!(EntrySize::new().with_required(6).with_largest(6).into_bits(), 0x66);
+        assert_eq!(Vwc::new().with_present(true).with_flush_all(Vwc::FLUSH_ALL_SUPPORTED).into_bits(), 7);
         assert_eq!(Anacap::new().with_group_id_static(true).into_bits(), 1 << 6);
-        assert_eq!(
-            Frmw::new()
-                .with_slots(1)
-                .with_first_slot_read_only(true)
-                .into_bits(),
-            0x03
-        );
+        assert_eq!(Frmw::new().with_slots(1).with_first_slot_read_only(true).into_bits(), 0x03);
     }
 }

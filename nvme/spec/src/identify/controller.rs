@@ -7,9 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Identify Controller, CNS 01h (Base 2.0 figure "Identify Controller Data Structure").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IdentifyController {
     /// VID: PCI vendor; 0 over Fabrics.
     pub vid: U16,
@@ -296,11 +294,7 @@ impl IdentifyController {
     #[must_use]
     pub fn transfer_bytes_max(&self, mpsmin: u8) -> Option<u64> {
         let shift = 12 + u32::from(mpsmin) + u32::from(self.mdts);
-        if self.mdts == 0 {
-            None
-        } else {
-            1_u64.checked_shl(shift)
-        }
+        if self.mdts == 0 { None } else { 1_u64.checked_shl(shift) }
     }
 
     /// Most bytes of data in a command capsule of an I/O queue: IOCCSZ less the entry and ICDOFF.
@@ -358,9 +352,7 @@ open_enum! {
 
 /// A power state descriptor (Base 2.0 figure "Power State Descriptor Data Structure").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct PowerState {
     /// MP: most power, in the unit of MXPS.
     pub mp: U16,
@@ -413,9 +405,7 @@ pub struct PowerStateFlags {
 
 /// Identify Controller of the NVM Command Set, CNS 06h CSI 00h (NVM Command Set 1.0 section 4.1.5.2).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IdentifyControllerNvm {
     /// VSL: most of Verify, as MDTS; 0 for no limit.
     pub vsl: u8,
@@ -457,10 +447,7 @@ mod tests {
         assert_eq!((id.transfer_bytes_max(0), id.in_capsule_bytes()), (None, 0));
         id.mdts = 8;
         id.ioccsz = U32::new((64 + 4096) / 16);
-        assert_eq!(
-            (id.transfer_bytes_max(0), id.in_capsule_bytes()),
-            (Some(1 << 20), 4096)
-        );
+        assert_eq!((id.transfer_bytes_max(0), id.in_capsule_bytes()), (Some(1 << 20), 4096));
         id.mdts = 255;
         assert_eq!(id.transfer_bytes_max(15), None);
     }
@@ -481,10 +468,7 @@ mod tests {
         };
         let bytes = id.as_bytes();
         assert_eq!(bytes[78..80], [2, 1]);
-        assert_eq!(
-            (bytes[111], bytes[320], bytes[514], bytes[536]),
-            (1, 10, 128, 1)
-        );
+        assert_eq!((bytes[111], bytes[320], bytes[514], bytes[536]), (1, 10, 128, 1));
         assert_eq!(bytes[1792..1800], [4, 1, 0, 0, 1, 0, 0, 0]);
         assert_eq!((bytes[1803], bytes[1806]), (1, 1));
         assert_eq!(bytes.iter().filter(|&&byte| byte != 0).count(), 11);

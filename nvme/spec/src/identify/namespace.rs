@@ -6,9 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Identify Namespace, CNS 00h (NVM Command Set 1.0 section 4.1.5.1).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IdentifyNamespace {
     /// NSZE: size, in logical blocks.
     pub nsze: U64,
@@ -119,29 +117,20 @@ impl IdentifyNamespace {
     #[must_use]
     pub fn format(&self) -> LbaFormat {
         let index = Flbas::from_bits(self.flbas).format_index();
-        self.lbaf
-            .get(usize::from(index))
-            .copied()
-            .unwrap_or_default()
+        self.lbaf.get(usize::from(index)).copied().unwrap_or_default()
     }
 
     /// Bytes of a logical block; `None` where the format names no size that is allowed (512 and more).
     #[must_use]
     pub fn block_bytes(&self) -> Option<u32> {
         let lbads = u32::from(self.format().lbads);
-        if lbads < 9 {
-            None
-        } else {
-            1_u32.checked_shl(lbads)
-        }
+        if lbads < 9 { None } else { 1_u32.checked_shl(lbads) }
     }
 }
 
 /// An LBA format (NVM Command Set 1.0 figure "LBA Format Data Structure").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct LbaFormat {
     /// MS: bytes of metadata of a logical block.
     pub ms: U16,
@@ -246,9 +235,7 @@ pub struct Nsattr {
 
 /// Identify Namespace of the NVM Command Set, CNS 05h CSI 00h (NVM Command Set 1.0 section 4.1.5.3).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IdentifyNamespaceNvm {
     /// LBSTM: logical block storage tag mask.
     pub lbstm: U64,
@@ -305,9 +292,7 @@ wire_bits!(ElbaFormat => U32);
 /// Identify Namespace independent of the command set, CNS 08h (Base 2.0 figure "I/O Command Set Independent
 /// Identify Namespace Data Structure").
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IdentifyNamespaceIndependent {
     /// NSFEAT; see [`NsfeatIndependent`].
     pub nsfeat: u8,
@@ -399,9 +384,7 @@ open_enum! {
 /// Header of a namespace identification descriptor; NIDL bytes of identifier follow (Base 2.0 figure
 /// "Namespace Identification Descriptor", CNS 03h). A descriptor with NIDL 0 ends the list.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct NamespaceDescriptor {
     /// NIDT.
     pub nidt: NamespaceDescriptorType,
@@ -417,11 +400,7 @@ impl NamespaceDescriptor {
     /// A header.
     #[must_use]
     pub fn new(nidt: NamespaceDescriptorType, nidl: u8) -> Self {
-        Self {
-            nidt,
-            nidl,
-            ..Self::default()
-        }
+        Self { nidt, nidl, ..Self::default() }
     }
 
     /// The descriptors in the data of Identify CNS 03h, up to the one with NIDL 0 or the first that does
@@ -445,16 +424,9 @@ mod tests {
     fn the_format_in_use_is_found_by_all_six_bits() {
         let mut id = IdentifyNamespace::default();
         assert_eq!(id.block_bytes(), None);
-        id.flbas = Flbas::new()
-            .with_index_low(3)
-            .with_index_high(2)
-            .into_bits();
+        id.flbas = Flbas::new().with_index_low(3).with_index_high(2).into_bits();
         assert_eq!(id.flbas, 0x43);
-        id.lbaf[35] = LbaFormat {
-            ms: U16::new(0),
-            lbads: 12,
-            rp: 0,
-        };
+        id.lbaf[35] = LbaFormat { ms: U16::new(0), lbads: 12, rp: 0 };
         assert_eq!(id.block_bytes(), Some(4096));
         assert_eq!(id.as_bytes()[128 + 35 * 4 + 2], 12);
         assert_eq!(id.formats(), 1);
@@ -466,13 +438,7 @@ mod tests {
         data[..12].copy_from_slice(&[1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
         data[12..17].copy_from_slice(&[4, 1, 0, 0, 9]);
         let mut iter = NamespaceDescriptor::iter(&data);
-        assert_eq!(
-            iter.next(),
-            Some((
-                NamespaceDescriptorType::EUI64,
-                &[1, 2, 3, 4, 5, 6, 7, 8][..]
-            ))
-        );
+        assert_eq!(iter.next(), Some((NamespaceDescriptorType::EUI64, &[1, 2, 3, 4, 5, 6, 7, 8][..])));
         assert_eq!(iter.next(), Some((NamespaceDescriptorType::CSI, &[9][..])));
         assert_eq!(iter.next(), None);
         assert_eq!(NamespaceDescriptor::iter(&[3, 16, 0, 0, 1]).count(), 0);
@@ -484,26 +450,11 @@ mod tests {
 
     #[test]
     fn namespace_bits_have_the_values_that_nvme_cli_decodes() {
-        assert_eq!(
-            Dlfeat::new()
-                .with_read_behavior(1)
-                .with_deallocate_in_write_zeroes(true)
-                .into_bits(),
-            9
-        );
-        assert_eq!(
-            Nsfeat::new()
-                .with_preferred_sizes(true)
-                .with_thin(true)
-                .into_bits(),
-            0x11
-        );
+        assert_eq!(Dlfeat::new().with_read_behavior(1).with_deallocate_in_write_zeroes(true).into_bits(), 9);
+        assert_eq!(Nsfeat::new().with_preferred_sizes(true).with_thin(true).into_bits(), 0x11);
         assert_eq!(ElbaFormat::from_bits(0x0000_0490).pif(), 1);
         assert_eq!(
-            (
-                Nmic::new().with_shared(true).into_bits(),
-                Nstat::new().with_ready(true).into_bits()
-            ),
+            (Nmic::new().with_shared(true).into_bits(), Nstat::new().with_ready(true).into_bits()),
             (1, 1)
         );
     }

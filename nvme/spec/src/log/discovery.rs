@@ -11,9 +11,7 @@ pub const DISCOVERY_ENTRY_BYTES: usize = 1024;
 
 /// Header of the discovery log page; NUMREC entries follow.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct DiscoveryLogHeader {
     /// GENCTR: grows with each change; the same at begin and end of reading means that what was read is
     /// whole.
@@ -32,19 +30,13 @@ impl DiscoveryLogHeader {
     /// A header.
     #[must_use]
     pub fn new(genctr: u64, numrec: u64) -> Self {
-        Self {
-            genctr: U64::new(genctr),
-            numrec: U64::new(numrec),
-            ..Self::default()
-        }
+        Self { genctr: U64::new(genctr), numrec: U64::new(numrec), ..Self::default() }
     }
 }
 
 /// An entry of the discovery log page: one way to one subsystem.
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct DiscoveryLogEntry {
     /// TRTYPE.
     pub trtype: TransportType,
@@ -212,9 +204,7 @@ open_enum! {
 
 /// TSAS of RDMA (NVMe/RDMA Transport 1.0 section 3.1.1).
 #[repr(C)]
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct TsasRdma {
     /// RDMA_QPTYPE: 1 reliable connected, 2 reliable datagram.
     pub qptype: u8,
@@ -255,10 +245,7 @@ mod tests {
             traddr: padded_ascii("127.0.0.1"),
             ..DiscoveryLogEntry::default()
         };
-        assert_eq!(
-            entry.as_bytes()[..12],
-            [3, 1, 2, 4, 1, 0, 0xff, 0xff, 32, 0, 2, 0]
-        );
+        assert_eq!(entry.as_bytes()[..12], [3, 1, 2, 4, 1, 0, 0xff, 0xff, 32, 0, 2, 0]);
         assert_eq!(entry.as_bytes()[32..38], *b"4420  ");
         assert_eq!((entry.traddr(), entry.trsvcid()), ("127.0.0.1", "4420"));
         assert!(entry.subnqn().unwrap().is_discovery());
@@ -269,9 +256,6 @@ mod tests {
     #[test]
     fn the_header_counts_in_64_bits() {
         let header = DiscoveryLogHeader::new(0x0102, 2);
-        assert_eq!(
-            header.as_bytes()[..18],
-            [2, 1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0]
-        );
+        assert_eq!(header.as_bytes()[..18], [2, 1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 }

@@ -80,7 +80,10 @@ fn a_zeroing_that_finds_no_frame_for_its_ragged_end_loses_none() {
     let held = take_all();
     assert!(!core.zero(0, 512, true), "a ragged range alone finds no frame");
     assert_eq!(read(&core, 0, 4096), [3; 4096]);
-    assert!(core.zero(0, 7 * 4096 + 512, true), "the ragged end takes one of those that were freed before it");
+    assert!(
+        core.zero(0, 7 * 4096 + 512, true),
+        "the ragged end takes one of those that were freed before it"
+    );
     assert_eq!(read(&core, 7 * FRAME, 1024), [[0; 512], [3; 512]].concat());
     let freed = take_all();
     assert_eq!(freed.len(), 7);
