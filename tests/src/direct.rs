@@ -91,8 +91,21 @@ pub struct Direct {
     pub admin: Slot,
     /// The I/O queue: 128 entries, SQ flow control off.
     pub io: Slot,
+    /// The host's end of the admin queue.
+    pub admin_link: Link,
+    /// The host's end of the I/O queue.
+    pub io_link: Link,
     /// Buffers of the host's side.
     pub pool: Pool,
+}
+
+/// In-capsule data of an I/O queue.
+pub const IN_CAPSULE_BYTES: u32 = 4096;
+
+fn pool() -> Pool {
+    let zone = |buffer_bytes, count| ZoneSpec { buffer_bytes, count };
+    let zones = [zone(4096, 256), zone(64 << 10, 64), zone(1 << 20, 8)];
+    Pool::new(&zones, Pages::Base).expect("a pool")
 }
 
 impl Direct {
@@ -104,102 +117,154 @@ impl Direct {
     pub fn new(bytes: u64, block_bytes: u32) -> Direct {
         let spec = RamSpec { bytes, block_bytes, pages: Pages::Transparent };
         let disk = RamDisk::new("ram", spec).expect("a disk");
-        let zone = |buffer_bytes, count| ZoneSpec { buffer_bytes, count };
-        let pool = || Pool::new(&[zone(4096, 256), zone(1 << 20, 8)], Pages::Base).expect("a pool");
+        let mut direct = Direct::on(&disk);
+        let blocks = (1 << 20) / block_bytes;
+        for lba in (0..bytes / u64::from(block_bytes)).step_by(blocks as usize) {
+            let mut buf = direct.pool.take(1 << 20).expect("a buffer");
+            buf.copy_in(0, &lba.to_le_bytes());
+            direct.run(Sqe::write(0, 1, lba, blocks, false), HostData::ToController(buf));
+        }
+        direct
+    }
+
+    /// On this disk, as it is.
+    ///
+    /// # Panics
+    /// When the target does not play along.
+    #[must_use]
+    pub fn on(disk: &Arc<dyn DiskSource>) -> Direct {
+        let admin_zone = ZoneSpec { buffer_bytes: 8192, count: 4 };
         let settings = CoreSettings {
             core: 0,
             cores: 1,
             connections: 8,
             disk_depth: 128,
             pool: pool(),
-            admin_pool: Pool::new(&[zone(8192, 4)], Pages::Base).expect("a pool"),
-            snapshot: snapshot(&disk, 1, 4096, 1 << 20),
+            admin_pool: Pool::new(&[admin_zone], Pages::Base).expect("a pool"),
+            snapshot: snapshot(disk, 1, IN_CAPSULE_BYTES, 1 << 20),
             registry: Arc::new(Registry::default()),
             now: Nanos::ZERO,
             wall_ms: 0,
         };
         let mut core = TargetCore::new(settings).expect("a core");
         let pool = pool();
-        let (admin, mut host, result) = connect(&mut core, &pool, 0, 0xffff);
+        let (mut admin_link, cntlid) = Link::connect(&mut core, &pool, 0, 0xffff);
         let sqe = Sqe::property_set(0, false, CC, 1 | 6 << 16 | 4 << 20);
-        host.submit(sqe, HostData::None).expect("room");
-        exchange(&mut core, admin, &mut host);
-        let cntlid = u16::try_from(result & 0xffff).expect("16 bits");
-        let (io, mut host, _) = connect(&mut core, &pool, 1, cntlid);
-        let piece = 1 << 20;
-        for lba in (0..bytes / u64::from(block_bytes)).step_by(piece / block_bytes as usize) {
-            let mut buf = pool.take(1 << 20).expect("a buffer");
-            buf.copy_in(0, &lba.to_le_bytes());
-            let blocks = u32::try_from(piece).expect("small") / block_bytes;
-            host.submit(Sqe::write(0, 1, lba, blocks, false), HostData::ToController(buf)).expect("room");
-            exchange(&mut core, io, &mut host);
-        }
-        Direct { core, admin, io, pool }
+        admin_link.host.submit(sqe, HostData::None).expect("room");
+        admin_link.exchange(&mut core);
+        let (io_link, _) = Link::connect(&mut core, &pool, 1, cntlid);
+        Direct { core, admin: admin_link.id, io: io_link.id, admin_link, io_link, pool }
+    }
+
+    /// A command on the I/O queue from beginning to end.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn run(&mut self, sqe: Sqe, data: HostData) {
+        self.io_link.host.submit(sqe, data).expect("room");
+        self.io_link.exchange(&mut self.core);
     }
 }
 
-/// Connect queue `qid`; its name on the core, the host's end, and Connect's result.
-fn connect(core: &mut TargetCore<Conn>, pool: &Pool, qid: u16, cntlid: u16) -> (Slot, host::Conn, u32) {
-    let peer = Peer {
-        transport: TransportKind::Tcp,
-        listener: 0,
-        remote: "127.0.0.1:9".parse().expect("an address"),
-        local: "127.0.0.1:4420".parse().expect("an address"),
-    };
-    let id =
-        core.accept(Conn::new(ConnConfig::default(), Nanos::ZERO), peer).unwrap_or_else(|_| panic!("room"));
-    let mut host = host::Conn::new(HostConfig::default(), Nanos::ZERO);
-    host.connect();
-    exchange(core, id, &mut host);
-    let data = ConnectData::new([1; 16], cntlid, &name(SUBSYSTEM), &name("nqn.2026-01.io.spindle:host"));
-    let mut buf = pool.take(1024).expect("a buffer");
-    buf.copy_in(0, data.as_bytes());
-    let attributes = ConnectAttributes::new().with_disable_sq_flow_control(true);
-    let sqe = Sqe::connect(0, qid, if qid == 0 { 31 } else { 127 }, 0, attributes);
-    host.submit(sqe, HostData::ToController(buf)).expect("room");
-    let result = exchange(core, id, &mut host);
-    (id, host, result)
+/// The host's end of a connection, and the bytes on their way between the two ends. Allocates nothing once it is warm.
+pub struct Link {
+    /// The target's end.
+    pub id: Slot,
+    /// The host's end.
+    pub host: host::Conn,
+    bytes: Vec<u8>,
+    batch: Option<RxBatch>,
 }
 
-/// Carry bytes both ways until nothing moves; dword 0 of the last completion.
-///
-/// # Panics
-/// When a command fails or the connection ends.
-pub fn exchange(core: &mut TargetCore<Conn>, id: Slot, host: &mut host::Conn) -> u32 {
-    let mut result = 0;
-    loop {
-        let to_target = gather(|pieces| host.send_pieces(pieces));
-        host.sent(to_target.len());
-        let mut batch = RxBatch::new(to_target.len().max(1));
-        batch.extend(&to_target);
-        core.transport(id).expect("open").load(batch);
-        core.step(id);
-        let conn = core.transport(id).expect("open");
-        conn.unload();
-        let to_host = gather(|pieces| conn.send_pieces(pieces));
-        conn.sent(to_host.len());
-        core.step_sent(id);
+/// Bytes of a receive, as a shell does it.
+const BATCH_BYTES: usize = 256 << 10;
+
+impl Link {
+    /// Connect queue `qid`; the controller's identifier is what Connect answers.
+    ///
+    /// # Panics
+    /// When the target does not play along.
+    pub fn connect(core: &mut TargetCore<Conn>, pool: &Pool, qid: u16, cntlid: u16) -> (Link, u16) {
+        let peer = Peer {
+            transport: TransportKind::Tcp,
+            listener: 0,
+            remote: "127.0.0.1:9".parse().expect("an address"),
+            local: "127.0.0.1:4420".parse().expect("an address"),
+        };
+        let conn = Conn::new(ConnConfig::default(), Nanos::ZERO);
+        let id = core.accept(conn, peer).unwrap_or_else(|_| panic!("room"));
+        let mut host = host::Conn::new(HostConfig::default(), Nanos::ZERO);
+        host.connect();
+        let mut link = Link { id, host, bytes: Vec::new(), batch: Some(RxBatch::new(BATCH_BYTES)) };
+        link.exchange(core);
+        let data = ConnectData::new([1; 16], cntlid, &name(SUBSYSTEM), &name("nqn.2026-01.io.spindle:host"));
+        let mut buf = pool.take(1024).expect("a buffer");
+        buf.copy_in(0, data.as_bytes());
+        let attributes = ConnectAttributes::new().with_disable_sq_flow_control(true);
+        let sqe = Sqe::connect(0, qid, if qid == 0 { 31 } else { 127 }, 0, attributes);
+        link.host.submit(sqe, HostData::ToController(buf)).expect("room");
+        let result = link.exchange(core);
+        if qid > 0 {
+            link.host.set_in_capsule_bytes(IN_CAPSULE_BYTES);
+        }
+        (link, u16::try_from(result & 0xffff).expect("16 bits"))
+    }
+
+    /// Carry bytes both ways until nothing moves; dword 0 of the last completion.
+    ///
+    /// # Panics
+    /// When a command fails or the connection ends.
+    pub fn exchange(&mut self, core: &mut TargetCore<Conn>) -> u32 {
+        let mut result = 0;
+        let on_event = |event| match event {
+            HostEvent::Completed { cqe, result: Ok(()), .. } => result = cqe.result_u32(),
+            HostEvent::Ready { .. } => {}
+            HostEvent::Completed { .. } | HostEvent::Closed { .. } => panic!("{event:?}"),
+        };
+        let mut on_event = on_event;
+        while self.turn(core, &mut on_event) {}
+        result
+    }
+
+    /// Carry bytes up, then down; false when there were none.
+    ///
+    /// # Panics
+    /// When the target has closed the connection.
+    pub fn turn(&mut self, core: &mut TargetCore<Conn>, on_event: &mut impl FnMut(HostEvent)) -> bool {
+        self.bytes.clear();
+        gather(&mut self.bytes, |pieces| self.host.send_pieces(pieces));
+        self.host.sent(self.bytes.len());
+        let has_sent = !self.bytes.is_empty();
+        for chunk in self.bytes.chunks(BATCH_BYTES) {
+            let mut batch = self.batch.take().unwrap_or_default();
+            batch.extend(chunk);
+            core.transport(self.id).expect("open").load(batch);
+            core.step(self.id);
+            self.batch = Some(core.transport(self.id).expect("open").unload());
+        }
+        self.bytes.clear();
+        let conn = core.transport(self.id).expect("open");
+        gather(&mut self.bytes, |pieces| conn.send_pieces(pieces));
+        conn.sent(self.bytes.len());
+        core.step_sent(self.id);
         core.poll();
         while core.next_touched().is_some() {}
-        if to_target.is_empty() && to_host.is_empty() {
-            return result;
-        }
-        let mut batch = RxBatch::new(to_host.len().max(1));
-        batch.extend(&to_host);
-        host.load(batch);
-        while let Some(event) = host.next_event() {
-            match event {
-                HostEvent::Completed { cqe, result: Ok(()), .. } => result = cqe.result_u32(),
-                HostEvent::Ready { .. } => {}
-                HostEvent::Completed { .. } | HostEvent::Closed { .. } => panic!("{event:?}"),
+        for chunk in self.bytes.chunks(BATCH_BYTES) {
+            let mut batch = self.batch.take().unwrap_or_default();
+            batch.extend(chunk);
+            self.host.load(batch);
+            while let Some(event) = self.host.next_event() {
+                on_event(event);
             }
+            self.batch = Some(self.host.unload());
         }
-        host.unload();
+        has_sent || !self.bytes.is_empty()
     }
 }
 
-fn gather<'a>(pieces: impl FnOnce(&mut ArrayVec<IoSlice<'a>, 1024>) -> usize) -> Vec<u8> {
+/// Appends what these pieces hold.
+fn gather<'a>(bytes: &mut Vec<u8>, pieces: impl FnOnce(&mut ArrayVec<IoSlice<'a>, 1024>) -> usize) {
     let mut slices = ArrayVec::<IoSlice<'a>, 1024>::new();
     pieces(&mut slices);
-    slices.iter().flat_map(|slice| slice.iter().copied()).collect()
+    slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
 }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod direct;
+pub mod fuzz;
 pub mod loopback;
 pub mod script;
 pub mod sim;

@@ -1,0 +1,112 @@
+//! Zero allocations: in steady state no command of any kind allocates anything, on either end, on any kind of disk.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use nvme_spec::Sqe;
+use spindle_disk::ram::{RamDisk, RamSpec};
+use spindle_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
+use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
+use spindle_reactor::mem::{Buf, Pages};
+use spindle_tcp::host::{HostData, HostEvent};
+use spindle_tests::direct::Direct;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Commands outstanding at a time.
+const DEPTH: u16 = 24;
+/// Bytes of every disk.
+const BYTES: u64 = 64 << 20;
+const BLOCK: u32 = 4096;
+
+/// Commands of a kind, each with its own identifier and data; all data are zeroes, so that compares agree.
+fn command(direct: &Direct, kind: u16, cid: u16, round: u64) -> (Sqe, HostData) {
+    let buf = |bytes: u32| {
+        let mut buf = direct.pool.take(bytes).expect("the host has enough");
+        buf.clear();
+        buf
+    };
+    // Far enough apart for the largest.
+    let lba = (u64::from(cid) * 64 + round) % (BYTES / u64::from(BLOCK) - 64);
+    let list = |bytes: u32, fill: &dyn Fn(&mut Buf)| {
+        let mut list = buf(bytes);
+        fill(&mut list);
+        HostData::ToController(list)
+    };
+    match kind {
+        0 => (Sqe::read(cid, 1, lba, 1), HostData::FromController(buf(BLOCK))),
+        1 => (Sqe::read(cid, 1, lba, 16), HostData::FromController(buf(64 << 10))),
+        // In the capsule, then by R2T.
+        2 => (Sqe::write(cid, 1, lba, 1, false), HostData::ToController(buf(BLOCK))),
+        3 => (Sqe::write(cid, 1, lba, 16, true), HostData::ToController(buf(64 << 10))),
+        4 => (Sqe::flush(cid, 1), HostData::None),
+        5 => (Sqe::write_zeroes(cid, 1, lba, 3, round % 2 == 0), HostData::None),
+        6 => (Sqe::compare(cid, 1, lba, 1), HostData::ToController(buf(BLOCK))),
+        7 => (Sqe::verify(cid, 1, lba, 40), HostData::None),
+        8 => {
+            let range = |buf: &mut Buf| {
+                buf.copy_in(4, &2_u32.to_le_bytes());
+                buf.copy_in(8, &lba.to_le_bytes());
+            };
+            (Sqe::dsm(cid, 1, 1), list(4096, &range))
+        }
+        _ => {
+            let source = |buf: &mut Buf| {
+                buf.copy_in(8, &lba.to_le_bytes());
+                buf.copy_in(16, &3_u16.to_le_bytes());
+            };
+            (Sqe::copy(cid, 1, lba + 8, 1), list(32, &source))
+        }
+    }
+}
+
+/// One command for each identifier, from beginning to end.
+fn round(direct: &mut Direct, round: u64) {
+    for cid in 0..DEPTH {
+        let kind = (cid + u16::try_from(round % 10).expect("small")) % 10;
+        let (sqe, data) = command(direct, kind, cid, round);
+        direct.io_link.host.submit(sqe, data).expect("room");
+    }
+    let mut left = DEPTH;
+    while left > 0 {
+        direct.io_link.turn(&mut direct.core, &mut |event| match event {
+            HostEvent::Completed { result: Ok(()), .. } => left -= 1,
+            _ => panic!("{event:?}"),
+        });
+    }
+}
+
+#[track_caller]
+fn assert_no_allocation(disk: &Arc<dyn DiskSource>) {
+    let before = allocations_here();
+    let mut direct = Direct::on(disk);
+    assert!(allocations_here() > before, "the counter counts");
+    (0..60).for_each(|number| round(&mut direct, number));
+    let before = allocations_here();
+    (60..120).for_each(|number| round(&mut direct, number));
+    assert_eq!(allocations_here() - before, 0, "allocations of {} commands", 60 * u32::from(DEPTH));
+}
+
+#[test]
+fn no_command_on_a_ram_disk_allocates() {
+    let spec = RamSpec { bytes: BYTES, block_bytes: BLOCK, pages: Pages::Base };
+    assert_no_allocation(&RamDisk::new("ram", spec).expect("a disk"));
+}
+
+#[test]
+fn no_command_on_a_null_disk_allocates() {
+    assert_no_allocation(
+        &NullDisk::new("null", NullSpec { bytes: BYTES, block_bytes: BLOCK }).expect("a disk"),
+    );
+}
+
+#[test]
+fn no_command_on_a_file_disk_allocates() {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("alloc-{}.img", std::process::id()));
+    let spec = FileSpec { create_bytes: Some(BYTES), is_direct: false, ..FileSpec::new(&path, BLOCK) };
+    let disk: Arc<dyn DiskSource> = FileDisk::new("file", &spec).expect("a disk");
+    assert_no_allocation(&disk);
+    std::fs::remove_file(path).expect("it is there");
+}
