@@ -19,7 +19,7 @@ impl<'a> Bytes<'a> {
     }
 
     /// The next byte.
-    pub fn next(&mut self) -> u8 {
+    pub fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         *first
@@ -27,7 +27,7 @@ impl<'a> Bytes<'a> {
 
     /// A number below `end`, which is at least 1 and at most 256.
     pub fn below(&mut self, end: usize) -> usize {
-        usize::from(self.next()) % end
+        usize::from(self.byte()) % end
     }
 
     /// One of them.
@@ -53,9 +53,9 @@ pub fn mutate(rng: &mut Rng, seed: &[u8], other: &[u8], max: usize) -> Vec<u8> {
         let at = rng.size(0, bytes.len());
         match rng.below(7) {
             0 => bytes.truncate(at),
-            1 => bytes.insert(at, rng.next_u64().to_le_bytes()[0]),
+            1 => bytes.insert(at, rng.draw().to_le_bytes()[0]),
             2 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
-            3 if at < bytes.len() => bytes[at] = rng.next_u64().to_le_bytes()[0],
+            3 if at < bytes.len() => bytes[at] = rng.draw().to_le_bytes()[0],
             4 if at + 4 <= bytes.len() => {
                 bytes[at..at + 4].copy_from_slice(&rng.pick(&INTERESTING).to_le_bytes())
             }

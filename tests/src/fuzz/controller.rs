@@ -65,7 +65,7 @@ impl Scene {
     /// When there is no memory for it.
     #[must_use]
     pub fn new() -> Scene {
-        let disk: Arc<dyn DiskSource> = PoolDisk::new(512, 256);
+        let disk: Arc<dyn DiskSource> = PoolDisk::create(512, 256);
         let registry = Arc::new(Registry::default());
         let settings = CoreSettings {
             core: 0,
@@ -185,7 +185,7 @@ impl Default for Scene {
 pub fn run(bytes: &[u8]) {
     let mut bytes = Bytes::new(bytes);
     let begin = bytes.pick(&Begin::ALL);
-    let mut rng = Rng::new(u64::from(bytes.next()));
+    let mut rng = Rng::new(u64::from(bytes.byte()));
     let mut scene = Scene::new();
     let [mut admin, mut io] = scene.host();
     let victim = match begin {

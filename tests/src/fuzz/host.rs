@@ -114,7 +114,7 @@ impl Scene {
 /// When a promise is broken.
 pub fn run(bytes: &[u8]) {
     let mut bytes = Bytes::new(bytes);
-    let seed = bytes.next();
+    let seed = bytes.byte();
     let mut rng = Rng::new(u64::from(seed));
     let mut scene = Scene::new();
     let mut stream = if seed & 1 == 1 { icresp() } else { Vec::new() };

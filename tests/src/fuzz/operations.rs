@@ -66,7 +66,7 @@ pub fn run(bytes: &[u8]) {
 
 impl<'a> Program<'a> {
     fn new(bytes: Bytes<'a>) -> Program<'a> {
-        let (disk, _) = Probe::over(PoolDisk::new(512, BLOCKS), |geometry| geometry);
+        let (disk, _) = Probe::over(PoolDisk::create(512, BLOCKS), |geometry| geometry);
         let (disk, control) = FaultDisk::new(disk, 1);
         let spec = RamSpec { bytes: BLOCKS * 4096, block_bytes: 4096, pages: Pages::Base };
         let ram = RamDisk::with_slack("ram", spec, 64 << 10).expect("a disk");
@@ -115,9 +115,9 @@ impl<'a> Program<'a> {
 
     fn command(&mut self) {
         let Some(at) = self.pick() else { return };
-        let cid = u16::from(self.bytes.next() % 16);
+        let cid = u16::from(self.bytes.byte() % 16);
         let (sqe, bytes) = self.sqe(cid);
-        let wrong = self.bytes.next();
+        let wrong = self.bytes.byte();
         let bytes = if wrong == 1 { bytes + 1 } else { bytes };
         let data = match (bytes, wrong) {
             (_, 2) => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()),
@@ -147,8 +147,8 @@ impl<'a> Program<'a> {
             14 => (Sqe::copy(cid, nsid, lba, 1), 32),
             15 => (Sqe::async_event_request(cid), 0),
             16 => (Sqe::keep_alive(cid), 0),
-            17 => (Sqe::identify(cid, Cns(self.bytes.next() % 9), nsid, 0), 4096),
-            18 => (Sqe::get_log_page(cid, LogId(self.bytes.next() % 6), NSID_ALL, 512, 0, false), 512),
+            17 => (Sqe::identify(cid, Cns(self.bytes.byte() % 9), nsid, 0), 4096),
+            18 => (Sqe::get_log_page(cid, LogId(self.bytes.byte() % 6), NSID_ALL, 512, 0, false), 512),
             _ => self.rare(cid, nsid),
         }
     }
@@ -159,8 +159,8 @@ impl<'a> Program<'a> {
             1 => (Sqe::set_features(cid, FeatureId::VOLATILE_WRITE_CACHE, 0, u32::from(cid & 1)), 0),
             2 => (Sqe::disconnect(cid), 0),
             3 => (connect_sqe(Want::admin()), 1024),
-            4 => (Sqe::property_get(cid, false, u32::from(self.bytes.next())), 0),
-            _ => (Sqe::new(self.bytes.next(), cid, nsid).with_fuse(Fuse(cid.to_le_bytes()[0] & 3)), 0),
+            4 => (Sqe::property_get(cid, false, u32::from(self.bytes.byte())), 0),
+            _ => (Sqe::new(self.bytes.byte(), cid, nsid).with_fuse(Fuse(cid.to_le_bytes()[0] & 3)), 0),
         }
     }
 
@@ -174,12 +174,12 @@ impl<'a> Program<'a> {
             return;
         }
         let cid = self.bytes.pick(&fetching);
-        let is_damaged = self.bytes.next() == 0xff;
+        let is_damaged = self.bytes.byte() == 0xff;
         self.bring_to(&queue, want, cid, is_damaged);
     }
 
     fn bring_to(&mut self, queue: &Queue, want: Want, cid: u16, is_damaged: bool) {
-        let fill = self.bytes.next();
+        let fill = self.bytes.byte();
         let fetch = queue.line.take_fetch(cid).expect("asked for");
         let mut data = vec![fill; fetch.buf.len()];
         if data.len() == 1024 {
@@ -212,8 +212,8 @@ impl<'a> Program<'a> {
     }
 
     fn abort(&mut self) {
-        let qid = u16::from(self.bytes.next() % 4);
-        let (cid, victim) = (u16::from(self.bytes.next() % 16), u16::from(self.bytes.next() % 16));
+        let qid = u16::from(self.bytes.byte() % 4);
+        let (cid, victim) = (u16::from(self.bytes.byte() % 16), u16::from(self.bytes.byte() % 16));
         let Some(at) = self.pick() else { return };
         self.send(at, Sqe::abort(cid, qid, victim), Ok(DataPointer::None));
     }
@@ -224,11 +224,11 @@ impl<'a> Program<'a> {
             return;
         }
         let core = self.bytes.below(2);
-        let cntlid = u16::from(self.bytes.next() % 8);
+        let cntlid = u16::from(self.bytes.byte() % 8);
         let want = match self.bytes.below(4) {
             0 => Want { kato_ms: 1000, ..Want::admin() },
             1 => Want { entries: 2, sq_flow_off: true, ..Want::io(cntlid, 2) },
-            _ => Want::io(cntlid, u16::from(self.bytes.next() % 4)),
+            _ => Want::io(cntlid, u16::from(self.bytes.byte() % 4)),
         };
         let queue = self.rig.accept(core);
         self.peers.push(Peer { queue, sent: 0, answered: 0, want });
@@ -283,7 +283,7 @@ impl<'a> Program<'a> {
     }
 
     fn world(&mut self) {
-        match self.bytes.next() {
+        match self.bytes.byte() {
             0 => {
                 self.is_draining = true;
                 self.rig.tell(&Message::Shutdown);
