@@ -42,7 +42,7 @@ fn command(direct: &Direct, kind: u16, cid: u16, round: u64) -> (Sqe, HostData) 
         2 => (Sqe::write(cid, 1, lba, 1, false), HostData::ToController(buf(BLOCK))),
         3 => (Sqe::write(cid, 1, lba, 16, true), HostData::ToController(buf(64 << 10))),
         4 => (Sqe::flush(cid, 1), HostData::None),
-        5 => (Sqe::write_zeroes(cid, 1, lba, 3, round % 2 == 0), HostData::None),
+        5 => (Sqe::write_zeroes(cid, 1, lba, 3, round.is_multiple_of(2)), HostData::None),
         6 => (Sqe::compare(cid, 1, lba, 1), HostData::ToController(buf(BLOCK))),
         7 => (Sqe::verify(cid, 1, lba, 40), HostData::None),
         8 => {
@@ -73,7 +73,9 @@ fn round(direct: &mut Direct, round: u64) {
     while left > 0 {
         direct.io_link.turn(&mut direct.core, &mut |event| match event {
             HostEvent::Completed { result: Ok(()), .. } => left -= 1,
-            _ => panic!("{event:?}"),
+            HostEvent::Ready { .. } | HostEvent::Completed { .. } | HostEvent::Closed { .. } => {
+                panic!("{event:?}")
+            }
         });
     }
 }

@@ -47,7 +47,8 @@ fn smoke(name: &str, body: Body) {
     // SPINDLE_FUZZ_SEED and SPINDLE_FUZZ_MUTANTS fuzz for longer, without a fuzzer.
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
     let seed: u64 = number("SPINDLE_FUZZ_SEED").unwrap_or(1);
-    let mutants = number("SPINDLE_FUZZ_MUTANTS").and_then(|count| usize::try_from(count).ok()).unwrap_or(MUTANTS);
+    let mutants =
+        number("SPINDLE_FUZZ_MUTANTS").and_then(|count| usize::try_from(count).ok()).unwrap_or(MUTANTS);
     let mut rng = Rng::new(seed);
     for round in 0..mutants {
         let (file, bytes) = &corpus[rng.size(0, corpus.len() - 1)];

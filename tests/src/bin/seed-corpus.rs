@@ -98,7 +98,10 @@ fn controller_seeds(folder: &Path) {
     let admin = vec![
         (Sqe::identify(1, Cns::CONTROLLER, 0, 0), HostData::FromController(buf(4096))),
         (Sqe::get_log_page(2, LogId(1), 0xffff_ffff, 256, 0, false), HostData::FromController(buf(256))),
-        (Sqe::set_features(3, nvme_spec::feature::FeatureId::HOST_BEHAVIOR, 0, 0), HostData::ToController(buf(512))),
+        (
+            Sqe::set_features(3, nvme_spec::feature::FeatureId::HOST_BEHAVIOR, 0, 0),
+            HostData::ToController(buf(512)),
+        ),
         (Sqe::async_event_request(4), HostData::None),
         (Sqe::keep_alive(5), HostData::None),
         (Sqe::property_set(6, false, CC, 6 << 16 | 4 << 20), HostData::None),
@@ -119,7 +122,8 @@ fn controller_seeds(folder: &Path) {
         (Sqe::disconnect(11), HostData::None),
     ];
     write(folder, "io-session", &session(Begin::Io, io));
-    let large = vec![(Sqe::write(1, 1, 0, 24, false), to(12_288)), (Sqe::write(2, 1, 50, 20, false), to(10_240))];
+    let large =
+        vec![(Sqe::write(1, 1, 0, 24, false), to(12_288)), (Sqe::write(2, 1, 50, 20, false), to(10_240))];
     write(folder, "io-large-writes", &session(Begin::Io, large));
 }
 

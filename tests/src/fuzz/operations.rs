@@ -136,7 +136,7 @@ impl<'a> Program<'a> {
         let block = if nsid == 2 { 4096 } else { 512 };
         match self.bytes.below(20) {
             0..=2 => (Sqe::read(cid, nsid, lba, blocks), blocks * block),
-            3..=5 => (Sqe::write(cid, nsid, lba, blocks, lba % 2 == 0), blocks * block),
+            3..=5 => (Sqe::write(cid, nsid, lba, blocks, lba.is_multiple_of(2)), blocks * block),
             6 => (Sqe::flush(cid, nsid), 0),
             7 => (Sqe::write_zeroes(cid, nsid, lba, blocks, true), 0),
             8 => (Sqe::compare(cid, nsid, lba, blocks), blocks * block),
