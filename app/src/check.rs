@@ -16,6 +16,7 @@ use crate::config::{
     Change, Config, ConfigErrors, DiskKind, DiskPlan, Hosts, Idle, LogFormat, Plan, SubsystemPlan, When,
     connect_line, reachable, reference, rounded, sums, total,
 };
+use crate::report::say;
 use crate::size::Bytes;
 
 /// Run it.
@@ -24,7 +25,7 @@ use crate::size::Bytes;
 /// Everything that is wrong with the file, or with the one that it is compared with.
 pub fn run(args: &CheckArgs) -> Result<(), ConfigErrors> {
     let Some(file) = &args.config else {
-        print!("{}", reference());
+        say!("{}", reference().trim_end());
         return Ok(());
     };
     let config = Config::examine(file)?;
@@ -33,7 +34,7 @@ pub fn run(args: &CheckArgs) -> Result<(), ConfigErrors> {
         let running = Config::examine(against)?;
         text.push_str(&describe_changes(against, &config.plan().changes(running.plan())));
     }
-    print!("{text}");
+    say!("{}", text.trim_end());
     Ok(())
 }
 

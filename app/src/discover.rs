@@ -12,6 +12,7 @@ use spindle_initiator::{
 
 use crate::bench::run::{BenchError, host};
 use crate::cli::DiscoverArgs;
+use crate::report::say;
 
 /// Ask, and print the log.
 ///
@@ -21,10 +22,10 @@ pub fn run(args: &DiscoverArgs) -> Result<(), BenchError> {
     let host = host(args.hostnqn.as_deref())?;
     let (address, log) = ask(&args.address, &host)?;
     if args.json {
-        println!("{}", to_json(address, &log));
+        say!("{}", to_json(address, &log));
     } else {
-        println!("{address}: {} entries, generation {}", log.entries.len(), log.generation);
-        println!("{}", to_table(&log));
+        say!("{address}: {} entries, generation {}", log.entries.len(), log.generation);
+        say!("{}", to_table(&log));
     }
     Ok(())
 }

@@ -2,13 +2,17 @@
 //!
 //! The level comes from the configuration and follows it at a reload; the environment variable `SPINDLE_LOG`
 //! goes before both, for a look at one room (`SPINDLE_LOG=spindle_tcp=debug,info`). Standard output belongs
-//! to results.
+//! to results. A thread of its own writes ([`queue`]), so that a log that nobody reads stops nobody; panics
+//! go the same way.
 //!
 //! What it does not do: lines that a peer can cause are limited where they are written (`reactor::rate`),
 //! since only there it is known who caused them.
 
+mod queue;
+
 use std::fmt::{self, Debug};
 use std::io::{self, IsTerminal};
+use std::sync::mpsc::sync_channel;
 
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::filter::EnvFilter;
@@ -19,6 +23,7 @@ use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{LogFormat, LogLevel, LogPlan};
+use queue::{FLUSH_MAX, LINES_MAX, Outlet, Queue};
 
 /// The environment variable that goes before the configuration.
 const VARIABLE: &str = "SPINDLE_LOG";
@@ -40,13 +45,23 @@ pub enum LogError {
     /// Something else in this process has set one up.
     #[error("the log is set up already")]
     Twice,
+    /// It has no thread to write it.
+    #[error("thread of the log: {0}")]
+    Thread(#[source] io::Error),
 }
 
-/// Changes the level of a log that is set up.
+/// Changes the level of a log that is set up. Dropping it waits, a bounded time, until all lines are out.
 #[derive(Debug)]
 pub struct LogControl {
     /// `None`: the environment has the say.
     filter: Option<reload::Handle<EnvFilter, Registry>>,
+    queue: Queue,
+}
+
+impl Drop for LogControl {
+    fn drop(&mut self) {
+        self.queue.flush(FLUSH_MAX);
+    }
 }
 
 impl LogControl {
@@ -67,9 +82,52 @@ pub fn start(plan: &LogPlan) -> Result<LogControl, LogError> {
     let variable = std::env::var(VARIABLE).ok().filter(|value| !value.is_empty());
     let filter = filter(plan.level, variable.as_deref())?;
     let (filter, handle) = reload::Layer::new(filter);
-    let lines = lines(plan.format, io::stderr().is_terminal(), io::stderr);
+    let (queue, outlet) = Queue::new(LINES_MAX);
+    let format = plan.format;
+    let thread = std::thread::Builder::new().name("log".to_owned());
+    thread.spawn(move || write_out(outlet, format)).map_err(LogError::Thread)?;
+    let lines = lines(format, io::stderr().is_terminal(), queue.clone());
     tracing_subscriber::registry().with(lines.with_filter(filter)).try_init().map_err(|_| LogError::Twice)?;
-    Ok(LogControl { filter: variable.is_none().then_some(handle) })
+    tell_panics(queue.clone());
+    Ok(LogControl { filter: variable.is_none().then_some(handle), queue })
+}
+
+/// The thread that writes. Its own lines, that some were lost, go straight out.
+fn write_out(outlet: Outlet, format: LogFormat) {
+    let direct = tracing_subscriber::registry().with(lines(format, io::stderr().is_terminal(), io::stderr));
+    let _here = tracing::subscriber::set_default(direct);
+    outlet.run(&mut io::stderr(), &mut |lines| {
+        tracing::warn!(lines, "log lines were lost: standard error is read too slowly");
+    });
+}
+
+/// A panic is a line of the log, and is out before its thread goes on to end.
+fn tell_panics(queue: Queue) {
+    std::panic::set_hook(Box::new(move |panic| {
+        let thread = std::thread::current();
+        // Taken only where RUST_BACKTRACE asks for it.
+        let backtrace = std::backtrace::Backtrace::capture();
+        let backtrace =
+            (backtrace.status() == std::backtrace::BacktraceStatus::Captured).then_some(backtrace);
+        tracing::error!(
+            thread = thread.name(),
+            backtrace = backtrace.map(tracing::field::display),
+            "{panic}"
+        );
+        queue.flush(FLUSH_MAX);
+    }));
+}
+
+/// Write a last message to standard error and wait until it is out, but not for ever: nobody may read it.
+pub fn last_words(text: String) {
+    let (done, is_done) = sync_channel(1);
+    let write = move || {
+        eprintln!("{text}");
+        let _ = done.try_send(());
+    };
+    if std::thread::Builder::new().spawn(write).is_ok() {
+        let _ = is_done.recv_timeout(FLUSH_MAX);
+    }
 }
 
 fn filter(level: LogLevel, variable: Option<&str>) -> Result<EnvFilter, LogError> {

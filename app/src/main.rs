@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     match dispatch(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("spindle: {}", with_reasons(error.as_ref()));
+            log::last_words(format!("spindle: {}", with_reasons(error.as_ref())));
             ExitCode::FAILURE
         }
     }

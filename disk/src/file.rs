@@ -149,7 +149,7 @@ impl DiskSource for FileDisk {
         Ok(Box::new(FileCore::open(Arc::clone(&self.shared), context)?))
     }
 
-    /// A regular file is grown or cut; of a block device the size is asked anew, and must be enough.
+    /// A regular file is grown and never cut; of a block device the size is asked anew, and must be enough.
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let shared = &self.shared;
         let refuse = |allowed: String| Err(resize_error(&shared.name, bytes, allowed));
@@ -157,6 +157,12 @@ impl DiskSource for FileDisk {
             return refuse(allowed);
         }
         let path = shared.path.display();
+        // Whoever asks for a size may have looked at the path, where another file can lie by now.
+        match open::is_still_at(&shared.file, &shared.path, shared.is_block_device) {
+            Ok(true) => {}
+            Ok(false) => return refuse(format!("{path} is another file now than the one that is open")),
+            Err(error) => return refuse(format!("cannot look at {path}: {error}")),
+        }
         let has = match open::size_now(&shared.file, shared.is_block_device) {
             Ok(has) => has,
             Err(error) => return refuse(format!("cannot ask the size of {path}: {error}")),
@@ -165,13 +171,12 @@ impl DiskSource for FileDisk {
         if is_cut_to_fit && bytes > has {
             return refuse(format!("{path} has {has} bytes"));
         }
-        let block_count = bytes / u64::from(shared.block_bytes);
-        if block_count < shared.block_count.load(Ordering::Relaxed) {
-            // Before the file is cut, so that no new command goes where nothing will be.
-            shared.block_count.store(block_count, Ordering::Release);
+        if !is_cut_to_fit && bytes < has {
+            return refuse(format!("{path} has {has} bytes, and a smaller disk would cut off its end"));
         }
+        let block_count = bytes / u64::from(shared.block_bytes);
         if !is_cut_to_fit
-            && bytes != has
+            && bytes > has
             && let Err(error) = shared.file.set_len(bytes).and_then(|()| shared.file.sync_all())
         {
             return refuse(format!("cannot change the size of {path}: {error}"));
@@ -197,7 +202,9 @@ fn disk_error(error: &io::Error, is_write: bool) -> DiskError {
         return medium;
     }
     match Errno::from_io_error(error) {
-        Some(Errno::IO | Errno::ILSEQ) => medium,
+        // The block layer says ENODATA for what the medium has lost, EILSEQ for what failed its checksum, EIO
+        // for the rest.
+        Some(Errno::IO | Errno::NODATA | Errno::ILSEQ) => medium,
         Some(Errno::NOSPC | Errno::DQUOT) => DiskError::NoSpace,
         Some(Errno::ROFS | Errno::BADF | Errno::PERM) => DiskError::WriteProtected,
         Some(Errno::NXIO | Errno::NODEV) => DiskError::Gone,

@@ -1,5 +1,7 @@
 //! How long to wait before the next attempt: twice as long each time, up to a bound, with jitter, so that
-//! many hosts that lost one target do not come back in step.
+//! many hosts that lost one target do not come back in step. The waits begin again with the shortest only
+//! after a connection that lasted: a target that takes every connection and loses it at once is not asked in
+//! bursts.
 
 use std::time::Duration;
 
@@ -10,6 +12,8 @@ pub struct Backoff {
     longest: Duration,
     attempts_max: u32,
     attempts: u32,
+    /// How often the wait has doubled.
+    doublings: u32,
     random: u64,
 }
 
@@ -19,7 +23,14 @@ impl Backoff {
     #[must_use]
     pub fn new(first: Duration, longest: Duration, attempts_max: u32, seed: u64) -> Backoff {
         // A generator of this kind stands still at zero.
-        Backoff { first, longest: longest.max(first), attempts_max, attempts: 0, random: seed | 1 }
+        Backoff {
+            first,
+            longest: longest.max(first),
+            attempts_max,
+            attempts: 0,
+            doublings: 0,
+            random: seed | 1,
+        }
     }
 
     /// How long to wait before the next attempt: between half and the whole of the doubled time. `None`: no
@@ -28,8 +39,9 @@ impl Backoff {
         if self.attempts >= self.attempts_max {
             return None;
         }
-        let factor = 1u32.checked_shl(self.attempts).unwrap_or(u32::MAX);
+        let factor = 1u32.checked_shl(self.doublings).unwrap_or(u32::MAX);
         self.attempts += 1;
+        self.doublings = self.doublings.saturating_add(1);
         let whole = self.first.saturating_mul(factor).min(self.longest);
         let half = whole / 2;
         let range = u64::try_from((whole - half).as_nanos()).unwrap_or(u64::MAX);
@@ -43,9 +55,17 @@ impl Backoff {
         self.attempts
     }
 
-    /// An attempt succeeded: begin again with the shortest wait.
+    /// An attempt succeeded: as many as at first are allowed again.
     pub fn reset(&mut self) {
         self.attempts = 0;
+    }
+
+    /// The connection that came of it was up for `time`. If that is as long as the longest wait, begin again
+    /// with the shortest.
+    pub fn lasted(&mut self, time: Duration) {
+        if time >= self.longest {
+            self.doublings = 0;
+        }
     }
 
     /// xorshift64.
@@ -75,12 +95,16 @@ mod tests {
     }
 
     #[test]
-    fn a_success_begins_again() {
+    fn a_success_allows_new_attempts_and_one_that_lasts_begins_again() {
         let mut backoff = Backoff::new(MS(100), MS(1000), 3, 7);
         for _ in 0..3 {
             backoff.next_wait();
         }
         backoff.reset();
+        backoff.lasted(MS(999));
+        assert!(backoff.next_wait().expect("an attempt") >= MS(400), "the fourth in a row");
+        backoff.reset();
+        backoff.lasted(MS(1000));
         assert!(backoff.next_wait().expect("an attempt") <= MS(100));
     }
 

@@ -23,6 +23,7 @@ use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_tcp::host::HostData;
 
 use crate::error::{Error, Loss};
+use crate::namespace::Namespace;
 use crate::options::{Options, Target};
 use crate::qpair::{Qpair, Ticket};
 
@@ -68,6 +69,8 @@ pub struct Controller {
     keep_alive: Option<KeepAlive>,
     event_request: Option<Ticket>,
     events: VecDeque<AsyncEvent>,
+    /// Namespaces that were given out, one for each NSID.
+    known: Vec<Namespace>,
     is_loss_told: bool,
 }
 

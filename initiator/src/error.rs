@@ -96,6 +96,12 @@ pub enum Error {
         /// and the most.
         high: u64,
     },
+    /// After a reconnect the namespace is another disk (NGUID) than before, or has blocks of another size.
+    #[error("namespace {nsid} is another disk than before the connection was lost")]
+    OtherDisk {
+        /// NSID.
+        nsid: u32,
+    },
     /// The target wants authentication, which this host does not have.
     #[error("Connect: the target asks for authentication or a secure channel, which this host does not have")]
     Authentication,
@@ -123,6 +129,7 @@ impl Error {
             Error::Status { status, .. } => !status.is_dnr(),
             Error::Answer { .. }
             | Error::Range { .. }
+            | Error::OtherDisk { .. }
             | Error::Authentication
             | Error::Pool(_)
             | Error::Watch(_) => false,

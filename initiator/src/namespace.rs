@@ -9,6 +9,8 @@ pub struct Namespace {
     pub nsid: u32,
     /// NSZE: its logical blocks.
     pub blocks: u64,
+    /// NGUID, the same for as long as it is the same disk; all zero where the target gives none.
+    pub nguid: [u8; 16],
     /// log2 of the bytes of a block.
     shift: u32,
 }
@@ -19,7 +21,15 @@ impl Namespace {
     #[must_use]
     pub fn new(nsid: u32, identify: &IdentifyNamespace) -> Option<Namespace> {
         let block_bytes = identify.block_bytes().filter(|bytes| (512..=65_536).contains(bytes))?;
-        Some(Namespace { nsid, blocks: identify.nsze.get(), shift: block_bytes.trailing_zeros() })
+        let (blocks, shift) = (identify.nsze.get(), block_bytes.trailing_zeros());
+        Some(Namespace { nsid, blocks, nguid: identify.nguid, shift })
+    }
+
+    /// False when this is another disk than `other` under the same NSID, or its blocks have another size. A
+    /// disk may grow and shrink.
+    #[must_use]
+    pub fn is_same_disk(&self, other: &Namespace) -> bool {
+        (self.nsid, self.nguid, self.shift) == (other.nsid, other.nguid, other.shift)
     }
 
     /// Bytes of a block.
@@ -56,7 +66,7 @@ pub struct BlockRange {
 
 #[cfg(test)]
 pub(crate) fn example(block_bytes: u32) -> Namespace {
-    Namespace { nsid: 1, blocks: 1000, shift: block_bytes.trailing_zeros() }
+    Namespace { nsid: 1, blocks: 1000, nguid: [1; 16], shift: block_bytes.trailing_zeros() }
 }
 
 #[cfg(test)]
@@ -70,6 +80,14 @@ mod tests {
         assert_eq!(namespace.blocks_of(8192), Some(2));
         assert_eq!([0, 1, 4095, 4097, 65_537 * 4096].map(|bytes| namespace.blocks_of(bytes)), [None; 5]);
         assert_eq!(example(512).blocks_of(65_536 * 512), Some(65_536));
+    }
+
+    #[test]
+    fn a_disk_is_known_by_its_nguid_and_its_blocks_and_not_by_its_size() {
+        let namespace = example(4096);
+        assert!(namespace.is_same_disk(&Namespace { blocks: 2000, ..namespace }));
+        assert!(!namespace.is_same_disk(&Namespace { nguid: [2; 16], ..namespace }));
+        assert!(!namespace.is_same_disk(&example(512)));
     }
 
     #[test]

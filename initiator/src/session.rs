@@ -5,16 +5,17 @@
 //!   Up ─────────────────────────> Down(retry at) ────────> (attempt) ────────────> Up
 //!     all others are ended too        ^                        │
 //!                                     └──── failed, back-off ──┤
-//!                                                              └── no attempts left, refused for good ──> GivenUp
+//!                                                              └── no attempts left, refused ──> GivenUp
 //! ```
 //! What becomes of outstanding commands is for [`OnLoss`](crate::OnLoss) to say: they come back as lost, or
-//! are sent again under their tickets. An attempt waits, up to `connect_timeout` for each step; everything
-//! else does not.
+//! are sent again under their tickets. A namespace that is another disk than before ends the session: what
+//! was meant for the one must not reach the other. An attempt waits, up to `connect_timeout` for each step;
+//! everything else does not.
 
 use std::time::Duration;
 
 use nvme_spec::admin::AsyncEvent;
-use spindle_reactor::clock::Nanos;
+use spindle_reactor::clock::{Clock, Nanos};
 
 use crate::backoff::Backoff;
 use crate::controller::{Controller, ControllerEvent};
@@ -35,7 +36,7 @@ pub struct SessionOptions {
     pub wait_longest: Duration,
     /// Attempts before it gives up. 60: ten minutes, as Linux' controller loss time-out.
     pub attempts_max: u32,
-    /// For jitter; different on each host.
+    /// For jitter, together with the host's identifier.
     pub seed: u64,
 }
 
@@ -97,6 +98,8 @@ pub struct Session {
     queues: QueueSet,
     backoff: Backoff,
     state: State,
+    /// When it came up last; zero for the first time, which counts as long ago.
+    up_since: Nanos,
     next_look: Nanos,
 }
 
@@ -112,8 +115,10 @@ impl Session {
         for qid in 1..=options.io_queues {
             queues.add(controller.connect_queue(qid)?)?;
         }
-        let backoff =
-            Backoff::new(session.wait_first, session.wait_longest, session.attempts_max, session.seed);
+        // The processes of two hosts may have one number, as in containers; their identifiers differ.
+        let mix = |mixed: u64, byte: &u8| (mixed ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        let seed = target.host.id.iter().fold(session.seed, mix);
+        let backoff = Backoff::new(session.wait_first, session.wait_longest, session.attempts_max, seed);
         Ok(Session {
             target: target.clone(),
             options: options.clone(),
@@ -121,6 +126,7 @@ impl Session {
             queues,
             backoff,
             state: State::Up,
+            up_since: Nanos::ZERO,
             next_look: Nanos::ZERO,
         })
     }
@@ -192,6 +198,7 @@ impl Session {
         }
         let loss = loss?;
         self.end_all(now, on_ready);
+        self.backoff.lasted((now - self.up_since).as_duration());
         // The first attempt always has its wait; zero attempts allowed is a loss for good, told by the first
         // failure.
         let wait = self.backoff.next_wait().unwrap_or_default();
@@ -206,11 +213,16 @@ impl Session {
     }
 
     fn attempt(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> SessionEvent {
-        let error = match self.reconnect() {
+        let began = Clock::now();
+        let result = self.reconnect();
+        // An attempt takes up to some time-outs: the wait is for after it.
+        let now = now + (Clock::now() - began);
+        let error = match result {
             Ok(replayed) => {
                 let attempts = self.backoff.attempts();
                 self.backoff.reset();
                 self.state = State::Up;
+                self.up_since = now;
                 return SessionEvent::Reconnected { attempts, replayed };
             }
             Err(error) => error,
@@ -231,7 +243,11 @@ impl Session {
 
     /// The controller and all queues anew; how many commands were sent again.
     fn reconnect(&mut self) -> Result<usize, Error> {
-        self.controller = Controller::connect(&self.target, &self.options)?;
+        // Of the association that was up last: one that came no further than this gave out nothing.
+        let known = self.controller.known().to_vec();
+        let mut controller = Controller::connect(&self.target, &self.options)?;
+        controller.find_again(&known)?;
+        self.controller = controller;
         let mut replayed = 0;
         for index in 0..self.queues.len() {
             let controller = &mut self.controller;

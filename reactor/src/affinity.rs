@@ -19,8 +19,8 @@ pub enum AffinityError {
     },
 }
 
-/// The cores that the calling thread may run on, ascending. Ask before pinning: a pinned thread, and those that it
-/// starts, see one.
+/// The cores that the calling thread may run on, ascending. Ask before pinning: a pinned thread, and those
+/// that it starts, see one.
 #[must_use]
 pub fn available_cores() -> Vec<usize> {
     core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect()

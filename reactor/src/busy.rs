@@ -48,7 +48,8 @@ impl Busy {
     /// A turn that ends in a later slice is shared out among the slices it was in.
     #[cold]
     fn turn_across(&mut self, is_busy: bool, now: Nanos) {
-        // Far behind (a core that slept): the slices in between are all alike, and only the last few are kept.
+        // Far behind (a core that slept): the slices in between are all alike, and only the last few are
+        // kept.
         let far = Nanos(SLICE.as_u64() * (SLICES as u64 + 1));
         if now - self.slice_start > far + SLICE {
             let skip_to = now - far;

@@ -1,18 +1,20 @@
-//! Mailboxes between cores: a bounded queue from every core to every core, and one for threads that are no core.
+//! Mailboxes between cores: a bounded queue from every core to every core, and one for threads that are no
+//! core.
 //!
-//! What it is: messages are values that move; a full queue gives the message back to its sender. A core that polls
-//! sees mail with one relaxed load; a core that sleeps is woken by the sender, and only then does sending cost a system
-//! call.
+//! What it is: messages are values that move; a full queue gives the message back to its sender. A core that
+//! polls sees mail with one relaxed load; a core that sleeps is woken by the sender, and only then does
+//! sending cost a system call.
 //!
 //! ```text
 //!   sender: push -> has_mail := true -> fence -> is_asleep? -> (exchange it for false) -> Waker::wake
 //!   sleeper: is_asleep := true -> fence -> queues empty? -> wait for its Waker -> awake
 //! ```
 //!
-//! Either the sender sees the sleeper asleep, or the sleeper sees the message before it waits: the two fences are in
-//! one order.
+//! Either the sender sees the sleeper asleep, or the sleeper sees the message before it waits: the two fences
+//! are in one order.
 //!
-//! What it does not do: it keeps no order between messages of different senders; those of one sender stay in order.
+//! What it does not do: it keeps no order between messages of different senders; those of one sender stay in
+//! order.
 //!
 //! Limits: memory for `cores * (cores + 1) * capacity` messages is taken at start.
 
@@ -24,7 +26,8 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::net::Waker;
 
-/// What all mailboxes of a mesh share. Each inbox on cache lines of its own: a poll reads its flag at every turn.
+/// What all mailboxes of a mesh share. Each inbox on cache lines of its own: a poll reads its flag at every
+/// turn.
 #[repr(align(128))]
 struct Inbox<M> {
     /// Raised after a push, lowered by the owner before it looks for the last time.
@@ -159,7 +162,8 @@ impl<M: Send> Mailbox<M> {
         if let Some(found) = inbox.look(&mut self.cursor) {
             return Some(found);
         }
-        // Lower the flag, then look once more: a push that this look misses raises the flag after the exchange.
+        // Lower the flag, then look once more: a push that this look misses raises the flag after the
+        // exchange.
         inbox.has_mail.swap(false, Ordering::AcqRel);
         let found = inbox.look(&mut self.cursor);
         if found.is_some() {
@@ -168,8 +172,8 @@ impl<M: Send> Mailbox<M> {
         found
     }
 
-    /// Announce that this core is about to wait for its [`Mailbox::waker`]. False: there is mail, do not wait. True:
-    /// wait, and call [`Mailbox::awake`] afterwards, whatever ended the wait.
+    /// Announce that this core is about to wait for its [`Mailbox::waker`]. False: there is mail, do not
+    /// wait. True: wait, and call [`Mailbox::awake`] afterwards, whatever ended the wait.
     #[must_use]
     pub fn prepare_sleep(&mut self) -> bool {
         let inbox = &self.inboxes[self.core];
@@ -186,8 +190,9 @@ impl<M: Send> Mailbox<M> {
     pub fn awake(&mut self) {
         let inbox = &self.inboxes[self.core];
         inbox.is_asleep.store(false, Ordering::Relaxed);
-        // A sender may have taken the flag and not yet come to waking: then the next wait ends early, once, because it
-        // lowers the waker too. No wake that matters is lost: whoever calls this looks at the mail next.
+        // A sender may have taken the flag and not yet come to waking: then the next wait ends early, once,
+        // because it lowers the waker too. No wake that matters is lost: whoever calls this looks at the mail
+        // next.
         inbox.waker.drain();
     }
 

@@ -1,17 +1,19 @@
 //! A slab of fixed capacity whose slots know their generation.
 //!
-//! What it is: a table of `capacity` entries, taken once; a [`Slot`] names an entry *and* the generation of what lay
-//! in it. Removing moves the generation on, so that a slot which comes back late (from a peer, a device, a timer)
-//! finds nothing instead of somebody else's value.
+//! What it is: a table of `capacity` entries, taken once and touched as they are first used; a [`Slot`] names
+//! an entry *and* the generation of what lay in it. Removing moves the generation on, so that a slot which
+//! comes back late (from a peer, a device, a timer) finds nothing instead of somebody else's value.
 //!
 //! ```text
-//!   Slot = generation (16) | index (16)        free list: last freed -> ... -> first freed (warm entries first)
+//!   Slot = generation (16) | index (16)
+//!   free list: last freed -> ... -> first freed (warm entries first)
 //! ```
 //!
-//! What it does not do: it never grows and never indexes by what came from outside without asking the generation.
+//! What it does not do: it never grows and never indexes by what came from outside without asking the
+//! generation.
 //!
-//! Limits: 65535 entries; the generation comes round after 65535 uses of one entry. Generation 0 is never used, so
-//! `Slot::from_wire(0)` is always stale.
+//! Limits: 65535 entries; the generation comes round after 65535 uses of one entry. Generation 0 is never
+//! used, so `Slot::from_wire(0)` is always stale.
 
 use std::fmt;
 
@@ -67,7 +69,10 @@ struct Entry<T> {
 
 /// A table of fixed capacity. See the module.
 pub struct Slab<T> {
-    entries: Box<[Entry<T>]>,
+    /// Those that were ever used. There is room for all; the rest of it stays untouched, so that a long queue
+    /// on which little happens takes the memory of a short one.
+    entries: Vec<Entry<T>>,
+    capacity: u16,
     free: u16,
     len: u16,
 }
@@ -80,10 +85,14 @@ impl<T> Slab<T> {
     #[must_use]
     pub fn with_capacity(n: usize) -> Slab<T> {
         assert!(n <= SLAB_ENTRIES_MAX, "a slab of {n} entries; at most {SLAB_ENTRIES_MAX}");
-        let number = |index: usize| u16::try_from(index).unwrap_or(END);
-        let next = |index: usize| if index + 1 < n { number(index + 1) } else { END };
-        let entries = (0..n).map(|index| Entry { value: None, generation: 1, next: next(index) }).collect();
-        Slab { entries, free: if n == 0 { END } else { 0 }, len: 0 }
+        let capacity = u16::try_from(n).unwrap_or(u16::MAX);
+        Slab { entries: Vec::with_capacity(n), capacity, free: END, len: 0 }
+    }
+
+    /// Bytes of `n` entries.
+    #[must_use]
+    pub const fn bytes_for(n: usize) -> usize {
+        n * size_of::<Entry<T>>()
     }
 
     /// Put `value` into a free entry.
@@ -93,19 +102,35 @@ impl<T> Slab<T> {
     #[inline]
     pub fn insert(&mut self, value: T) -> Result<Slot, T> {
         let index = self.free;
-        let Some(entry) = self.entries.get_mut(usize::from(index)) else { return Err(value) };
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else { return self.insert_fresh(value) };
         self.free = entry.next;
         entry.value = Some(value);
         self.len += 1;
         Ok(Slot { generation: entry.generation, index })
     }
 
+    /// Into the next entry that was never used.
+    #[inline(never)]
+    fn insert_fresh(&mut self, value: T) -> Result<Slot, T> {
+        let Some(slot) = self.fresh_slot() else { return Err(value) };
+        self.entries.push(Entry { value: Some(value), generation: slot.generation, next: END });
+        self.len += 1;
+        Ok(slot)
+    }
+
+    fn fresh_slot(&self) -> Option<Slot> {
+        let index = u16::try_from(self.entries.len()).ok().filter(|index| *index < self.capacity)?;
+        Some(Slot { generation: 1, index })
+    }
+
     /// The slot that the next [`Slab::insert`] gives; `None` when full. For values that hold their own name.
     #[inline]
     #[must_use]
     pub fn next_slot(&self) -> Option<Slot> {
-        let entry = self.entries.get(usize::from(self.free))?;
-        Some(Slot { generation: entry.generation, index: self.free })
+        match self.entries.get(usize::from(self.free)) {
+            Some(entry) => Some(Slot { generation: entry.generation, index: self.free }),
+            None => self.fresh_slot(),
+        }
     }
 
     /// The value, unless `slot` is stale.
@@ -173,7 +198,7 @@ impl<T> Slab<T> {
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.entries.len()
+        usize::from(self.capacity)
     }
 
     /// True when the next insert is refused.
@@ -241,6 +266,22 @@ mod tests {
         assert_eq!(slab.insert(9).ok(), next);
         assert_eq!(slab.iter().map(|(_, value)| *value).collect::<Vec<_>>(), [0, 9, 2]);
         assert_eq!(Slab::with_capacity(0).insert(1), Err(1));
+    }
+
+    #[test]
+    fn entries_are_touched_when_they_are_first_used_and_all_of_them_fit_where_they_were_put_at_first() {
+        let mut slab = Slab::with_capacity(100);
+        assert_eq!((slab.entries.len(), slab.capacity()), (0, 100));
+        let place = slab.entries.as_ptr();
+        for value in 0..50 {
+            let next = slab.next_slot();
+            let slot = slab.insert(value).expect("room");
+            assert_eq!(next, Some(slot));
+            slab.remove(slot);
+        }
+        assert_eq!(slab.entries.len(), 1, "the last that was freed is used again");
+        while slab.insert(0).is_ok() {}
+        assert_eq!((slab.len(), slab.entries.as_ptr()), (100, place));
     }
 
     #[test]

@@ -19,8 +19,10 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pool;
 use spindle_reactor::slab::{Slab, Slot};
 
+use crate::controller::Controller;
 use crate::env::{AbortFrom, DONE_BATCH, Env, Message};
 use crate::notice::{Notice, Notices};
+use crate::qpair::request::Request;
 use crate::qpair::{Life, Qpair, Retried, from_token};
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{Peer, Snapshot};
@@ -80,6 +82,11 @@ pub struct TargetCore<T: Transport> {
     disk_depth: u32,
     /// A disk that the configuration has no more still has something in flight.
     is_closing_disks: bool,
+    /// Generation of the configuration that each core has.
+    taken: Vec<u64>,
+    /// The configuration that controllers of this core have been told of last, while a newer one is not with
+    /// all cores.
+    untold: Option<Arc<Snapshot>>,
 }
 
 impl<T: Transport> TargetCore<T> {
@@ -89,6 +96,7 @@ impl<T: Transport> TargetCore<T> {
     /// [`OpenError`] of the first disk that cannot be opened.
     pub fn new(settings: CoreSettings) -> Result<Self, OpenError> {
         let connections = settings.connections;
+        let taken = vec![settings.snapshot.generation; settings.cores];
         let env = Env {
             core: settings.core,
             cores: settings.cores,
@@ -119,6 +127,8 @@ impl<T: Transport> TargetCore<T> {
             next_timer: Nanos::ZERO,
             disk_depth: settings.disk_depth,
             is_closing_disks: false,
+            taken,
+            untold: None,
         };
         match core.open_disks().pop() {
             Some(error) => Err(error),
@@ -126,7 +136,8 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Open the disks that the snapshot has and this core has not; close those that it has no more. What could not be opened.
+    /// Open the disks that the snapshot has and this core has not; close those that it has no more. What
+    /// could not be opened.
     fn open_disks(&mut self) -> Vec<OpenError> {
         let mut errors = Vec::new();
         let env = &mut self.env;
@@ -164,6 +175,19 @@ impl<T: Transport> TargetCore<T> {
     pub fn set_time(&mut self, now: Nanos, wall_ms: u64) {
         self.env.now = now;
         self.env.wall_ms = wall_ms;
+    }
+
+    /// Most bytes that a connection takes here with a queue of `entries`, all of which were used at once: its
+    /// queue pair, its requests and its controller.
+    #[must_use]
+    pub fn connection_bytes(entries: u16) -> usize {
+        let entries = usize::from(entries);
+        // Named in four lists of the core.
+        Slab::<Qpair<T>>::bytes_for(1)
+            + 4 * size_of::<Slot>()
+            + Slab::<Request>::bytes_for(entries)
+            + entries * size_of::<Slot>()
+            + Controller::bytes()
     }
 
     /// Take over a connection. `Err` gives it back: there is no room, or the appliance is shutting down.
@@ -208,8 +232,8 @@ impl<T: Transport> TargetCore<T> {
         self.book(id, true, act);
     }
 
-    /// The shell has sent: act on what the transport has (`Sent`, and what it was holding back). The shell looks for
-    /// itself whether there is more to send.
+    /// The shell has sent: act on what the transport has (`Sent`, and what it was holding back). The shell
+    /// looks for itself whether there is more to send.
     #[inline]
     pub fn step_sent(&mut self, id: Slot) {
         self.book(id, false, |qpair, env| qpair.step(id, env));
@@ -284,8 +308,8 @@ impl<T: Transport> TargetCore<T> {
         self.with_open(id, |qpair, env| qpair.on_done(id, env, slot, done));
     }
 
-    /// Who got something goes to the end of the line, who did not keeps its place: a deep queue does not take, turn after turn,
-    /// what a shallow one waits for.
+    /// Who got something goes to the end of the line, who did not keeps its place: a deep queue does not
+    /// take, turn after turn, what a shallow one waits for.
     fn poll_waiting(&mut self) -> bool {
         let has_worked = !self.waiting.is_empty();
         let mut at = 0;
@@ -345,12 +369,14 @@ impl<T: Transport> TargetCore<T> {
                 self.with_open(from.qpair, |qpair, env| qpair.on_abort_answer(env, from.slot, is_aborted));
             }
             Message::Failed { controller, record } => {
-                let id = self.find(|qpair| qpair.is_admin_queue_of(&controller));
-                if let Some(qpair) = id.and_then(|id| self.qpairs.get_mut(id)) {
+                // Looked up, not searched for: a host can cause as many of these as it likes.
+                let qpair = self.qpairs.get_mut(controller.admin_queue());
+                if let Some(qpair) = qpair.filter(|qpair| qpair.is_admin_queue_of(&controller)) {
                     qpair.on_failed(record);
                 }
             }
             Message::Snapshot(snapshot) => self.on_snapshot(snapshot),
+            Message::SnapshotTaken { core, generation } => self.on_snapshot_taken(core, generation),
             Message::Shutdown => self.env.is_draining = true,
         }
     }
@@ -367,20 +393,46 @@ impl<T: Transport> TargetCore<T> {
         self.env.send(from.core, Message::Aborted { from, is_aborted });
     }
 
+    /// The new configuration, for I/O queues at once. Controllers follow when all cores have it: a host that
+    /// is told of a namespace reads from it on all its queues, and one that got a refusal with DNR would give
+    /// it up.
     fn on_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         let old = std::mem::replace(&mut self.env.snapshot, snapshot);
         for error in self.open_disks() {
             // Its namespaces answer Namespace Not Ready on this core; the operator is told.
             self.env.notice(Notice::DiskOpen { reason: error.to_string() });
         }
-        self.each(|qpair, env| qpair.on_snapshot(env, &old));
+        self.each(|qpair, env| {
+            if !qpair.is_admin_queue() {
+                qpair.on_snapshot(env, &old);
+            }
+        });
+        self.untold.get_or_insert(old);
+        let (core, generation) = (self.env.core, self.env.snapshot.generation);
+        self.env.broadcast(&Message::SnapshotTaken { core, generation });
+    }
+
+    fn on_snapshot_taken(&mut self, core: usize, generation: u64) {
+        if let Some(taken) = self.taken.get_mut(core) {
+            *taken = generation;
+        }
+        let own = self.env.snapshot.generation;
+        if self.taken.iter().any(|taken| *taken < own) {
+            return;
+        }
+        let Some(old) = self.untold.take() else { return };
+        self.each(|qpair, env| {
+            if qpair.is_admin_queue() {
+                qpair.on_snapshot(env, &old);
+            }
+        });
     }
 
     /// Messages to this core itself need no mailbox.
     #[inline]
     fn deliver_own(&mut self) {
-        // Bounded: what an own message sends to this core again is taken in the same loop, and no message loops. Those for
-        // others stay in order.
+        // Bounded: what an own message sends to this core again is taken in the same loop, and no message
+        // loops. Those for others stay in order.
         let mut at = 0;
         while let Some((to, _)) = self.env.outbox.get(at) {
             if *to != self.env.core {

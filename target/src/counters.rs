@@ -1,4 +1,5 @@
-//! Counters that hosts and operators read: one line of memory per core, so that counting is an uncontended add.
+//! Counters that hosts and operators read: one line of memory per core, so that counting is an uncontended
+//! add.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

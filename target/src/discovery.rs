@@ -5,7 +5,8 @@
 //! ```
 //! The log is made for each read, entry by entry, and only where the read shows it: nothing is kept for a
 //! connection. A host sees subsystems that it may connect to. An unspecified address (0.0.0.0, ::) is shown
-//! as the address that the host used.
+//! as the address that the host used; one of the other family is left out, since a host that took it by its
+//! word would connect to itself.
 //!
 //! What it does not do: no registration of hosts or of other discovery services, no zoning, no extended
 //! entries.
@@ -62,7 +63,7 @@ impl<'a> DiscoveryLog<'a> {
     /// NUMREC.
     #[must_use]
     pub fn entries(&self) -> u64 {
-        u64::try_from(entries(self.snapshot, self.host).count()).unwrap_or(u64::MAX)
+        u64::try_from(self.iter().count()).unwrap_or(u64::MAX)
     }
 
     /// Length of the log.
@@ -83,12 +84,24 @@ impl<'a> DiscoveryLog<'a> {
             window.put(0, header.as_bytes());
         }
         let mut at = 0;
-        for entry in entries(self.snapshot, self.host) {
+        for entry in self.iter() {
             at += ENTRY_BYTES;
             if window.shows(at, ENTRY_BYTES) {
-                window.put(at, wire(&entry, self.peer).as_bytes());
+                window.put(at, wire(&entry).as_bytes());
             }
         }
+    }
+
+    /// The entries, each with the address that the host is to use.
+    fn iter(&self) -> impl Iterator<Item = Entry<'a>> {
+        entries(self.snapshot, self.host).filter_map(|entry| {
+            let address = match entry.subtype {
+                // A referral is another machine's: its address is as configured.
+                SubsystemType::REFERRAL => entry.address,
+                _ => self.peer.reachable(entry.address)?,
+            };
+            Some(Entry { address, ..entry })
+        })
     }
 }
 
@@ -98,11 +111,17 @@ pub fn differs(old: &Snapshot, new: &Snapshot, host: &Nqn) -> bool {
     !entries(old, host).eq(entries(new, host))
 }
 
-/// All entries that `host` sees, in order.
+/// All entries for `host`, in order, with the addresses as they are configured.
 fn entries<'a>(snapshot: &'a Snapshot, host: &'a Nqn) -> impl Iterator<Item = Entry<'a>> {
-    // Every listener is the same service: they return the same information, and any of them may be kept
-    // connected.
-    let own = Eflags::new().with_duplicate_information(true).with_persistent_connection(true);
+    // Every listener is the same service, and any of them may be kept connected. They return the same
+    // information unless some host cannot be told of one of them.
+    let is_for_all = |listener: &Listener| {
+        let is_v4 = listener.address.is_ipv4();
+        !listener.address.ip().is_unspecified()
+            || snapshot.listeners.iter().all(|other| other.address.is_ipv4() == is_v4)
+    };
+    let is_same = snapshot.listeners.iter().all(is_for_all);
+    let own = Eflags::new().with_duplicate_information(is_same).with_persistent_connection(true);
     let services = snapshot
         .listeners
         .iter()
@@ -145,12 +164,8 @@ fn from_referral(referral: &Referral) -> Entry<'_> {
     }
 }
 
-fn wire(entry: &Entry<'_>, peer: &Peer) -> DiscoveryLogEntry {
-    let address = match entry.subtype {
-        // A referral is another machine's: its address is as configured.
-        SubsystemType::REFERRAL => entry.address,
-        _ => peer.reachable(entry.address),
-    };
+fn wire(entry: &Entry<'_>) -> DiscoveryLogEntry {
+    let address = entry.address;
     let treq =
         // "Not required" would be as true, but nvme-cli takes the two together for a demand for TLS.
         Treq::new().with_sq_flow_control_disable(true);
@@ -251,11 +266,12 @@ mod tests {
 
     #[test]
     fn an_entry_has_its_fields_where_the_figure_has_them() {
-        let world = World::new();
+        let mut world = World::new();
+        world.snapshot.listeners[0].address = "192.0.2.1:4420".parse().unwrap();
         let log = read(&world, HOST);
         let subsystem = &log[3 * 1024..4 * 1024];
-        // TCP, IPv4, NVM subsystem, nothing said of a secure channel, SQ flow control may be disabled, port 1,
-        // dynamic.
+        // TCP, IPv4, NVM subsystem, nothing said of a secure channel, SQ flow control may be disabled, port
+        // 1, dynamic.
         assert_eq!(subsystem[..12], [3, 1, 2, 0b100, 1, 0, 0xff, 0xff, 32, 0, 0, 0]);
         assert!(subsystem[768..].iter().all(|byte| *byte == 0), "TSAS: no security");
         let own = &log[1024..2048];
@@ -269,13 +285,17 @@ mod tests {
     fn unspecified_addresses_are_replaced_by_the_one_the_host_used() {
         let mut world = World::new();
         world.snapshot.listeners[1].address = "[::]:4422".parse().unwrap();
+        world.subsystem().listeners = vec![0, 1];
         world.peer.local = "[2001:db8::5]:4422".parse().unwrap();
-        world.snapshot.referrals[0].address = "[::]:8009".parse().unwrap();
         let log = read(&world, HOST);
         let addresses: Vec<_> = entries(&log).into_iter().map(|(_, _, address, _)| address).collect();
-        // An IPv6 connection does not tell which IPv4 address to use.
-        assert_eq!(addresses, ["0.0.0.0", "2001:db8::5", "0.0.0.0", "::"]);
-        assert_eq!(log[2 * 1024 + 1], 2, "ADRFAM: IPv6");
+        // An IPv6 connection does not tell which IPv4 address to use: the listener at 0.0.0.0 is left out.
+        assert_eq!(addresses, ["2001:db8::5", "2001:db8::5", "10.9.8.7"]);
+        assert_eq!((u64_at(&log, 8), log[1024 + 1]), (3, 2), "NUMREC; ADRFAM: IPv6");
+        assert_eq!(u16_at(&log[1024..], 10), 0b10, "EFLAGS: not what every host is told");
+        world.peer.local = "192.0.2.7:4420".parse().unwrap();
+        let addresses = entries(&read(&world, HOST)).into_iter().map(|(_, _, address, _)| address);
+        assert_eq!(addresses.collect::<Vec<_>>(), ["192.0.2.7", "192.0.2.7", "10.9.8.7"]);
     }
 
     #[test]

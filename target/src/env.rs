@@ -1,8 +1,8 @@
 //! [`Env`]: what all queue pairs of one core work with. Lent to a queue pair for the length of a call.
 //!
-//! Here are the core's pools, its handles on the disks, the configuration snapshot, and two bounded outboxes: messages for cores
-//! ([`Message`]) and notices for the log ([`Notice`]). No queue pair sees another one; what concerns others goes by message,
-//! even on the same core.
+//! Here are the core's pools, its handles on the disks, the configuration snapshot, and two bounded outboxes:
+//! messages for cores ([`Message`]) and notices for the log ([`Notice`]). No queue pair sees another one;
+//! what concerns others goes by message, even on the same core.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -62,6 +62,13 @@ pub enum Message {
     },
     /// The configuration has changed.
     Snapshot(Arc<Snapshot>),
+    /// A core has changed to a configuration.
+    SnapshotTaken {
+        /// The core.
+        core: usize,
+        /// Generation of the configuration.
+        generation: u64,
+    },
     /// No new commands: finish what is in flight, tell the hosts, close.
     Shutdown,
 }

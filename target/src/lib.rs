@@ -1,16 +1,18 @@
 //! The NVMe-oF controller side, pure: subsystems, controllers, queue pairs, admin, I/O, discovery.
 //!
-//! It knows neither sockets nor verbs nor PCIe, makes no system call, reads no clock and has no thread: bytes (by way of a
-//! [`transport::Transport`]), disks' completions, time and messages go in; replies, disk commands, messages and notices come out.
-//! The same code runs in the appliance, in the seeded simulator and under the fuzzers.
+//! It knows neither sockets nor verbs nor PCIe, makes no system call, reads no clock and has no thread: bytes
+//! (by way of a [`transport::Transport`]), disks' completions, time and messages go in; replies, disk
+//! commands, messages and notices come out. The same code runs in the appliance, in the seeded simulator and
+//! under the fuzzers.
 //!
 //! Where a write goes:
 //!
 //! ```text
 //!   shell: bytes ──> Transport::next_event ── Event::Command ──> qpair::Qpair::step_command
-//!     ──> step_io ──> qpair::io::parse (checks; IoCommand) ──> step_buffer (memory of the disk or the pool, or wait)
+//!     ──> step_io ──> qpair::io::parse (checks; IoCommand) ──> step_buffer (memory of disk or pool, or wait)
 //!     ──> Transport::fetch ... Event::Fetched ──> step_fetched ──> step_execute ──> Disk::submit
-//!     ... core::TargetCore::poll ──> Disk::poll ──> Qpair::on_done ──> finish ──> Transport::reply ... Event::Sent ──> free
+//!     ... core::TargetCore::poll ──> Disk::poll ──> Qpair::on_done ──> finish ──> Transport::reply
+//!     ... Event::Sent ──> free
 //! ```
 //!
 //! | file | what |
@@ -18,14 +20,15 @@
 //! | [`transport`] | the interface to a connection: four verbs, four events |
 //! | [`core`] | one core: its queue pairs, disks, messages, timers |
 //! | [`env`](mod@env) | what the queue pairs of a core share; messages between cores |
-//! | [`qpair`] | the request machine; I/O commands, fused pairs, compound commands, the admin queue's plumbing |
+//! | [`qpair`] | the request machine; I/O, fused and compound commands, the admin queue's plumbing |
 //! | [`controller`] | Connect, properties, Identify, log pages, features, events, keep alive |
 //! | [`discovery`] | the discovery log |
 //! | [`snapshot`] | the configuration, immutable, swapped by message |
 //! | [`shared`] | what cores share about controllers |
 //! | [`counters`], [`notice`] | what hosts and operators read |
 //!
-//! What it does not do: reservations, ANA, authentication, namespace management; they are refused as the specification says.
+//! What it does not do: reservations, ANA, authentication, namespace management; they are refused as the
+//! specification says.
 #![forbid(unsafe_code)]
 
 pub mod controller;

@@ -1,4 +1,5 @@
-//! [`Notice`]: what the log should say about hosts, as values. The app drains them, limits their rate and prints them.
+//! [`Notice`]: what the log should say about hosts, as values. The app drains them, limits their rate and
+//! prints them.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -72,7 +73,9 @@ pub enum Notice {
     },
     /// A disk failed a command.
     DiskError {
-        /// The namespace.
+        /// The subsystem.
+        subsystem: Nqn,
+        /// Its namespace.
         nsid: u32,
         /// First block.
         lba: u64,
@@ -105,7 +108,9 @@ impl std::fmt::Display for Notice {
                 write!(f, "keep alive of controller {cntlid} ({host}) expired after {timeout_ms} ms")
             }
             Notice::DiskOpen { reason } => f.write_str(reason),
-            Notice::DiskError { nsid, lba, status } => write!(f, "namespace {nsid}, LBA {lba}: {status}"),
+            Notice::DiskError { subsystem, nsid, lba, status } => {
+                write!(f, "disk of {subsystem} namespace {nsid} failed at LBA {lba}: {status}")
+            }
         }
     }
 }

@@ -1,13 +1,15 @@
-//! What the cores share about controllers: few words, read by atomics on the data path, registered under a mutex at connect.
+//! What the cores share about controllers: few words, read by atomics on the data path, registered under a
+//! mutex at connect.
 //!
-//! The admin queue's core owns the `Controller`; each I/O queue, on whatever core, holds an [`Arc<ControllerShared>`]. A
-//! command on an I/O queue costs one relaxed load here (is the controller enabled?) and, once per keep-alive period and
-//! queue, one store (there was traffic).
+//! The admin queue's core owns the `Controller`; each I/O queue, on whatever core, holds an
+//! [`Arc<ControllerShared>`]. A command on an I/O queue costs one relaxed load here (is the controller
+//! enabled?) and, once per keep-alive period and queue, one store (there was traffic).
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nvme_spec::nqn::Nqn;
+use spindle_reactor::slab::Slot;
 
 use crate::snapshot::Subsystem;
 
@@ -27,6 +29,8 @@ pub struct ControllerShared {
     pub host_id: [u8; 16],
     /// The core that owns the admin queue.
     pub admin_core: usize,
+    /// The admin queue's name there; stale before it is connected.
+    admin_queue: AtomicU32,
     /// True while CC.EN = 1 and CSTS.RDY = 1: I/O commands are taken.
     is_ready: AtomicBool,
     /// True once the controller is on its way out; it never comes back.
@@ -35,8 +39,6 @@ pub struct ControllerShared {
     queues: [AtomicU64; 2],
     /// Set by queues when they had a command; cleared by the keep-alive timer (traffic-based keep alive).
     has_traffic: AtomicBool,
-    /// I/O commands that ended with an error status, for the error log's count.
-    pub error_count: AtomicU64,
     /// Features that I/O queues look at: bit 0 = volatile write cache enabled.
     pub feature_bits: AtomicU32,
 }
@@ -51,11 +53,11 @@ impl ControllerShared {
             host_nqn,
             host_id,
             admin_core,
+            admin_queue: AtomicU32::new(0),
             is_ready: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
             queues: [const { AtomicU64::new(0) }; 2],
             has_traffic: AtomicBool::new(false),
-            error_count: AtomicU64::new(0),
             feature_bits: AtomicU32::new(1),
         }
     }
@@ -76,12 +78,25 @@ impl ControllerShared {
 
     /// CSTS.RDY has changed.
     pub fn set_ready(&self, is_ready: bool) {
-        self.is_ready.store(is_ready, Ordering::Relaxed);
+        self.is_ready.store(is_ready, Ordering::Release);
     }
 
-    /// True once it is on its way out.
+    /// The admin queue is connected: its name on the admin core.
+    pub fn set_admin_queue(&self, queue: Slot) {
+        self.admin_queue.store(queue.to_wire(), Ordering::Relaxed);
+    }
+
+    /// The admin queue's name on the admin core.
+    #[must_use]
+    pub fn admin_queue(&self) -> Slot {
+        Slot::from_wire(self.admin_queue.load(Ordering::Relaxed))
+    }
+
+    /// True once it is on its way out. Who saw that it is not ready, and asks then, knows whether that is
+    /// why.
     #[must_use]
     pub fn is_gone(&self) -> bool {
+        fence(Ordering::Acquire);
         self.is_gone.load(Ordering::Relaxed)
     }
 

@@ -1,8 +1,8 @@
 //! The configuration as every core sees it: one immutable [`Snapshot`], swapped by message.
 //!
-//! Subsystems, their namespaces and allowed hosts, listeners and referrals. Made and checked by `app` from the
-//! configuration file; a reload makes a new one with a higher `generation`. Things that live on (counters, disks) are behind `Arc`
-//! and are carried over from the old snapshot to the new.
+//! Subsystems, their namespaces and allowed hosts, listeners and referrals. Made and checked by `app` from
+//! the configuration file; a reload makes a new one with a higher `generation`. Things that live on
+//! (counters, disks) are behind `Arc` and are carried over from the old snapshot to the new.
 //!
 //! What it does not do: no state of controllers or queues is here (`shared`, `controller`).
 
@@ -14,7 +14,8 @@ use spindle_disk::{DiskSource, Geometry};
 
 use crate::counters::NamespaceCounters;
 
-/// Index of a disk in [`Snapshot::disks`]; stays the same disk over all snapshots of a process.
+/// Index of a disk in [`Snapshot::disks`]; stays the same disk over all snapshots of a process. Once the disk
+/// was removed, it is not used again: commands that were on their way to it must find nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DiskId(pub usize);
 
@@ -179,13 +180,14 @@ pub struct Peer {
 
 impl Peer {
     /// `address` as this peer should use it: an unspecified one is replaced by the one that the peer used.
+    /// `None`: it is of the other family, of which this connection tells no address.
     #[must_use]
-    pub fn reachable(&self, address: SocketAddr) -> SocketAddr {
-        let is_same_family = address.is_ipv4() == self.local.is_ipv4();
-        if address.ip().is_unspecified() && is_same_family {
-            return SocketAddr::new(canonical(self.local.ip()), address.port());
+    pub fn reachable(&self, address: SocketAddr) -> Option<SocketAddr> {
+        if !address.ip().is_unspecified() {
+            return Some(address);
         }
-        address
+        let local = canonical(self.local.ip());
+        (address.is_ipv4() == local.is_ipv4()).then(|| SocketAddr::new(local, address.port()))
     }
 }
 

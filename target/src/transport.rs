@@ -1,18 +1,19 @@
-//! The interface between the request machine and a connection: four verbs and four events.
+//! The interface between the request machine and a connection: six verbs and four events.
 //!
-//! A connection lives on one core from accept to close. Its shell (sockets, verbs, the simulator) feeds it and empties it;
-//! the queue pair only asks it for events and tells it what to fetch and what to reply:
+//! A connection lives on one core from accept to close. Its shell (sockets, verbs, the simulator) feeds it
+//! and empties it; the queue pair only asks it for events and tells it what to fetch and what to reply:
 //!
 //! ```text
 //!   next_event -> Command ── fetch(slot, buf) ──> in-capsule copy | R2T + H2CData | RDMA READ ── Fetched ─┐
-//!                    │                                                                                    v
-//!                    └───────────── no data from the host ───────────────────────────────────────────> execute
-//!   Sent <── bytes left / send completed <── C2HData + CapsuleResp | RDMA WRITE + SEND <── reply(slot, cqe, data)
+//!                    │                                                                                   v
+//!                    └───────────── no data from the host ────────────────────────────────────────> execute
+//!   Sent <── bytes left / send completed <── C2HData + CapsuleResp | RDMA WRITE + SEND <── reply(slot, ...)
 //!   Closed: last event, when every buffer is back
 //! ```
 //!
-//! What a transport checks: the PDU or capsule itself and that the SGL is of a kind and length that the transport
-//! allows. What it does not: opcode, namespace, range, or that the length fits the command (`io::check`, `admin` do).
+//! What a transport checks: the PDU or capsule itself and that the SGL is of a kind and length that the
+//! transport allows. What it does not: opcode, namespace, range, or that the length fits the command
+//! (`io::check`, `admin` do).
 
 use nvme_spec::cqe::Cqe;
 use nvme_spec::sqe::Sqe;
@@ -51,13 +52,13 @@ impl DataPointer {
 /// What happened on a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// A command capsule arrived. The next event comes only after the command was answered by `fetch` or `reply`
-    /// if it has in-capsule data (the payload stands in the way); without, at once.
+    /// A command capsule arrived. The next event comes only after the command was answered by `fetch` or
+    /// `reply` if it has in-capsule data (the payload stands in the way); without, at once.
     Command {
         /// The submission queue entry.
         sqe: Sqe,
-        /// Where its data is, or the status with which the command fails (an SGL of the wrong kind: the connection
-        /// goes on).
+        /// Where its data is, or the status with which the command fails (an SGL of the wrong kind: the
+        /// connection goes on).
         data: Result<DataPointer, Status>,
     },
     /// All data that `fetch` asked for has arrived in `buf`.
@@ -66,7 +67,8 @@ pub enum Event {
         slot: Slot,
         /// Its buffer, filled.
         buf: Buf,
-        /// `Err`: the data is damaged (data digest); the command fails with this status, the connection goes on.
+        /// `Err`: the data is damaged (data digest); the command fails with this status, the connection goes
+        /// on.
         result: Result<(), Status>,
     },
     /// The reply and its data have left; nothing of the request is referred to any more.
@@ -108,8 +110,8 @@ impl std::fmt::Display for CloseReason {
     }
 }
 
-/// Names a reply whose request needed no place of its own: it was answered as it came. Never a request's slot, because no
-/// slot has generation 0.
+/// Names a reply whose request needed no place of its own: it was answered as it came. Never a request's
+/// slot, because no slot has generation 0.
 pub const UNSLOTTED: Slot = Slot::from_wire(0);
 
 /// A completion to be sent.
@@ -141,9 +143,21 @@ pub trait Transport {
     /// The next event, in order. `None`: nothing more until the shell has fed it.
     fn next_event(&mut self) -> Option<Event>;
 
-    /// Bring the host's data of request `slot` (command identifier `cid`) into `buf`, which is exactly as long.
-    /// `Fetched` follows, or `Closed`. Called at most once for a command, in any order among commands.
+    /// Bring the host's data of request `slot` (command identifier `cid`) into `buf`, which is exactly as
+    /// long. `Fetched` follows, or `Closed`. Called at most once for a command, in any order among commands.
     fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf);
+
+    /// Copy the in-capsule data of the command whose event came last into `buf`, which is exactly as long, if
+    /// all of it is here and in order. False: nothing has changed, and `fetch` brings it. No `Fetched`
+    /// follows.
+    fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
+        let _ = buf;
+        false
+    }
+
+    /// The command whose event came last is not taken, and gets no answer: its in-capsule data goes nowhere,
+    /// and what is behind it comes.
+    fn ignore(&mut self) {}
 
     /// Send a completion. In-capsule data that was not fetched is skipped. `Sent` follows, or `Closed`.
     fn reply(&mut self, reply: Reply);

@@ -5,6 +5,7 @@
 //! and dropped, so that only its own work is timed: receive (parse; a write's payload is copied to its
 //! buffer, a read's at the host too), answer (reply or submit), gather (the pieces for `sendmsg`), sent
 //! (advance, give buffers back, `Sent` events).
+#![forbid(unsafe_code)]
 
 use std::io::IoSlice;
 use std::time::{Duration, Instant};

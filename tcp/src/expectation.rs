@@ -1,8 +1,9 @@
-//! [`Expectation`]: whether the bytes that come next are likely to be a large payload, so that only its header should be
-//! received into the batch and the payload itself straight into its place.
+//! [`Expectation`]: whether the bytes that come next are likely to be a large payload, so that only its
+//! header should be received into the batch and the payload itself straight into its place.
 //!
-//! Payloads come in streams: after a large one, the next receive takes little. When that little was not followed by a
-//! payload, whole batches are taken again. A wrong guess costs one system call or one copy, never more.
+//! Payloads come in streams: after a large one, the next receive takes little. When that little was not
+//! followed by a payload, whole batches are taken again. A wrong guess costs one system call or one copy,
+//! never more.
 
 /// Bytes of a batch while a large payload is expected: some headers, and little that has to be copied.
 const HEADERS_BYTES: usize = 4096;

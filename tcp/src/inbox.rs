@@ -11,7 +11,7 @@
 //! connection.
 
 use nvme_spec::zerocopy::FromBytes;
-use spindle_reactor::mem::Buf;
+use spindle_reactor::mem::{Buf, prefetch};
 
 /// A receive buffer of one core, with the range that is filled. It is lent to a connection while its events
 /// are pulled.
@@ -167,6 +167,14 @@ impl Inbox {
         if self.stash.is_empty() { self.batch.unread().first_chunk() } else { None }
     }
 
+    /// The header behind the next `count` bytes will be looked at soon.
+    #[inline]
+    pub(crate) fn expect_header_after(&self, count: usize) {
+        if let Some(lines) = self.batch.unread().get(count..) {
+            lines.chunks(64).take(2).for_each(|line| prefetch(&line[0]));
+        }
+    }
+
     /// Drop the next `count` bytes, which [`Inbox::peek_batch`] gave.
     #[inline]
     pub(crate) fn consume_batch(&mut self, count: usize) {
@@ -209,6 +217,20 @@ impl Inbox {
             self.batch.consume(count);
         }
         copied + count
+    }
+
+    /// Fill all of `buf` from the batch; false when the next bytes are not all there.
+    #[inline]
+    pub(crate) fn copy_whole_to(&mut self, buf: &mut Buf) -> bool {
+        let Some(bytes) = self.peek_batch_bytes(buf.len()) else { return false };
+        buf.copy_in(0, bytes);
+        self.batch.consume(buf.len());
+        true
+    }
+
+    #[inline]
+    fn peek_batch_bytes(&self, count: usize) -> Option<&[u8]> {
+        if self.stash.is_empty() { self.batch.unread().get(..count) } else { None }
     }
 
     /// As [`Inbox::peek`] with something in the stash, which is topped up from the batch.

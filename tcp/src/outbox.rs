@@ -138,6 +138,11 @@ impl<const HEAD: usize, const TAIL: usize, K> Default for Outbox<HEAD, TAIL, K> 
 }
 
 impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
+    /// Bytes of a queue that has held `count` PDUs at once.
+    pub(crate) const fn bytes_for(count: usize) -> usize {
+        count.next_power_of_two() * size_of::<OutPdu<HEAD, TAIL, K>>()
+    }
+
     /// Make room for `count` PDUs in all.
     pub(crate) fn reserve(&mut self, count: usize) {
         if count > self.ring.len() {

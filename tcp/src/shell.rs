@@ -1,4 +1,5 @@
-//! The shell of one core: joins the core's connections to their sockets. It moves bytes and knows no protocol.
+//! The shell of one core: joins the core's connections to their sockets. It moves bytes and knows no
+//! protocol.
 //!
 //! ```text
 //!   poll:   hot connections ── recv into the core's one batch ──> Conn ── TargetCore::step ──> sendmsg
@@ -6,9 +7,9 @@
 //!   flush:  connections that disks, timers or messages gave something to send
 //! ```
 //!
-//! A connection is hot while it has traffic: it is then asked directly, which costs less than to be told by epoll. After
-//! [`COLD_AFTER`] empty answers it goes to epoll and costs nothing, so that a thousand idle connections do not slow a busy one.
-//! A connection whose socket is full also waits in epoll, for room.
+//! A connection is hot while it has traffic: it is then asked directly, which costs less than to be told by
+//! epoll. After [`COLD_AFTER`] empty answers it goes to epoll and costs nothing, so that a thousand idle
+//! connections do not slow a busy one. A connection whose socket is full also waits in epoll, for room.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -29,12 +30,14 @@ use crate::{Expectation, Phase, RxBatch};
 pub struct ShellConfig {
     /// Bytes that one receive may bring. 256 KiB: see docs/benchmarks.md, "Receive batches".
     pub batch_bytes: usize,
-    /// Time that sent bytes may stay without acknowledgement before the connection is given up, in ms. 30 s: longer than
-    /// a switch takes to fail over, shorter than the hosts' patience.
+    /// Time that sent bytes may stay without acknowledgement before the connection is given up, in ms. 30 s:
+    /// longer than a switch takes to fail over, shorter than the hosts' patience.
     pub user_timeout_ms: u32,
-    /// Send and receive buffers of the sockets, in bytes; 0 leaves them to the kernel, which tunes them by itself.
+    /// Send and receive buffers of the sockets, in bytes; 0 leaves them to the kernel, which tunes them by
+    /// itself.
     pub socket_buffer_bytes: usize,
-    /// Congestion control; `None` leaves the system's. `cubic`: it does not pace, and pacing (bbr) costs even where nothing is lost.
+    /// Congestion control; `None` leaves the system's. `cubic`: it does not pace, and pacing (bbr) costs even
+    /// where nothing is lost.
     pub congestion: Option<ArrayString<16>>,
 }
 
@@ -60,7 +63,8 @@ const EMPTY_ROUNDS_MAX: u32 = 8;
 const FEW_CONNECTIONS: usize = 4;
 /// Receives of one connection in a turn: no connection starves another.
 const RECEIVES_PER_TURN: u32 = 4;
-/// Bytes of the batch that a direct receive may fill behind its payload: the next header, and little that would be copied.
+/// Bytes of the batch that a direct receive may fill behind its payload: the next header, and little that
+/// would be copied.
 const BEHIND_DIRECT_BYTES: usize = 2048;
 /// Pieces of one send: the kernel's limit.
 const PIECES_MAX: usize = 1024;
@@ -97,6 +101,13 @@ pub struct Shell {
 
 /// Readiness keys above the range of slots are other users' (listeners, wakers).
 pub const FOREIGN_KEYS: u64 = 1 << 32;
+
+/// Most bytes that a connection takes here and in its [`Conn`], beside the `Conn` itself, with a queue of
+/// `entries`.
+#[must_use]
+pub fn connection_bytes(entries: u16) -> usize {
+    size_of::<Option<Link>>() + size_of::<Slot>() + Conn::heap_bytes(entries)
+}
 
 impl Shell {
     /// A shell for at most `connections`.
@@ -167,13 +178,13 @@ impl Shell {
         self.hot.len()
     }
 
-    /// One turn of receiving, stepping and sending. `foreign` gets the keys of descriptors that are not connections.
-    /// True when there was anything to do.
+    /// One turn of receiving, stepping and sending. `foreign` gets the keys of descriptors that are not
+    /// connections. True when there was anything to do.
     pub fn poll(&mut self, core: &mut TargetCore<Conn>, now: Nanos, foreign: &mut impl FnMut(Ready)) -> bool {
         self.now = now;
         let mut has_worked = false;
-        // With few connections an empty round costs less than the rest of the core's turn, and the next command may come
-        // any moment: it is found sooner.
+        // With few connections an empty round costs less than the rest of the core's turn, and the next
+        // command may come any moment: it is found sooner.
         for _ in 0..EMPTY_ROUNDS_MAX {
             has_worked |= self.poll_hot(core);
             if has_worked || self.hot.len() > FEW_CONNECTIONS {
@@ -207,14 +218,17 @@ impl Shell {
         has_worked
     }
 
-    /// Sleep until a descriptor has something to do, at most `timeout`. Only when nothing is hot.
+    /// Sleep until a descriptor has something to do, at most `timeout`; not at all while a connection is hot.
     pub fn sleep(&mut self, core: &mut TargetCore<Conn>, timeout: Duration, foreign: &mut impl FnMut(Ready)) {
+        let timeout = if self.hot.is_empty() { timeout } else { Duration::ZERO };
         self.poll_readiness(core, Some(timeout), foreign);
     }
 
     /// Send all connections to epoll, so that the core can sleep.
     pub fn cool(&mut self) {
-        while let Some(id) = self.hot.last().copied() {
+        // Each once: who cannot be watched stays hot.
+        for at in (0..self.hot.len()).rev() {
+            let id = self.hot[at];
             self.set_cold(id);
         }
     }
@@ -479,8 +493,8 @@ fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     (socket.send_vectored(&pieces), bytes)
 }
 
-/// One receive: into the payload that the connection waits for and a little of the batch behind it, or into the batch. What it
-/// brought, how much of it belongs to the payload at most, and how much was asked for.
+/// One receive: into the payload that the connection waits for and a little of the batch behind it, or into
+/// the batch. What it brought, how much of it belongs to the payload at most, and how much was asked for.
 #[inline]
 fn receive_into(
     socket: &Socket,

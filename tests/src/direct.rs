@@ -166,7 +166,8 @@ impl Direct {
     }
 }
 
-/// The host's end of a connection, and the bytes on their way between the two ends. Allocates nothing once it is warm.
+/// The host's end of a connection, and the bytes on their way between the two ends. Allocates nothing once it
+/// is warm.
 pub struct Link {
     /// The target's end.
     pub id: Slot,

@@ -1,8 +1,8 @@
-//! What the end-to-end tests share: the seeded simulator ([`sim`]), a target driven by hand over NVMe/TCP ([`direct`]) and over
-//! scripted connections ([`script`]), and the bodies of the fuzzers ([`fuzz`]).
+//! What the end-to-end tests share: the seeded simulator ([`sim`]), a target driven by hand over NVMe/TCP
+//! ([`direct`]) and over scripted connections ([`script`]), and the bodies of the fuzzers ([`fuzz`]).
 //!
-//! The tests themselves are in `tests/`: simulation seeds, the request machine, two-process loopback, corpora, tidy rules; the
-//! lab's bodies are in `tests/lab`.
+//! The tests themselves are in `tests/`: simulation seeds, the request machine, two-process loopback,
+//! corpora, tidy rules; the lab's bodies are in `tests/lab`.
 #![forbid(unsafe_code)]
 
 pub mod direct;

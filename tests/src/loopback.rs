@@ -4,7 +4,10 @@
 //!   Target::start(config) ─ spindle serve -c FILE ─ stderr ──> reader thread ──> lines (wait_for)
 //!   Host::connect ─ spindle-initiator ─ TCP on 127.0.0.1 or ::1 ──^
 //! ```
-//! Waits are blocking reads with a time-out; the child is killed when its handle is dropped.
+//! Waits are blocking reads with a time-out; the child is killed when its handle is dropped. [`raw`] is a
+//! host that can stop anywhere in a PDU.
+
+pub mod raw;
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -68,6 +71,63 @@ pub fn config(cores: usize, listen: SocketAddr, disks: &[String]) -> String {
     text
 }
 
+/// A folder for the files of one test; removed at its end, kept when it failed.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// A new, empty one.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn new(test: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("spindle-loopback-{}-{test}", std::process::id()));
+        std::fs::create_dir(&path).expect("a folder");
+        Folder(path)
+    }
+
+    /// The path of a file in it.
+    #[must_use]
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// The TOML lines of a disk in a file in it.
+    #[must_use]
+    pub fn file_disk(&self, name: &str, size: &str) -> String {
+        let path = self.file(name);
+        format!("kind = \"file\"\npath = {path:?}\nsize = \"{size}\"\ncreate = true")
+    }
+
+    /// Write the configuration; a target that runs is told by SIGHUP. Its path.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write(&self, config: &str) -> PathBuf {
+        let path = self.file("spindle.toml");
+        std::fs::write(&path, config).expect("written");
+        path
+    }
+
+    /// Serve a configuration.
+    ///
+    /// # Panics
+    /// When the target does not get ready.
+    #[must_use]
+    pub fn serve(&self, config: &str) -> Served {
+        Served::start(&self.write(config))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
 /// A served target.
 #[derive(Debug)]
 pub struct Served {
@@ -127,6 +187,27 @@ impl Served {
     /// When the process is gone.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("the process is there");
+    }
+
+    /// How many descriptors the process has open.
+    ///
+    /// # Panics
+    /// When it is gone.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        std::fs::read_dir(folder).expect("the process is there").count()
+    }
+
+    /// SIGTERM, and its end: in order, and without a panic on the way.
+    ///
+    /// # Panics
+    /// When it was not so.
+    pub fn terminate(mut self) {
+        self.signal(Signal::TERM);
+        let status = self.end();
+        let log = self.log.join("\n");
+        assert!(status.success() && !log.contains("panic"), "{status}\n{log}");
     }
 
     /// Wait for its end; the log is then complete.

@@ -1,4 +1,5 @@
-//! Zero allocations: in steady state no command of any kind allocates anything, on either end, on any kind of disk.
+//! Zero allocations: in steady state no command of any kind allocates anything, on either end, on any kind of
+//! disk.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;

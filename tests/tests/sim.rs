@@ -1,4 +1,5 @@
 //! Simulation: many seeds, and one seed on demand.
+#![forbid(unsafe_code)]
 
 use spindle_tests::sim::{self, Report};
 

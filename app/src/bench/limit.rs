@@ -37,7 +37,7 @@ use spindle_reactor::mem::RegionError;
 
 use crate::bench::Access;
 use crate::cli::{CorePair, LimitArgs, LineArgs};
-use crate::report::{self, BenchResult, Progress, Run};
+use crate::report::{self, BenchResult, Progress, Run, say};
 use crate::size::Bytes;
 
 /// Time before the measurement in which windows, caches and clocks settle.
@@ -147,15 +147,12 @@ pub fn run_line(args: &LineArgs) -> Result<(), LimitError> {
     let cores = choose_cores(args.cores)?;
     let nanoseconds = line::round_trip_ns(Some(cores));
     if args.json {
-        println!(
+        say!(
             "{}",
             serde_json::json!({ "cores": [cores.0, cores.1], "line_round_trip_ns": nanoseconds.round() })
         );
     } else {
-        println!(
-            "a cache line goes from core {} to core {} and back in {nanoseconds:.0} ns",
-            cores.0, cores.1
-        );
+        say!("a cache line goes from core {} to core {} and back in {nanoseconds:.0} ns", cores.0, cores.1);
     }
     Ok(())
 }
@@ -192,19 +189,19 @@ fn measure(plan: &Plan, progress: Progress) -> Result<BenchResult, LimitError> {
 
 fn show(args: &LimitArgs, result: &BenchResult) -> Result<(), LimitError> {
     if args.output.json {
-        println!("{}", report::json::render(result)?);
+        say!("{}", report::json::render(result)?);
     } else {
-        println!("{}, payload in {}", result.run.summary(), args.span);
-        println!("{}", report::table::render(&[("limit", result)]));
+        say!("{}, payload in {}", result.run.summary(), args.span);
+        say!("{}", report::table::render(&[("limit", result)]));
         if let (Some(nanoseconds), [server, requester]) =
             (result.line_round_trip_ns, result.run.cores.as_slice())
         {
-            println!(
+            say!(
                 "cache line between core {server} (serving) and {requester} (requesting): {nanoseconds:.0} ns"
             );
         }
         if let Some(share) = result.cpu_share.filter(|share| *share < CPU_SHARE_MIN) {
-            println!("disturbed: the two ends had their cores for only {:.0} % of the time", share * 100.0);
+            say!("disturbed: the two ends had their cores for only {:.0} % of the time", share * 100.0);
         }
     }
     if let Some(path) = &args.output.plot {

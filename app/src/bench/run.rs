@@ -33,7 +33,7 @@ use spindle_reactor::affinity::{AffinityError, pin_current_thread};
 
 use crate::bench::Access;
 use crate::cli::BenchTargetArgs;
-use crate::report::{self, BenchResult, Latencies, PROGRESS_PERIOD, Progress, Run};
+use crate::report::{self, BenchResult, Latencies, PROGRESS_PERIOD, Progress, Run, say};
 use crate::size::Bytes;
 
 use engine::Engine;
@@ -323,28 +323,57 @@ fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
         if args.verify {
             object["blocks_checked"] = json!(tally.blocks_checked);
         }
-        println!("{object}");
+        say!("{object}");
     } else {
         let (address, nqn) = (result.run.address.as_deref(), result.run.nqn.as_deref());
-        println!("{}, {} at {}", result.run.summary(), nqn.unwrap_or_default(), address.unwrap_or_default());
-        println!("{}", report::table::render(&[("bench", result)]));
+        say!("{}, {} at {}", result.run.summary(), nqn.unwrap_or_default(), address.unwrap_or_default());
+        say!("{}", report::table::render(&[("bench", result)]));
         if args.verify {
             let wrong = if tally.mismatches == 0 { "none" } else { "NOT ALL" };
-            println!(
+            say!(
                 "{} blocks checked, {wrong} {}",
                 tally.blocks_checked,
                 if wrong == "none" { "wrong" } else { "right" }
             );
         }
         if let Some(share) = result.cpu_share.filter(|share| *share < CPU_SHARE_MIN) {
-            println!("disturbed: the measuring end had its core for only {:.0} % of the time", share * 100.0);
+            say!("disturbed: the measuring end had its core for only {:.0} % of the time", share * 100.0);
         }
     }
-    if let Some(path) = &args.output.plot {
-        report::plot::write(path, &result.run.summary(), &[("bench", &result.latency)])?;
-    }
+    let summary = result.run.summary();
+    let plotted = args
+        .output
+        .plot
+        .as_ref()
+        .map_or(Ok(()), |path| report::plot::write(path, &summary, &[("bench", &result.latency)]));
+    // Commands that failed say more than a plot that cannot be drawn of none.
     if tally.errors > 0 {
         return Err(BenchError::Errors { count: tally.errors, shown: tally.shown.clone() });
     }
-    Ok(())
+    Ok(plotted?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn commands_that_failed_are_told_also_where_none_is_left_to_plot() {
+        let line = "spindle bench 127.0.0.1 --json --plot /nowhere/at/all.svg";
+        let Ok(Command::Bench(bench)) = Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command)
+        else {
+            panic!("{line}")
+        };
+        let mut result = report::example_result();
+        result.latency.clear();
+        let tally = Tally { errors: 7, shown: vec!["write of unit 3".to_owned()], ..Tally::default() };
+        let mut outcome = Outcome { result, tally, extras: serde_json::Map::new() };
+        let error = show(&bench.target, &outcome).expect_err("failed").to_string();
+        assert_eq!(error, "7 errors:\nwrite of unit 3");
+        outcome.tally = Tally::default();
+        assert!(matches!(show(&bench.target, &outcome), Err(BenchError::Plot(_))));
+    }
 }

@@ -88,6 +88,9 @@ pub(super) enum State {
     Absent,
 }
 
+/// Characters of a line that an error shows.
+const EXCERPT_CHARS: usize = 80;
+
 /// What two-phase checks share: the errors so far.
 pub type Errors = RefCell<Vec<ConfigError>>;
 
@@ -99,7 +102,8 @@ pub fn read(text: &str, errors: &Errors) -> Option<Node> {
         let span = error.span().unwrap_or(0..0);
         let line_text =
             text.get(..span.start).and_then(|before| text.lines().nth(before.matches('\n').count()));
-        let allowed = format!("not TOML: {} in `{}`", error.message(), line_text.unwrap_or_default().trim());
+        let excerpt: String = line_text.unwrap_or_default().trim().chars().take(EXCERPT_CHARS).collect();
+        let allowed = format!("not TOML: {} in `{excerpt}`", error.message());
         errors.borrow_mut().push(ConfigError {
             line: reader.line(span.start),
             field: String::new(),

@@ -3,6 +3,9 @@
 
 use spindle_disk::RamSpec;
 use spindle_reactor::mem::Pages;
+use spindle_target::core::TargetCore;
+use spindle_tcp::controller::Conn;
+use spindle_tcp::shell;
 
 use super::plan::{DiskKind, DiskPlan, Plan};
 use crate::size::Bytes;
@@ -40,12 +43,12 @@ impl Sum {
     }
 }
 
-/// The program, its stacks and what belongs to no other reason; measured with a null disk, and doubled.
+/// The program, its stacks and what belongs to no other reason: three times what an idle target with a null
+/// disk has resident (docs/benchmarks.md, "Footprint").
 const PROCESS_BYTES: u64 = 16 << 20;
-/// A connection without its queue: socket, parser, and its share of tables.
-const CONNECTION_BYTES: u64 = 8 << 10;
-/// What each entry of its queue adds: the request, and the state of its transfer.
-const QUEUE_ENTRY_BYTES: u64 = 400;
+/// What the kernel has for a connection without data in its buffers: socket, file, timers
+/// (docs/benchmarks.md, "Footprint").
+const SOCKET_BYTES: u64 = 4 << 10;
 
 impl When {
     /// In words, for a table.
@@ -78,12 +81,20 @@ pub fn sums(plan: &Plan) -> Vec<Sum> {
     for disk in &plan.disks {
         sums.extend(ram_sums(disk));
     }
-    let entries = u64::from(plan.limits.controller.queue_entries);
-    let connection = CONNECTION_BYTES + QUEUE_ENTRY_BYTES * entries;
-    let reason = format!("connections, each with {entries} queue entries");
-    sums.push(of(reason, connection, plan.limits.connections as u64, When::Busy));
+    let connections = plan.limits.connections as u64;
+    let entries = plan.limits.controller.queue_entries;
+    let reason = format!("connections, each with {entries} queue entries that were all in use");
+    sums.push(of(reason, connection_bytes(entries), connections, When::Busy));
+    let reason = "what connections have sent while no buffer was free".to_owned();
+    sums.push(of(reason, plan.tcp.shell.batch_bytes as u64, connections, When::Busy));
     sums.sort_by_key(|sum| sum.when);
     sums
+}
+
+/// What a connection takes when its whole queue is used; an idle one takes what it has used at once.
+fn connection_bytes(entries: u16) -> u64 {
+    let own = TargetCore::<Conn>::connection_bytes(entries) + shell::connection_bytes(entries);
+    own as u64 + SOCKET_BYTES
 }
 
 /// What a RAM disk takes; nothing for the others.

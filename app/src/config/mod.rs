@@ -32,6 +32,8 @@ mod tree;
 mod validate;
 
 use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 pub use changes::{Change, Hosts};
@@ -41,6 +43,8 @@ pub use memory::{When, rounded, sums, total};
 pub use plan::{DiskKind, DiskPlan, Idle, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
 pub use reach::{connect_line, reachable};
 pub use schema::reference;
+
+use crate::size::Bytes;
 
 /// The NQN of the built-in configuration and of the examples.
 pub const NQN_EXAMPLE: &str = "nqn.2026-01.io.spindle:default";
@@ -91,7 +95,7 @@ impl Config {
     }
 
     fn read(path: &Path, machine: &Machine) -> Result<Config, ConfigErrors> {
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigErrors::unreadable(path, &error))?;
+        let text = text_of(path).map_err(|error| ConfigErrors::unreadable(path, &error))?;
         Ok(Config { source: Some(path.to_owned()), plan: parse(&text, path, machine)? })
     }
 
@@ -111,6 +115,20 @@ impl Config {
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
+}
+
+/// Most bytes of a configuration: thousands of disks. What is longer is something else, and may have no end.
+const TEXT_BYTES_MAX: u64 = 4 << 20;
+
+/// What the file says.
+fn text_of(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > TEXT_BYTES_MAX {
+        let most = Bytes::new(TEXT_BYTES_MAX);
+        return Err(io::Error::other(format!("it is longer than {most}, the most that is allowed")));
+    }
+    Ok(text)
 }
 
 /// The plan that `text` gives on `machine`.

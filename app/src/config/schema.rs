@@ -10,6 +10,7 @@ use std::fmt;
 use std::fmt::Write as _;
 
 use nvme_spec::nqn::NQN_BYTES_MAX;
+use spindle_reactor::slab::SLAB_ENTRIES_MAX;
 use spindle_target::shared::IO_QUEUES_MAX;
 use spindle_target::snapshot::NSID_MAX;
 
@@ -229,8 +230,10 @@ static LIMITS: &[Key] = &[
     key(
         "queue_entries",
         Kind::Integer { min: 2, max: 1024 },
-        Preset::Is("128"),
-        "Most entries of a queue: what Linux asks for. Each costs a connection some hundred bytes.",
+        Preset::Is("256"),
+        "Most entries of a queue: twice what Linux asks for, since a queue holds one command less than \
+         it has entries, and 128 commands are a common depth. A connection's tables are as long as its \
+         host asks; each entry that is used costs some hundred bytes.",
     ),
     key(
         "transfer",
@@ -248,7 +251,7 @@ static LIMITS: &[Key] = &[
     ),
     key(
         "connections",
-        Kind::Integer { min: 1, max: 65_536 },
+        Kind::Integer { min: 1, max: SLAB_ENTRIES_MAX as u64 },
         Preset::Is("2048"),
         "Most connections of the process; the next one is closed at once, and counted. It bounds memory and \
          open files.",
@@ -257,8 +260,8 @@ static LIMITS: &[Key] = &[
         "disk_commands",
         Kind::Integer { min: 1, max: 4096 },
         Preset::Is("256"),
-        "Most commands that one core gives one disk at once; more wait in order. Two full queues, which \
-         keeps any drive busy.",
+        "Most commands that one core gives one disk at once; more wait in order. Two full \
+         queues of a Linux host, which keeps any drive busy.",
     ),
     key(
         "keep_alive_ms_max",

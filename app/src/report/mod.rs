@@ -20,15 +20,36 @@ pub mod plot;
 mod progress;
 pub mod table;
 
+use std::fmt::Arguments;
+use std::io::{self, Write};
+use std::process;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::bench::Access;
+use crate::log;
 use crate::size::Bytes;
 
 pub use progress::{PROGRESS_PERIOD, Progress};
+
+/// A line of a result on standard output, as `println!` takes it; see [`write_result`].
+macro_rules! say {
+    ($($line:tt)*) => { $crate::report::write_result(format_args!($($line)*)) };
+}
+pub(crate) use say;
+
+/// Write a line of a result to standard output. Where that is a pipe whose reader has seen enough, the
+/// process ends and says nothing; where it fails otherwise (a full file system), the process ends with the
+/// reason.
+pub fn write_result(line: Arguments<'_>) {
+    let Err(error) = writeln!(io::stdout(), "{line}") else { return };
+    if error.kind() != io::ErrorKind::BrokenPipe {
+        log::last_words(format!("spindle: cannot write the result: {error}"));
+    }
+    process::exit(1);
+}
 
 /// The longest latency that a histogram tells from longer ones.
 pub const LATENCY_MAX: Duration = Duration::from_secs(100);

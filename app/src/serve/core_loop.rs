@@ -1,6 +1,7 @@
 //! The loop of one core: mailbox, sockets, disks, timers, and what it does when there is nothing to do.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -94,6 +95,8 @@ pub struct CoreLoop {
     backlog: VecDeque<(usize, CoreMessage)>,
     accept_due: bool,
     accept_log: RateLimit,
+    /// A descriptor to be given up where there are no others; only on a core that accepts.
+    spare: Option<File>,
 }
 
 impl CoreLoop {
@@ -145,6 +148,7 @@ impl CoreLoop {
             backlog: VecDeque::new(),
             accept_due: false,
             accept_log: RateLimit::new(1, 5),
+            spare: if setup.listeners.is_empty() { None } else { spare() },
             setup,
         })
     }
@@ -201,13 +205,18 @@ impl CoreLoop {
     }
 
     fn send_messages(&mut self) {
-        while let Some((to, message)) = self.core.next_message() {
-            self.backlog.push_back((to, CoreMessage::Target(message)));
-        }
+        // What finds no room stays in the core's own list: by its length the core knows when to leave out
+        // what hosts can cause without end.
         while let Some((to, message)) = self.backlog.pop_front() {
             if let Err(message) = self.setup.mailbox.send(to, message) {
                 self.backlog.push_front((to, message));
-                break;
+                return;
+            }
+        }
+        while let Some((to, message)) = self.core.next_message() {
+            if let Err(message) = self.setup.mailbox.send(to, CoreMessage::Target(message)) {
+                self.backlog.push_front((to, message));
+                return;
             }
         }
     }
@@ -221,14 +230,25 @@ impl CoreLoop {
                     Ok(Some(accepted)) => self.place(accepted, listener_index, now),
                     Ok(None) => break,
                     Err(error) => {
-                        if self.accept_log.allow(now).is_some() {
-                            tracing::warn!(%error, "cannot accept");
+                        if let Some(allowed) = self.accept_log.allow(now) {
+                            tracing::warn!(%error, untold = allowed.suppressed, "cannot accept");
                         }
-                        break;
+                        if !self.turn_away(index) {
+                            break;
+                        }
                     }
                 }
             }
         }
+    }
+
+    /// Descriptors have run out. A connection that is not taken would wait without an answer, and keep this
+    /// core awake: take it with the descriptor that was kept for that, and close it. False: there was none.
+    fn turn_away(&mut self, listener: usize) -> bool {
+        drop(self.spare.take());
+        let is_closed = matches!(self.setup.listeners[listener].0.accept(), Ok(Some(_)));
+        self.spare = spare();
+        is_closed
     }
 
     /// To the core with the fewest connections.
@@ -253,8 +273,12 @@ impl CoreLoop {
             conn.in_capsule_bytes = listener.in_capsule_bytes;
         }
         let is_taken = self.shell.accept(&mut self.core, accepted.socket, peer, conn, now);
-        if !is_taken && self.accept_log.allow(now).is_some() {
-            tracing::warn!(%remote, connections = self.setup.connections, "no room for a connection on this core");
+        if !is_taken
+            && !self.core.is_draining()
+            && let Some(allowed) = self.accept_log.allow(now)
+        {
+            let (connections, untold) = (self.setup.connections, allowed.suppressed);
+            tracing::warn!(%remote, connections, untold, "no room for a connection on this core");
         }
     }
 
@@ -301,6 +325,11 @@ impl CoreLoop {
             self.last_work = Clock::now();
         }
     }
+}
+
+/// A descriptor that costs nothing.
+fn spare() -> Option<File> {
+    File::open("/dev/null").ok()
 }
 
 /// A descriptor that is not a connection: the mailbox's waker, or a listener.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   main thread: plan -> snapshot (disks) -> listeners -> threads ─ ready? ─> start lines ─> signals
-//!                                                        SIGHUP: read the file again, new snapshot to all cores
-//!                                                        SIGTERM, SIGINT: Shutdown to all cores; a deadline; the end
+//!     SIGHUP: read the file again, new snapshot to all cores
+//!     SIGTERM, SIGINT: Shutdown to all cores; a deadline; the end
 //! ```
 //!
 //! What it does not do: no data passes here; `core_loop` has the cores.
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use core_loop::{CoreLoop, CoreMessage, CoreSetup};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Handle;
 use spindle_reactor::mailbox::{Remote, mesh};
 use spindle_reactor::net::Listener;
 use spindle_target::env::Message;
@@ -57,11 +58,17 @@ pub enum ServeError {
 const MAILBOX_ENTRIES: usize = 1024;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
+/// How long the cores may take to stop once the deadline of a shutdown is over: they wait for what their
+/// Longest drain once a core has failed.
+const FAILED_DEADLINE: Duration = Duration::from_secs(1);
+/// disks have in flight, and one that hangs must not keep the process.
+const STOP_MAX: Duration = Duration::from_secs(2);
 
 /// `spindle serve [-c FILE]`: until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// [`ServeError`]: the configuration is wrong, something could not be started, or the shutdown passed its deadline.
+/// [`ServeError`]: the configuration is wrong, something could not be started, or the shutdown passed its
+/// deadline.
 pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let config = match &args.config {
         Some(path) => Config::load(path)?,
@@ -76,9 +83,10 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     }
     allow_descriptors();
     let snapshot = config.plan().snapshot(None).map_err(|error| ServeError::Start(error.to_string()))?;
-    let running = Running::start(config.plan(), &snapshot)?;
+    let running = Running::start(config.plan(), &snapshot, &signals.handle())?;
     announce(&snapshot);
     let mut served = Served { config, snapshot, log };
+    // It also ends when a core has failed: without that core a part of the hosts would wait for ever.
     for signal in signals.forever() {
         if signal != SIGHUP {
             break;
@@ -87,7 +95,11 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
             running.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
         }
     }
-    let deadline = served.config.plan().drain_deadline;
+    let mut deadline = served.config.plan().drain_deadline;
+    if signals.is_closed() {
+        // A core that has failed cannot end its queues: what the others have is not worth a longer outage.
+        deadline = deadline.min(FAILED_DEADLINE);
+    }
     tracing::info!(
         deadline_ms = deadline.as_millis(),
         "shutting down: commands in flight end, hosts are disconnected"
@@ -161,21 +173,24 @@ impl Served {
 /// The threads at work.
 struct Running {
     remote: Remote<CoreMessage>,
-    cores: usize,
+    /// By core.
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
 }
 
 impl Running {
-    fn start(plan: &Plan, snapshot: &Arc<Snapshot>) -> Result<Running, ServeError> {
-        start(plan, snapshot)
+    fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Running, ServeError> {
+        start(plan, snapshot, signals)
     }
 
     fn broadcast(&self, message: &CoreMessage) {
-        for core in 0..self.cores {
+        for (core, thread) in self.threads.iter().enumerate() {
             let mut message = message.clone();
-            // A full mailbox is emptied within a turn.
+            // A full mailbox is emptied within a turn, unless its core has failed.
             while let Err(back) = self.remote.send(core, message) {
+                if thread.is_finished() {
+                    break;
+                }
                 message = back;
                 std::thread::yield_now();
             }
@@ -191,6 +206,10 @@ impl Running {
                 is_late = true;
                 self.stop.store(true, Ordering::Relaxed);
             }
+            if Instant::now() >= end + STOP_MAX {
+                // The end of the process takes the threads along, and leaves their disks to the kernel.
+                return Err(ServeError::Drain(deadline));
+            }
             std::thread::park_timeout(Duration::from_millis(2));
         }
         for thread in self.threads {
@@ -202,7 +221,18 @@ impl Running {
     }
 }
 
-fn start(plan: &Plan, snapshot: &Arc<Snapshot>) -> Result<Running, ServeError> {
+/// Ends the wait for signals when its thread panics.
+struct OnPanic(Handle);
+
+impl Drop for OnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.close();
+        }
+    }
+}
+
+fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Running, ServeError> {
     let cpus = plan.reactor.cpus();
     let cores = cpus.len();
     let mailboxes = mesh::<CoreMessage>(cores, MAILBOX_ENTRIES)
@@ -237,14 +267,17 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>) -> Result<Running, ServeError> {
             conn: plan.tcp.conn,
             stop: Arc::clone(&stop),
         };
-        let ready = ready.clone();
-        let run = move || match CoreLoop::new(setup) {
-            Ok(core) => {
-                let _ = ready.send(Ok(()));
-                core.run();
-            }
-            Err(error) => {
-                let _ = ready.send(Err(error));
+        let (ready, on_panic) = (ready.clone(), OnPanic(signals.clone()));
+        let run = move || {
+            let _on_panic = on_panic;
+            match CoreLoop::new(setup) {
+                Ok(core) => {
+                    let _ = ready.send(Ok(()));
+                    core.run();
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
             }
         };
         let thread = std::thread::Builder::new().name(format!("reactor-{core}")).spawn(run);
@@ -252,12 +285,16 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>) -> Result<Running, ServeError> {
     }
     drop(ready);
     for _ in 0..cores {
-        if let Ok(Err(error)) = is_ready.recv() {
-            stop.store(true, Ordering::Relaxed);
-            return Err(error);
-        }
+        let failed = match is_ready.recv() {
+            Ok(Ok(())) => continue,
+            Ok(Err(error)) => error,
+            // Its end of the channel is gone with it.
+            Err(_) => ServeError::Start("a core's thread panicked".to_owned()),
+        };
+        stop.store(true, Ordering::Relaxed);
+        return Err(failed);
     }
-    Ok(Running { remote, cores, threads, stop })
+    Ok(Running { remote, threads, stop })
 }
 
 fn listen(snapshot: &Snapshot) -> Result<Vec<(Listener, usize)>, ServeError> {
@@ -274,7 +311,8 @@ fn listen(snapshot: &Snapshot) -> Result<Vec<(Listener, usize)>, ServeError> {
 /// Listeners, NQNs and the line that a host types.
 fn announce(snapshot: &Snapshot) {
     for listener in &snapshot.listeners {
-        tracing::info!(address = %listener.address, port_id = listener.port_id, "listening (NVMe/TCP, discovery included)");
+        let (address, port_id) = (listener.address, listener.port_id);
+        tracing::info!(%address, port_id, "listening (NVMe/TCP, discovery included)");
     }
     for subsystem in &snapshot.subsystems {
         for namespace in subsystem.active() {
@@ -292,5 +330,40 @@ fn announce(snapshot: &Snapshot) {
         for listener in subsystem.listeners.iter().filter_map(|index| snapshot.listeners.get(*index)) {
             tracing::info!("{}", connect_line(listener.address, &subsystem.nqn));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_that_panics_ends_the_wait_for_signals_and_one_that_ends_does_not() {
+        let mut signals = signal_hook::iterator::Signals::new([SIGHUP]).expect("a handler");
+        let core = |does_panic: bool| {
+            let on_panic = OnPanic(signals.handle());
+            let run = move || {
+                let _on_panic = on_panic;
+                assert!(!does_panic, "as asked");
+            };
+            std::thread::spawn(run).join()
+        };
+        assert!(core(false).is_ok() && !signals.is_closed());
+        assert!(core(true).is_err() && signals.is_closed());
+        assert_eq!(signals.forever().next(), None);
+    }
+
+    #[test]
+    fn a_core_that_hangs_does_not_keep_the_process_from_its_end() {
+        let mailboxes = mesh::<CoreMessage>(1, 4).expect("mailboxes");
+        let stop = Arc::new(AtomicBool::new(false));
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || assert!(ended.recv().is_err()));
+        let running =
+            Running { remote: mailboxes[0].remote(), threads: vec![thread], stop: Arc::clone(&stop) };
+        let error = running.shut_down(Duration::ZERO);
+        assert!(matches!(error, Err(ServeError::Drain(Duration::ZERO))), "{error:?}");
+        assert!(stop.load(Ordering::Relaxed));
+        drop(end);
     }
 }

@@ -180,8 +180,11 @@ impl FileCore {
                     self.step_piece(slot, Zeroing { at, ..zeroing });
                 }
                 Some(error) => {
-                    let is_refused = Errno::from_io_error(error) == Some(Errno::OPNOTSUPP);
-                    let next = if is_refused { zeroing.way.refused(&self.shared) } else { None };
+                    let next = match Errno::from_io_error(error) {
+                        Some(Errno::OPNOTSUPP) => zeroing.way.refused(&self.shared),
+                        Some(Errno::INVAL) => zeroing.way.humbler(),
+                        Some(_) | None => None,
+                    };
                     match next {
                         Some(way) => self.step_piece(slot, Zeroing { way, ..zeroing }),
                         None => self.end(slot, Err(disk_error(error, true)), None),

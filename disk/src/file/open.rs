@@ -313,6 +313,16 @@ pub(super) fn size_now(file: &File, is_block_device: bool) -> io::Result<u64> {
     Ok(file.metadata()?.len())
 }
 
+/// Whether `path` still leads to this file, or this device.
+pub(super) fn is_still_at(file: &File, path: &Path, is_block_device: bool) -> io::Result<bool> {
+    let (open, there) = (file.metadata()?, std::fs::metadata(path)?);
+    Ok(if is_block_device {
+        there.file_type().is_block_device() && open.rdev() == there.rdev()
+    } else {
+        (open.dev(), open.ino()) == (there.dev(), there.ino())
+    })
+}
+
 /// Alignment of memory and of offsets for direct I/O, where the kernel (6.1 on) and the file system tell.
 fn direct_alignment(file: &File) -> Option<(u32, u32)> {
     let statx = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;

@@ -58,6 +58,16 @@ impl Way {
         Some(Way::best(shared, false))
     }
 
+    /// This range cannot be done so, as one that does not end at the device's own blocks, which may be larger
+    /// than the disk's where I/O goes through the page cache. The next way, for this one alone.
+    pub(super) fn humbler(self) -> Option<Way> {
+        match self {
+            Way::Punch => Some(Way::Range),
+            Way::Range => Some(Way::Write),
+            Way::Write => None,
+        }
+    }
+
     /// Flags of fallocate; `None` for the way without it.
     pub(super) fn flags(self) -> Option<FallocateFlags> {
         match self {

@@ -209,6 +209,11 @@ fn more_commands_than_the_ring_takes_wait_in_order_and_all_end() {
 fn errors_of_the_system_are_errors_of_the_disk() {
     let of = |errno: Errno, is_write| disk_error(&errno.into(), is_write);
     assert_eq!((of(Errno::IO, false), of(Errno::IO, true)), (DiskError::MediaRead, DiskError::MediaWrite));
+    // What the block layer makes of a sector that the drive cannot read.
+    assert_eq!(
+        (of(Errno::NODATA, false), of(Errno::NODATA, true)),
+        (DiskError::MediaRead, DiskError::MediaWrite)
+    );
     for (errno, error) in [
         (Errno::NOSPC, DiskError::NoSpace),
         (Errno::DQUOT, DiskError::NoSpace),
@@ -405,12 +410,32 @@ fn a_resize_is_seen_by_every_core_and_by_the_file() {
     assert_eq!(driver.disk.geometry().bytes(), 4 * MIB);
     assert_eq!(driver.write(1023, &[4; 4096], true), Ok(()));
     assert_eq!((driver.read(255, 1), driver.read(256, 1)), (Ok(vec![3; 4096]), Ok(vec![0; 4096])));
-    source.resize(MIB / 2).expect("shrinks");
-    source.resize(MIB).expect("grows again");
-    assert_eq!((driver.read(127, 1), driver.read(128, 1)), (Ok(vec![3; 4096]), Ok(vec![0; 4096])));
-    assert_eq!(std::fs::metadata(at.path()).expect("metadata").len(), MIB);
+    let error = source.resize(MIB).expect_err("its end would be lost").to_string();
+    assert!(error.ends_with("has 4194304 bytes, and a smaller disk would cut off its end"), "{error}");
+    assert_eq!((driver.disk.geometry().bytes(), driver.read(1023, 1)), (4 * MIB, Ok(vec![4; 4096])));
+    assert_eq!(std::fs::metadata(at.path()).expect("metadata").len(), 4 * MIB);
+    // Somebody else has cut it: then the disk follows.
+    File::options().write(true).open(at.path()).expect("open").set_len(MIB).expect("cut");
+    source.resize(MIB).expect("as the file is");
+    assert_eq!((driver.disk.geometry().bytes(), driver.read(255, 1)), (MIB, Ok(vec![3; 4096])));
     let error = source.resize(MIB + 1).expect_err("not whole blocks").to_string();
     assert!(error.contains("disk \"f\": size = 1048577 bytes: must be a multiple"), "{error}");
+}
+
+#[test]
+fn a_resize_that_was_meant_for_another_file_at_the_path_changes_nothing() {
+    let (at, aside) = (TempPath::new(), TempPath::new());
+    let source = disk(&at, 4 * MIB);
+    std::fs::rename(at.path(), aside.path()).expect("moved");
+    let error = source.resize(8 * MIB).expect_err("nothing is there").to_string();
+    assert!(error.contains("cannot look at"), "{error}");
+    File::create(at.path()).expect("make").set_len(MIB).expect("size");
+    for bytes in [MIB, 8 * MIB] {
+        let error = source.resize(bytes).expect_err("another file").to_string();
+        assert!(error.ends_with("is another file now than the one that is open"), "{error}");
+    }
+    assert_eq!(std::fs::metadata(aside.path()).expect("metadata").len(), 4 * MIB);
+    assert_eq!(source.geometry().bytes(), 4 * MIB);
 }
 
 #[test]
@@ -523,9 +548,19 @@ impl Drop for Loop {
     }
 }
 
+/// Making a loop device takes root, and a kernel that has them; where that is not so the reason.
+fn no_loop_devices() -> Option<String> {
+    let control = "/dev/loop-control";
+    let opened = File::options().read(true).write(true).open(control);
+    opened.err().map(|error| format!("{control}: {error}"))
+}
+
 #[test]
-#[ignore = "needs root and a loop device"]
 fn a_block_device_is_a_disk() {
+    if let Some(reason) = no_loop_devices() {
+        println!("not run: {reason}");
+        return;
+    }
     let at = TempPath::new();
     let backing = File::create(at.path()).expect("make");
     backing.set_len(MIB).expect("size");
@@ -554,4 +589,28 @@ fn a_block_device_is_a_disk() {
     assert_eq!(block, [8; 4096]);
     drop((driver, source));
     File::options().write(true).open(&device.0).expect("free again").write_all(&[1; 4096]).expect("write");
+}
+
+#[test]
+fn blocks_smaller_than_those_of_the_device_are_zeroed_through_the_page_cache() {
+    if let Some(reason) = no_loop_devices() {
+        println!("not run: {reason}");
+        return;
+    }
+    let at = TempPath::new();
+    File::create(at.path()).expect("make").set_len(MIB).expect("size");
+    let device = Loop::new(at.path(), 4096);
+    let source = FileDisk::new("b", &FileSpec { is_direct: false, ..FileSpec::new(&device.0, 512) });
+    let source = source.expect("a disk");
+    let mut driver = Driver::new(&*source);
+    for (op, lba) in
+        [(ZEROES, 3), (Op::WriteZeroes { deallocate: true, fua: true }, 35), (Op::Deallocate, 67)]
+    {
+        driver.write(lba - 3, &[7; 16384], false).expect("write");
+        assert_eq!(driver.run(op, lba, 18), Ok(()), "{op:?}");
+        for (at, with) in [(lba - 1, 7), (lba, 0), (lba + 17, 0), (lba + 18, 7)] {
+            assert_eq!(driver.read(at, 1), Ok(vec![with; 512]), "{op:?}: block {at}");
+        }
+    }
+    assert!(source.geometry().can_deallocate, "aligned ranges still are");
 }

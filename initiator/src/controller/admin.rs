@@ -146,9 +146,31 @@ impl Controller {
     /// [`Error`]; a namespace that is not active has no block size and is one too.
     pub fn namespace(&mut self, nsid: u32) -> Result<Namespace, Error> {
         let identify = self.identify_namespace(nsid)?;
-        let step = "Identify Namespace";
-        Namespace::new(nsid, &identify)
-            .ok_or(Error::Answer { step, what: "it names no block size that is allowed" })
+        let what = "it names no block size that is allowed";
+        let namespace =
+            Namespace::new(nsid, &identify).ok_or(Error::Answer { step: "Identify Namespace", what })?;
+        self.known.retain(|known| known.nsid != nsid);
+        self.known.push(namespace);
+        Ok(namespace)
+    }
+
+    /// The namespaces that were given out.
+    pub(crate) fn known(&self) -> &[Namespace] {
+        &self.known
+    }
+
+    /// See that these namespaces, which another association gave out, are the same disks here. Whatever was
+    /// meant for one disk must not reach another that has its NSID by now.
+    ///
+    /// # Errors
+    /// [`Error::OtherDisk`], and those of [`Controller::namespace`].
+    pub(crate) fn find_again(&mut self, known: &[Namespace]) -> Result<(), Error> {
+        for before in known {
+            if !self.namespace(before.nsid)?.is_same_disk(before) {
+                return Err(Error::OtherDisk { nsid: before.nsid });
+            }
+        }
+        Ok(())
     }
 
     /// Part of a log page; `rae`: keep the event that told of it.

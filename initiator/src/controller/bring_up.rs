@@ -52,6 +52,7 @@ pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, 
         keep_alive: None,
         event_request: None,
         events: VecDeque::new(),
+        known: Vec::new(),
         is_loss_told: false,
     };
     enable(&mut controller)?;

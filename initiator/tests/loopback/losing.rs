@@ -8,8 +8,8 @@ use std::time::Duration;
 use spindle_initiator::nvme_spec::IoOpcode;
 use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::{
-    Clock, Completion, Controller, Failure, IoQueue, Loss, Nanos, OnLoss, Options, Session, SessionEvent,
-    SessionOptions, Why,
+    Clock, Completion, Controller, Failure, Host, IoQueue, Loss, Nanos, OnLoss, Options, Session,
+    SessionEvent, SessionOptions, Target, Why,
 };
 
 use super::fake::{Act, Disk, Fake, LONG, Script, filled, options, pool};
@@ -188,6 +188,63 @@ fn a_session_without_a_target_gives_up_and_then_everything_held_is_lost() {
 }
 
 #[test]
+fn a_target_that_loses_every_connection_at_once_is_asked_ever_less_often() {
+    let fake = Fake::with(Box::new(|sqe, qid| if is_write(sqe, qid) { Act::Hangup } else { Act::Execute }));
+    let mut session = session(&fake, OnLoss::Replay, 2);
+    let namespace = session.controller().namespace(1).expect("a namespace");
+    let (pool, mut now, mut completions) = (pool(), Clock::now(), Vec::new());
+    session.queue_mut(0).write(&namespace, 0, filled(&pool, 512, 1), false).expect("taken");
+    // The write is sent again with each connection, and ends it.
+    for whole in [1, 2, 4, 8, 8] {
+        assert!(matches!(next_event(&mut session, &mut now, &mut completions), SessionEvent::Lost { .. }));
+        let wait = session.retry_at().expect("there is an attempt") - now;
+        let whole = Nanos::from_secs(whole);
+        assert!(Nanos(whole.0 / 2) <= wait && wait <= whole, "{wait} of {whole}");
+        let event = next_event(&mut session, &mut now, &mut completions);
+        assert!(matches!(event, SessionEvent::Reconnected { attempts: 1, replayed: 1 }), "{event:?}");
+    }
+}
+
+#[test]
+fn two_hosts_with_one_seed_do_not_come_back_in_step() {
+    let fake = Fake::with(Box::new(|sqe, qid| if is_write(sqe, qid) { Act::Hangup } else { Act::Execute }));
+    let wait = |id: u8| {
+        let target = Target { host: Host::from_uuid([id; 16]), ..fake.target() };
+        let waits =
+            SessionOptions { wait_first: Duration::from_secs(1), seed: 1, ..SessionOptions::default() };
+        let mut session = Session::connect(&target, &options(), &waits).expect("connects");
+        let namespace = session.controller().namespace(1).expect("a namespace");
+        session.queue_mut(0).write(&namespace, 0, filled(&pool(), 512, 1), false).expect("taken");
+        let mut now = Nanos::from_secs(1 << 20);
+        assert!(matches!(next_event(&mut session, &mut now, &mut Vec::new()), SessionEvent::Lost { .. }));
+        session.retry_at().expect("there is an attempt") - now
+    };
+    assert_eq!(wait(1), wait(1), "one host, one sequence");
+    assert_ne!(wait(1), wait(2));
+}
+
+#[test]
+fn the_wait_begins_when_the_attempt_has_failed() {
+    let mut fake = Some(Fake::with(hangup_once()));
+    let running = fake.as_ref().expect("running");
+    let options = Options { connect_timeout: Duration::from_millis(1500), ..options() };
+    let waits = SessionOptions { wait_first: Duration::from_secs(1), ..SessionOptions::default() };
+    let mut session = Session::connect(&running.target(), &options, &waits).expect("connects");
+    let namespace = session.controller().namespace(1).expect("a namespace");
+    let (mut now, mut completions) = (Clock::now(), Vec::new());
+    session.queue_mut(0).write(&namespace, 0, filled(&pool(), 512, 1), false).expect("taken");
+    assert!(matches!(next_event(&mut session, &mut now, &mut completions), SessionEvent::Lost { .. }));
+    let address = running.address;
+    fake.take();
+    // It accepts connections and says nothing.
+    let _silent = std::net::TcpListener::bind(address).expect("listens");
+    let event = next_event(&mut session, &mut now, &mut completions);
+    let SessionEvent::AttemptFailed { retry_in, .. } = event else { panic!("{event:?}") };
+    let after = session.retry_at().expect("there is another") - now;
+    assert!(after >= Nanos::from_ms(1500) + Nanos::from(retry_in), "{after}");
+}
+
+#[test]
 fn a_target_that_was_restarted_has_what_it_had_and_the_session_goes_on() {
     let disk = Disk::new();
     let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
@@ -212,6 +269,34 @@ fn a_target_that_was_restarted_has_what_it_had_and_the_session_goes_on() {
     let ticket = queue.read(&namespace, 9, filled(&pool, 512, 0)).expect("taken");
     let completion = queue.wait(ticket, LONG).expect("a completion");
     assert!(completion.buf.expect("buffer").equals_at(0, &[0x42; 512]));
+}
+
+#[test]
+fn what_was_meant_for_one_disk_is_not_sent_to_another_that_has_its_nsid() {
+    let disk = Disk::new();
+    let fake = Fake::at("127.0.0.1:0".parse().expect("an address"), disk, hangup_once());
+    let address = fake.address;
+    let mut session = session(&fake, OnLoss::Replay, 10);
+    let namespace = session.controller().namespace(1).expect("a namespace");
+    let (pool, mut now, mut completions) = (pool(), Clock::now(), Vec::new());
+    session.queue_mut(0).write(&namespace, 9, filled(&pool, 512, 0x42), true).expect("taken");
+    assert!(matches!(next_event(&mut session, &mut now, &mut completions), SessionEvent::Lost { .. }));
+    drop(fake);
+    let mut other = Disk::new();
+    other.nguid = [8; 16];
+    let _fake = Fake::at(
+        address,
+        other,
+        Box::new(|sqe, qid| match is_write(sqe, qid) {
+            true => panic!("written to the other disk"),
+            false => Act::Execute,
+        }),
+    );
+    let event = next_event(&mut session, &mut now, &mut completions);
+    let SessionEvent::GaveUp { error } = event else { panic!("{event:?}") };
+    assert_eq!(error.to_string(), "namespace 1 is another disk than before the connection was lost");
+    assert!(completions.iter().all(|completion| completion.result == Err(Failure::Lost)));
+    assert_eq!((completions.len(), session.outstanding()), (1, 0));
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! The initiator against a scripted controller over loopback sockets, in one process.
+#![forbid(unsafe_code)]
 
 mod allocation;
 mod commands;

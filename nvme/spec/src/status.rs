@@ -457,6 +457,12 @@ impl Status {
         Self(self.parts().with_more(true).into_bits())
     }
 
+    /// The same status with M clear.
+    #[must_use]
+    pub const fn without_more(self) -> Self {
+        Self(self.parts().with_more(false).into_bits())
+    }
+
     /// Whether M is set.
     #[must_use]
     pub const fn is_more(self) -> bool {
@@ -531,6 +537,7 @@ mod tests {
         assert!(Status::INVALID_FIELD.dnr().is_dnr() && !Status::INVALID_FIELD.is_dnr());
         assert_eq!(Status::SUCCESS.more().bits(), 0x2000);
         assert!(Status::SUCCESS.more().is_success() && Status::SUCCESS.more().is_more());
+        assert_eq!(Status::INVALID_FIELD.dnr().more().without_more(), Status::INVALID_FIELD.dnr());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! [`Buf`]: an owned handle to memory of a pool or of a RAM disk, in one segment or several.
 //!
-//! A `Buf` is *writable* (nobody else can see its bytes) or *shared* (a pin on bytes that nobody changes). It moves by
-//! value along the request; dropping it gives the memory back. It is as long as it was asked for, not as long as
-//! the memory behind it.
+//! A `Buf` is *writable* (nobody else can see its bytes) or *shared* (a pin on bytes that nobody changes). It
+//! moves by value along the request; dropping it gives the memory back. It is as long as it was asked for,
+//! not as long as the memory behind it.
 //! UNSAFETY: turns addresses of a region into slices; the homes vouch for exclusiveness.
 #![expect(unsafe_code, reason = "slices over arena memory")]
 
@@ -13,10 +13,11 @@ use std::sync::atomic::AtomicU64;
 
 use arrayvec::ArrayVec;
 
-use super::frames::FrameCore;
+use super::frames::{FrameCore, Place};
 use super::pool::PoolCore;
 
-/// Most segments that one buffer has: a transfer of 2 MiB in frames of 4 KiB, and one more for each ragged end.
+/// Most segments that one buffer has: a transfer of 2 MiB in frames of 4 KiB, and one more for each ragged
+/// end.
 pub const SEGMENTS_MAX: usize = 514;
 
 /// A contiguous piece of a buffer.
@@ -28,8 +29,9 @@ pub(super) struct Segment {
 
 impl Segment {
     fn as_slice(&self) -> &[u8] {
-        // SAFETY: a segment is made by a pool or a frame store inside of its region, which the Buf keeps alive by its
-        // home; shared segments are never written while pinned, writable ones only through `&mut Buf`.
+        // SAFETY: a segment is made by a pool or a frame store inside of its region, which the Buf keeps
+        // alive by its home; shared segments are never written while pinned, writable ones only through `&mut
+        // Buf`.
         unsafe { std::slice::from_raw_parts(self.addr.as_ptr(), self.bytes as usize) }
     }
 
@@ -51,12 +53,14 @@ impl Tail {
 /// Who takes the memory back.
 pub(super) enum Home {
     Pool(Rc<PoolCore>, u8),
-    Frames(Rc<FrameCore>),
+    /// And the page and the byte in it where the buffer begins. (Not a structure of its own: that would take
+    /// 8 bytes more.)
+    Frames(Rc<FrameCore>, u32, u16),
     Zeroes,
 }
 
-/// Zeroes that never change: what a null disk and unwritten frames read as. Atomics, so that it lies in `.bss`: it
-/// takes nothing in the binary, and all of it is the kernel's one page of zeroes.
+/// Zeroes that never change: what a null disk and unwritten frames read as. Atomics, so that it lies in
+/// `.bss`: it takes nothing in the binary, and all of it is the kernel's one page of zeroes.
 #[repr(align(4096))]
 struct Zeroes([AtomicU64; ZEROES_BYTES as usize / 8]);
 pub(super) const ZEROES_BYTES: u32 = 2 << 20;
@@ -91,7 +95,8 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// A shared buffer of `bytes` zeroes, which takes no memory from anywhere (beyond 2 MiB: a list of segments).
+    /// A shared buffer of `bytes` zeroes, which takes no memory from anywhere (beyond 2 MiB: a list of
+    /// segments).
     #[must_use]
     pub fn zeroes(bytes: u32) -> Buf {
         let head = zeroes(bytes.min(ZEROES_BYTES));
@@ -257,8 +262,8 @@ impl Buf {
         let whole = self.head;
         self.bytes = u32::try_from(bytes).unwrap_or(self.bytes);
         self.head.bytes = self.bytes;
-        if let Home::Frames(frames) = &self.home {
-            frames.give_back_cut(whole, self.head);
+        if let Home::Frames(frames, page, skip) = &self.home {
+            frames.give_back_cut(Place { page: *page, skip: *skip }, whole, self.head, self.is_writable);
         }
     }
 
@@ -269,7 +274,7 @@ impl Buf {
     pub fn set_len(&mut self, bytes: u32) {
         let capacity = match &self.home {
             Home::Pool(pool, zone) => pool.buffer_bytes(*zone),
-            Home::Frames(_) | Home::Zeroes => 0,
+            Home::Frames(..) | Home::Zeroes => 0,
         };
         assert!(bytes <= capacity, "a length of {bytes} for a buffer of {capacity}");
         self.bytes = bytes;
@@ -327,7 +332,7 @@ impl Buf {
     pub(crate) fn device_target(&mut self) -> (NonNull<u8>, Option<u8>) {
         let zone = match &self.home {
             Home::Pool(_, zone) => Some(*zone),
-            Home::Frames(_) | Home::Zeroes => None,
+            Home::Frames(..) | Home::Zeroes => None,
         };
         (self.head.addr, zone)
     }
@@ -357,7 +362,9 @@ impl Drop for Buf {
         let tail = self.tail.take();
         match &self.home {
             Home::Pool(pool, zone) => pool.put(*zone, self.head.addr),
-            Home::Frames(frames) => frames.give_back(self.head, tail),
+            Home::Frames(frames, page, skip) => {
+                frames.give_back(Place { page: *page, skip: *skip }, self.head, tail, self.is_writable);
+            }
             Home::Zeroes => {}
         }
     }

@@ -1,29 +1,39 @@
 //! The frames of a RAM disk, shared by all cores without a lock.
 //!
-//! A disk is a table of 4 KiB pages; each entry names the frame that holds the page, or none (it reads as zeroes). A
-//! published frame is never written again: a write fills fresh frames, straight from the socket, and then swaps them
-//! into the table, so every page changes in one step and a reader has either the old or the new one, whole. A read pins
-//! the frames and is sent from where they lie; a page that is overwritten meanwhile lives on in its old frame until
-//! the last pin is dropped.
+//! A disk is a table of 4 KiB pages; each entry names the frame that holds the page, or none (it reads as
+//! zeroes), and counts the pins on it. A published frame is never written again: a write fills fresh frames,
+//! straight from the socket, and then swaps them into the table, so every page changes in one step and a
+//! reader has either the old or the new one, whole. A read pins the frames and is sent from where they lie; a
+//! page that is overwritten meanwhile lives on in its old frame until the last pin is dropped.
 //!
 //! ```text
-//!   take (fresh, count 1) -> filled by fetch -> write: swap into the table (the table's count is that 1)
-//!   read: pin (count + 1, only from > 0) ... drop: count - 1;   count 0 -> this core's free list -> spill to all cores
+//!   take (fresh, ours alone) -> filled by fetch -> write: swap into the table
+//!       the old frame had no pins: free.    It had n: `leftover` of the frame + n, free when that is 0
+//!   read: entry's pins + 1 ... drop: entry's pins - 1, or `leftover` of ours - 1 when it has another frame
+//!   free -> this core's list -> spill to all cores
 //! ```
 //!
-//! Limits: 2^32 - 1 frames (16 TiB). Running out of frames is a state of the writer (`take` says `None`), not an error.
-//! UNSAFETY: hands out slices of frames; the counts above are the proof that they are exclusive or immutable.
+//! Why the pins are in the entry: a read that meets no write touches one cache line of the tables, not two,
+//! and the tables of a large disk are in no cache. `leftover` may be below 0 between the writer's swap and
+//! its addition; it is 0 again exactly when all pins are dropped and the writer has added them, and who
+//! brings it to 0 frees the frame. A frame that is pinned is never free, so it cannot come back to its page
+//! while a pin remembers it there.
+//!
+//! Limits: 2^32 - 1 frames (16 TiB). Running out of frames is a state of the writer (`take` says `None`), not
+//! an error. UNSAFETY: hands out slices of frames; the pins above are the proof that they are exclusive or
+//! immutable.
 #![expect(unsafe_code, reason = "shares frames between cores by reference count")]
 
 use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
 use crossbeam_queue::ArrayQueue;
 
 use super::buf::{Buf, Home, Segment, Tail, ZEROES_BYTES, zeroes};
+use super::prefetch::prefetch;
 use super::region::{Pages, Region, RegionError};
 
 /// Bytes of a frame.
@@ -31,26 +41,70 @@ pub const FRAME_BYTES: u32 = 4096;
 const FRAME: u64 = FRAME_BYTES as u64;
 /// No frame: the page reads as zeroes. Frame 0 is never handed out.
 const NONE: u32 = 0;
+/// One pin, in an entry of the table.
+const PIN: u64 = 1 << 32;
 /// Fresh frames that a core takes at a time, so that sequential writes lie side by side: 2 MiB, a huge page.
 const FRESH_BATCH: u32 = 512;
 /// Free frames that a core keeps at most, see `FrameStore::hoard_max`.
 const HOARD_MAX: u32 = 2048;
 
+/// An entry of the table: the frame, and above it how many pins were taken on it here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Entry(u64);
+
+impl Entry {
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+    fn frame(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline]
+    fn pins(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
 /// All frames of one disk and the table of its pages.
 pub struct FrameStore {
     region: Region,
     frames: u32,
-    table: Box<[AtomicU32]>,
-    counts: Box<[AtomicU32]>,
+    /// An [`Entry`] for each page.
+    table: Box<[AtomicU64]>,
+    /// Pins of frames that are no longer in the table; see the module.
+    leftover: Box<[AtomicI32]>,
     spill: ArrayQueue<u32>,
     /// Frames beyond one for each page.
     surplus: u32,
-    /// Free frames that a core may keep before it spills half of them to the others. All cores together keep a quarter
-    /// of the surplus, so that one which idles on free frames never keeps another's writes waiting.
+    /// Free frames that a core may keep before it spills half of them to the others. All cores together keep
+    /// a quarter of the surplus, so that one which idles on free frames never keeps another's writes waiting.
     hoard_max: AtomicU32,
     cores: AtomicU32,
     fresh: AtomicU32,
     pages_used: AtomicU64,
+}
+
+/// Where on the disk a buffer's first byte is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) page: u32,
+    pub(super) skip: u16,
+}
+
+impl Place {
+    #[inline]
+    fn of(offset: u64) -> Place {
+        // Neither fails: pages are fewer than frames, which are at most 2^32 - 1.
+        Place {
+            page: u32::try_from(offset / FRAME).unwrap_or(u32::MAX),
+            skip: u16::try_from(offset % FRAME).unwrap_or(0),
+        }
+    }
+
+    #[inline]
+    fn offset(self) -> u64 {
+        u64::from(self.page) * FRAME + u64::from(self.skip)
+    }
 }
 
 /// How much of a store is in use.
@@ -70,9 +124,9 @@ pub enum SwapError {
 }
 
 impl FrameStore {
-    /// A store for a disk of `capacity_bytes` (rounded up to 4 KiB), with `slack_bytes` of frames for writes in flight
-    /// and for pages that were overwritten while a reply is being sent. Address space only: memory is taken at the
-    /// first write of a page.
+    /// A store for a disk of `capacity_bytes` (rounded up to 4 KiB), with `slack_bytes` of frames for writes
+    /// in flight and for pages that were overwritten while a reply is being sent. Address space only: memory
+    /// is taken at the first write of a page.
     ///
     /// # Errors
     /// [`RegionError`] when the address space cannot be mapped or the disk has more than 2^32 - 2 frames.
@@ -84,12 +138,11 @@ impl FrameStore {
         let too_many = u32::try_from(frames).is_err();
         let region = Region::map(if too_many { usize::MAX >> 8 } else { bytes }, pages)?;
         let frames = u32::try_from(frames).unwrap_or(u32::MAX);
-        let zeroed = |count: u64| (0..count).map(|_| AtomicU32::new(NONE)).collect::<Box<[_]>>();
         Ok(Arc::new(FrameStore {
             region,
             frames,
-            table: zeroed(pages_count),
-            counts: zeroed(u64::from(frames)),
+            table: (0..pages_count).map(|_| AtomicU64::new(u64::from(NONE))).collect(),
+            leftover: (0..frames).map(|_| AtomicI32::new(0)).collect(),
             spill: ArrayQueue::new(frames as usize),
             surplus: frames - u32::try_from(pages_count).unwrap_or(frames),
             hoard_max: AtomicU32::new(HOARD_MAX),
@@ -104,7 +157,7 @@ impl FrameStore {
     pub fn bytes_for(capacity_bytes: u64, slack_bytes: u64) -> u64 {
         let pages = capacity_bytes.div_ceil(FRAME);
         let frames = pages + slack_bytes.div_ceil(FRAME) + u64::from(FRESH_BATCH);
-        frames * FRAME + pages * 4 + frames * 4 + frames * 16
+        frames * FRAME + pages * 8 + frames * 4 + frames * 16
     }
 
     /// How much is in use now.
@@ -130,7 +183,8 @@ impl FrameStore {
         })
     }
 
-    /// The number of cores has changed. (When two change it at once, the hoards are off by a core until the next.)
+    /// The number of cores has changed. (When two change it at once, the hoards are off by a core until the
+    /// next.)
     fn share_out(&self, cores: u32) {
         let each = self.surplus / (4 * cores.max(1));
         self.hoard_max.store(each.clamp(1, HOARD_MAX), Ordering::Relaxed);
@@ -141,63 +195,77 @@ impl FrameStore {
         unsafe { self.region.base().add(frame as usize * FRAME_BYTES as usize) }
     }
 
-    /// Frame numbers that a segment touches; empty for zeroes, which lie outside of the region.
-    fn frames_of(&self, segment: Segment) -> std::ops::Range<u32> {
+    /// The frame in which a segment begins; none for zeroes, which lie outside of the region, and for no
+    /// bytes.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "frames of the region are counted in 32 bits")]
+    fn first_frame(&self, segment: Segment) -> Option<u32> {
         let start = (segment.addr.as_ptr() as usize).wrapping_sub(self.region.base().as_ptr() as usize);
-        if start >= self.region.bytes() || segment.bytes == 0 {
-            return 0..0;
-        }
-        let first = start / FRAME_BYTES as usize;
-        let last = (start + segment.bytes as usize - 1) / FRAME_BYTES as usize;
-        u32::try_from(first).unwrap_or(0)..u32::try_from(last + 1).unwrap_or(0)
+        let is_here = start < self.region.bytes() && segment.bytes > 0;
+        is_here.then_some((start / FRAME_BYTES as usize) as u32)
+    }
+
+    /// Frame numbers that a segment touches; see [`FrameStore::first_frame`].
+    #[inline]
+    fn frames_of(&self, segment: Segment) -> std::ops::Range<u32> {
+        let Some(first) = self.first_frame(segment) else { return 0..0 };
+        let skip = segment.addr.as_ptr() as usize as u64 % FRAME;
+        // At most the frames of the region.
+        let count = u32::try_from((skip + u64::from(segment.bytes)).div_ceil(FRAME)).unwrap_or(0);
+        first..first + count
     }
 
     /// Pin the frame that holds `page`; `NONE` when the page is unwritten.
     #[inline]
     fn pin(&self, page: usize) -> u32 {
         let entry = &self.table[page];
-        loop {
-            let frame = entry.load(Ordering::Acquire);
-            if frame == NONE {
-                return NONE;
-            }
-            let count = &self.counts[frame as usize];
-            let mut seen = count.load(Ordering::Relaxed);
-            let is_pinned = loop {
-                if seen == 0 {
-                    break false; // freed since the table was read; look again
-                }
-                match count.compare_exchange_weak(seen, seen + 1, Ordering::Acquire, Ordering::Relaxed) {
-                    Ok(_) => break true,
-                    Err(now) => seen = now,
-                }
-            };
-            if !is_pinned {
-                continue;
-            }
-            // The frame may have been freed and taken for another page between the two looks. The second look is not
-            // an old value: if the count is of a later use, then this acquire saw the release that ended the earlier
-            // one (see `take`), and the table was changed before that. Nobody reads the frame's bytes before here.
-            if entry.load(Ordering::Acquire) == frame {
-                return frame;
-            }
-            if self.unpin(frame) {
-                // Ours was the last pin. It has no core at hand here, so it goes to all of them.
-                self.spill_one(frame);
+        let mut seen = entry.load(Ordering::Relaxed);
+        while Entry(seen).frame() != NONE {
+            // Acquire: the bytes were written before the frame was swapped in.
+            match entry.compare_exchange_weak(seen, seen + PIN, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => seen = now,
             }
         }
+        Entry(seen).frame()
     }
 
-    /// Drop one count; true when it was the last and the frame is free.
+    /// Drop a pin on `frame` that was taken when it held `page`; true when it was the last and the frame is
+    /// free.
     #[inline]
-    fn unpin(&self, frame: u32) -> bool {
-        let before = self.counts[frame as usize].fetch_sub(1, Ordering::Release);
-        debug_assert!(before > 0, "a frame was given back twice");
-        if before == 1 {
-            fence(Ordering::Acquire);
-            return true;
+    fn unpin(&self, page: usize, frame: u32) -> bool {
+        let entry = &self.table[page];
+        let mut seen = entry.load(Ordering::Relaxed);
+        while Entry(seen).frame() == frame {
+            debug_assert!(Entry(seen).pins() > 0, "a pin was dropped twice");
+            // Release: who frees the frame sees that its bytes were read before.
+            match entry.compare_exchange_weak(seen, seen - PIN, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return false,
+                Err(now) => seen = now,
+            }
         }
-        false
+        self.settle(frame, -1)
+    }
+
+    /// The frame of `old` is no longer in the table; true when nobody has a pin on it and it is free. The
+    /// caller took it out with acquire ordering.
+    #[inline]
+    fn retire(&self, old: Entry) -> bool {
+        if old.frame() == NONE {
+            return false;
+        }
+        old.pins() == 0 || self.settle(old.frame(), i32::try_from(old.pins()).unwrap_or(i32::MAX))
+    }
+
+    /// Change the pins of a frame that is not in the table; true when none are left.
+    #[cold]
+    fn settle(&self, frame: u32, change: i32) -> bool {
+        let before = self.leftover[frame as usize].fetch_add(change, Ordering::Release);
+        if before + change != 0 {
+            return false;
+        }
+        fence(Ordering::Acquire);
+        true
     }
 
     fn spill_one(&self, frame: u32) {
@@ -241,7 +309,8 @@ impl Builder<'_> {
         let core = self.core;
         match self.last() {
             None => self.head = Some(segment),
-            // Frames that lie side by side. (The zeroes end where no frame begins: frame 0 is never handed out.)
+            // Frames that lie side by side. (The zeroes end where no frame begins: frame 0 is never handed
+            // out.)
             Some(last) if last.end() == segment.addr.as_ptr() as usize => last.bytes += segment.bytes,
             Some(_) => self.tail.get_or_insert_with(|| core.take_tail()).0.push(segment),
         }
@@ -316,19 +385,23 @@ impl FrameCore {
                 builder.push(Segment { addr, bytes: step });
             }
         }
-        self.finish(builder, bytes, false)
+        self.finish(builder, offset, bytes, false)
     }
 
-    fn finish(self: &Rc<Self>, builder: Builder<'_>, bytes: u32, is_writable: bool) -> Buf {
+    fn finish(self: &Rc<Self>, builder: Builder<'_>, offset: u64, bytes: u32, is_writable: bool) -> Buf {
         let Builder { head, tail, .. } = builder;
         match head {
-            Some(head) => Buf { head, tail, bytes, is_writable, home: Home::Frames(Rc::clone(self)) },
+            Some(head) => {
+                let Place { page, skip } = Place::of(offset);
+                Buf { head, tail, bytes, is_writable, home: Home::Frames(Rc::clone(self), page, skip) }
+            }
             None => Buf::zeroes(0),
         }
     }
 
-    /// A writable buffer of fresh frames for the bytes of `offset .. offset + bytes`, to be filled and then handed to
-    /// [`FrameCore::write`] with the same offset. `None` when no frames are free: the request waits.
+    /// A writable buffer of fresh frames for the bytes of `offset .. offset + bytes`, to be filled and then
+    /// handed to [`FrameCore::write`] with the same offset. `None` when no frames are free: the request
+    /// waits.
     ///
     /// # Panics
     /// When the range is outside of the disk.
@@ -343,17 +416,15 @@ impl FrameCore {
         }
         let mut builder = Builder { core: self, head: None, tail: None };
         let start = free.len() - count;
-        for ((_, skip, step), frame) in Self::pages(offset, bytes).zip(free.drain(start..)) {
-            // An exchange, not a store: it keeps the release sequence of the `unpin` that freed the frame, so that a
-            // late `pin` which counts on top of this 1 also sees that the table names the frame no more.
-            let before = self.store.counts[frame as usize].swap(1, Ordering::Relaxed);
-            debug_assert_eq!(before, 0, "a free frame was in use");
+        for ((page, skip, step), frame) in Self::pages(offset, bytes).zip(free.drain(start..)) {
+            // What `write` will change, while the frame is being filled.
+            prefetch(&self.store.table[page]);
             // SAFETY: `skip` is below the frame's length.
             let addr = unsafe { self.store.addr(frame).add(skip as usize) };
             builder.push(Segment { addr, bytes: step });
         }
         drop(free);
-        Some(self.finish(builder, bytes, true))
+        Some(self.finish(builder, offset, bytes, true))
     }
 
     /// Fill the list to at least `count` from what other cores spilled, then from frames never used.
@@ -399,29 +470,56 @@ impl FrameCore {
     }
 
     #[inline]
-    fn unpin(&self, frame: u32) {
-        if self.store.unpin(frame) {
+    fn unpin(&self, page: usize, frame: u32) {
+        if self.store.unpin(page, frame) {
             self.put_frame(frame);
         }
     }
 
-    /// Called by the drop of a buffer.
+    /// Give back the frames of a segment whose first byte is at `offset` of the disk.
     #[inline]
-    pub(super) fn give_back(&self, head: Segment, tail: Option<Box<Tail>>) {
-        self.store.frames_of(head).for_each(|frame| self.unpin(frame));
+    fn give_back_segment(&self, offset: u64, segment: Segment, is_writable: bool) {
+        let pages = usize::try_from(offset / FRAME).unwrap_or(usize::MAX)..;
+        for (page, frame) in pages.zip(self.store.frames_of(segment)) {
+            if is_writable {
+                self.put_frame(frame); // never published: nobody else has seen it
+            } else {
+                self.unpin(page, frame);
+            }
+        }
+    }
+
+    /// Called by the drop of a buffer that was made for `place`.
+    #[inline]
+    pub(super) fn give_back(&self, place: Place, head: Segment, tail: Option<Box<Tail>>, is_writable: bool) {
+        // The commonest by far: a pin on one page.
+        if tail.is_none() && !is_writable && u32::from(place.skip) + head.bytes <= FRAME_BYTES {
+            if let Some(frame) = self.store.first_frame(head) {
+                self.unpin(place.page as usize, frame);
+            }
+            return;
+        }
+        self.give_back_segment(place.offset(), head, is_writable);
         if let Some(mut tail) = tail {
-            tail.0
-                .drain(..)
-                .for_each(|segment| self.store.frames_of(segment).for_each(|frame| self.unpin(frame)));
+            let mut at = place.offset() + u64::from(head.bytes);
+            for segment in tail.0.drain(..) {
+                self.give_back_segment(at, segment, is_writable);
+                at += u64::from(segment.bytes);
+            }
             self.tails.borrow_mut().push(tail);
         }
     }
 
-    /// Called by the cut of a buffer: `kept`, the beginning of `whole`, is what its drop gives back.
-    pub(super) fn give_back_cut(&self, whole: Segment, kept: Segment) {
-        let (whole, kept) = (self.store.frames_of(whole), self.store.frames_of(kept));
-        let first = if kept.is_empty() { whole.start } else { kept.end };
-        (first..whole.end).for_each(|frame| self.unpin(frame));
+    /// Called by the cut of a buffer in one segment: `kept`, the beginning of `whole`, is what its drop gives
+    /// back.
+    pub(super) fn give_back_cut(&self, place: Place, whole: Segment, kept: Segment, is_writable: bool) {
+        let kept_frames = self.store.frames_of(kept).len() as u64;
+        let cut = kept_frames * FRAME - if kept_frames > 0 { u64::from(place.skip) } else { 0 };
+        let bytes = u64::from(whole.bytes).saturating_sub(cut);
+        let Ok(bytes) = u32::try_from(bytes) else { return };
+        // SAFETY: inside of `whole`, or at its end.
+        let addr = unsafe { whole.addr.add(whole.bytes as usize - bytes as usize) };
+        self.give_back_segment(place.offset() + cut, Segment { addr, bytes }, is_writable);
     }
 
     /// Publish `buf`, which [`FrameCore::take`] gave for the same `offset`. Each page changes in one step.
@@ -455,7 +553,8 @@ impl FrameCore {
 
     fn publish(self: &Rc<Self>, offset: u64, mut buf: Buf, expected: Option<&Buf>) -> Result<(), SwapError> {
         self.check(offset, buf.bytes);
-        let is_ours = buf.is_writable && matches!(&buf.home, Home::Frames(core) if Rc::ptr_eq(core, self));
+        let is_ours =
+            buf.is_writable && matches!(&buf.home, Home::Frames(core, ..) if Rc::ptr_eq(core, self));
         assert!(is_ours, "a buffer of another home cannot be published");
         // Then the frames of the buffer and the pages of the range are equally many and cut alike.
         let start = buf.head.addr.as_ptr() as u64;
@@ -485,26 +584,22 @@ impl FrameCore {
 
     #[inline]
     fn swap(&self, page: usize, frame: u32) {
-        let old = self.store.table[page].swap(frame, Ordering::AcqRel);
-        self.retire(old, frame);
+        let old = Entry(self.store.table[page].swap(u64::from(frame), Ordering::AcqRel));
+        self.retire(old);
     }
 
-    /// Count the change of an entry and drop the table's hold on the old frame.
+    /// Count that an entry got its first frame, or give back the frame that it had before.
     #[inline]
-    fn retire(&self, old: u32, new: u32) {
-        if old == NONE && new != NONE {
+    fn retire(&self, old: Entry) {
+        if old.frame() == NONE {
             self.store.pages_used.fetch_add(1, Ordering::Relaxed);
-        }
-        if old != NONE {
-            if new == NONE {
-                self.store.pages_used.fetch_sub(1, Ordering::Relaxed);
-            }
-            self.unpin(old);
+        } else if self.store.retire(old) {
+            self.put_frame(old.frame());
         }
     }
 
-    /// Complete `frame`, of which `skip .. skip + step` is new, with the rest of the page as it is on the disk, and
-    /// publish it; begin again when another core changed the page meanwhile.
+    /// Complete `frame`, of which `skip .. skip + step` is new, with the rest of the page as it is on the
+    /// disk, and publish it; begin again when another core changed the page meanwhile.
     fn merge(
         &self,
         page: usize,
@@ -531,25 +626,39 @@ impl FrameCore {
                 new[..skip].copy_from_slice(&old_bytes[..skip]);
                 new[skip + step..].copy_from_slice(&old_bytes[skip + step..]);
             }
-            let is_published = !differs
-                && self.store.table[page]
-                    .compare_exchange(old, frame, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok();
+            // While `old` is pinned, or there is none, an entry that names it has these bytes.
+            let published = if differs { None } else { self.exchange(page, old, frame) };
+            if let Some(before) = published {
+                self.retire(before);
+            }
             if old != NONE {
-                self.unpin(old);
+                self.unpin(page, old);
             }
             if differs {
                 return Err(SwapError::Differs);
             }
-            if is_published {
-                self.retire(old, frame);
+            if published.is_some() {
                 return Ok(());
             }
         }
     }
 
-    /// Make `offset .. offset + bytes` read as zeroes and free the whole pages in it. Pages given back to the kernel
-    /// when `is_released`. False when a ragged end found no fresh frame: nothing of it is lost, try again later.
+    /// Put `frame` into the entry, if that has `old` now; the entry as it was.
+    fn exchange(&self, page: usize, old: u32, frame: u32) -> Option<Entry> {
+        let entry = &self.store.table[page];
+        let mut seen = entry.load(Ordering::Relaxed);
+        while Entry(seen).frame() == old {
+            match entry.compare_exchange_weak(seen, u64::from(frame), Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Some(Entry(seen)),
+                Err(now) => seen = now,
+            }
+        }
+        None
+    }
+
+    /// Make `offset .. offset + bytes` read as zeroes and free the whole pages in it. Pages given back to the
+    /// kernel when `is_released`. False when a ragged end found no fresh frame: nothing of it is lost, try
+    /// again later.
     ///
     /// # Panics
     /// When the range is outside of the disk.
@@ -559,7 +668,7 @@ impl FrameCore {
         let mut run: std::ops::Range<u32> = 0..0;
         for (page, skip, step) in Self::pages(offset, bytes) {
             if step < FRAME_BYTES {
-                if self.store.table[page].load(Ordering::Acquire) == NONE {
+                if Entry(self.store.table[page].load(Ordering::Relaxed)).frame() == NONE {
                     continue;
                 }
                 // First what was freed: the ragged end may need one of those frames.
@@ -571,12 +680,13 @@ impl FrameCore {
                 self.write(page as u64 * FRAME + u64::from(skip), buf);
                 continue;
             }
-            let old = self.store.table[page].swap(NONE, Ordering::AcqRel);
+            let before = Entry(self.store.table[page].swap(u64::from(NONE), Ordering::AcqRel));
+            let old = before.frame();
             if old == NONE {
                 continue;
             }
             self.store.pages_used.fetch_sub(1, Ordering::Relaxed);
-            if !self.store.unpin(old) {
+            if !self.store.retire(before) {
                 continue; // a reply is being sent from it; its pin gives it back
             }
             if is_released {

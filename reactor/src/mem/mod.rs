@@ -1,26 +1,28 @@
 //! Memory of the data path: mapped regions, the buffer pool, and the frames of RAM disks.
 //!
-//! What it is: every byte that a socket, a device or a disk touches lies in a [`Region`] that was mapped at start. A
-//! [`Buf`] is an owned handle to a piece of one; it gives its memory back when it is dropped, so that no error path,
-//! abort or disconnect can leak it.
+//! What it is: every byte that a socket, a device or a disk touches lies in a [`Region`] that was mapped at
+//! start. A [`Buf`] is an owned handle to a piece of one; it gives its memory back when it is dropped, so
+//! that no error path, abort or disconnect can leak it.
 //!
 //! ```text
-//!   Region ──┬── Pool (zones of equal buffers, one pool a core)      ── Buf, writable
-//!            └── FrameStore (4 KiB frames of a RAM disk, all cores)  ── Buf, writable (a frame not yet published)
-//!                                                                     └ Buf, shared   (a pin on published frames)
+//!   Region ──┬── Pool (zones of equal buffers, one pool a core)     ── Buf, writable
+//!            └── FrameStore (4 KiB frames of a RAM disk, all cores) ── Buf, writable (not yet published)
+//!                                                                    └ Buf, shared (pins frames)
 //! ```
 //!
-//! What it does not do: it moves no data between machines and knows no protocol. `unsafe` is confined to this folder;
-//! every other room sees slices.
+//! What it does not do: it moves no data between machines and knows no protocol. `unsafe` is confined to this
+//! folder; every other room sees slices.
 //!
 //! Limits: a `Buf` stays on the core that took it (it is `!Send`); a region is at most `u32::MAX` frames.
 
 mod buf;
 mod frames;
 mod pool;
+mod prefetch;
 mod region;
 
 pub use buf::{Buf, SEGMENTS_MAX};
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
 pub use pool::{Pool, PoolError, ZoneSpec, ZoneUse};
+pub use prefetch::prefetch;
 pub use region::{Pages, Region, RegionError};

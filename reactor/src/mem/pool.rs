@@ -1,8 +1,8 @@
 //! The buffer pool of one core: zones of equal buffers, cut from one region, taken and given back in O(1).
 //!
-//! A zone that is empty is no error: [`Pool::take`] says `None`, the request waits in its queue, and the miss is counted.
-//! Last in, first out, so that a busy core keeps using the same few cache-warm buffers and an idle one touches none.
-//! UNSAFETY: makes segments out of a region; exclusiveness is the free list's.
+//! A zone that is empty is no error: [`Pool::take`] says `None`, the request waits in its queue, and the miss
+//! is counted. Last in, first out, so that a busy core keeps using the same few cache-warm buffers and an
+//! idle one touches none. UNSAFETY: makes segments out of a region; exclusiveness is the free list's.
 #![expect(unsafe_code, reason = "cuts a region into buffers")]
 
 use std::cell::{Cell, RefCell};
@@ -36,7 +36,7 @@ pub struct ZoneUse {
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// A zone's shape is out of range.
-    #[error("pool zone of {count} buffers of {buffer_bytes} bytes: {allowed}", count = spec.count, buffer_bytes = spec.buffer_bytes)]
+    #[error("pool zone of {} buffers of {} bytes: {allowed}", spec.count, spec.buffer_bytes)]
     Zone {
         /// The zone.
         spec: ZoneSpec,
@@ -133,8 +133,8 @@ impl Pool {
         Ok(Pool(Rc::new(PoolCore { region, zones })))
     }
 
-    /// Take a writable buffer of `bytes` from the smallest zone whose buffers are large enough, or from the next
-    /// larger one when that is empty. `None`: the request waits.
+    /// Take a writable buffer of `bytes` from the smallest zone whose buffers are large enough, or from the
+    /// next larger one when that is empty. `None`: the request waits.
     #[inline]
     #[must_use]
     pub fn take(&self, bytes: u32) -> Option<Buf> {
@@ -145,7 +145,8 @@ impl Pool {
             }
             if let Some(buffer) = zone.free.borrow_mut().pop() {
                 let offset = zone.start + buffer as usize * zone.spec.buffer_bytes as usize;
-                // SAFETY: `new` sized the region as the sum of the zones, and free lists hold indices below `count`.
+                // SAFETY: `new` sized the region as the sum of the zones, and free lists hold indices below
+                // `count`.
                 let addr = unsafe { self.0.region.base().add(offset) };
                 let zone = u8::try_from(index).unwrap_or(u8::MAX);
                 return Some(Buf {
@@ -185,12 +186,14 @@ impl Pool {
         })
     }
 
-    /// Address and length of each zone, in the order that [`Buf::device_target`] numbers them.
-    pub(crate) fn zone_ranges(&self) -> impl Iterator<Item = (NonNull<u8>, usize)> {
+    /// Address, length and bytes of a buffer of each zone, in the order that [`Buf::device_target`] numbers
+    /// them.
+    pub(crate) fn zone_ranges(&self) -> impl Iterator<Item = (NonNull<u8>, usize, usize)> {
         self.0.zones.iter().map(|zone| {
             // SAFETY: zones lie inside of the region, see `new`.
             let addr = unsafe { self.0.region.base().add(zone.start) };
-            (addr, zone.spec.buffer_bytes as usize * zone.spec.count as usize)
+            let buffer_bytes = zone.spec.buffer_bytes as usize;
+            (addr, buffer_bytes * zone.spec.count as usize, buffer_bytes)
         })
     }
 }

@@ -12,7 +12,8 @@ use std::ptr::NonNull;
 pub enum Pages {
     /// The machine's base pages (4 KiB).
     Base,
-    /// Base pages, with the advice to back them by transparent huge pages (2 MiB). Needs no set-up; the default.
+    /// Base pages, with the advice to back them by transparent huge pages (2 MiB). Needs no set-up; the
+    /// default.
     Transparent,
     /// Reserved huge pages (`vm.nr_hugepages`). Falls back to [`Pages::Transparent`] where there are too few.
     Huge,
@@ -35,8 +36,9 @@ pub struct Region {
     pages: Pages,
 }
 
-// SAFETY: a region is memory, not state: it has no thread affinity. What may read or write which part of it and when
-// is the business of its users in this folder (Pool is one thread's; FrameStore has its own protocol).
+// SAFETY: a region is memory, not state: it has no thread affinity. What may read or write which part of it
+// and when is the business of its users in this folder (Pool is one thread's; FrameStore has its own
+// protocol).
 unsafe impl Send for Region {}
 // SAFETY: as above; `&Region` gives only addresses and `release`, which the kernel serialises.
 unsafe impl Sync for Region {}
@@ -60,7 +62,8 @@ impl Region {
         let mapped = map_anonymous(bytes + HUGE_BYTES, libc::MAP_NORESERVE)
             .map_err(|source| RegionError { bytes, source })?;
         let head = mapped.as_ptr().align_offset(HUGE_BYTES);
-        // SAFETY: the mapping is `bytes + HUGE_BYTES` long and head < HUGE_BYTES, so both cuts are inside of it.
+        // SAFETY: the mapping is `bytes + HUGE_BYTES` long and head < HUGE_BYTES, so both cuts are inside of
+        // it.
         let base = unsafe {
             if head > 0 {
                 libc::munmap(mapped.as_ptr().cast(), head);
@@ -101,8 +104,8 @@ impl Region {
     /// The bytes, for a user that is the only one of this region (benchmarks).
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: `&mut self`, and every handle to a part of a region (Buf) lies behind a Pool or a FrameStore that
-        // owns the region and never lends `&mut Region`.
+        // SAFETY: `&mut self`, and every handle to a part of a region (Buf) lies behind a Pool or a
+        // FrameStore that owns the region and never lends `&mut Region`.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
     }
 

@@ -27,12 +27,13 @@ pub struct Accepted {
     pub local: SocketAddr,
 }
 
-/// Peers that go away while they wait, skipped in one call of [`Listener::accept`]; more are left for the next turn.
+/// Peers that go away while they wait, skipped in one call of [`Listener::accept`]; more are left for the
+/// next turn.
 const SKIPS_MAX: usize = 64;
 
 impl Listener {
-    /// Listen at `address` (port 0: the kernel picks one), with room for `backlog` peers that wait to be accepted.
-    /// The address may be reused at once after a restart; an IPv6 listener takes IPv6 only.
+    /// Listen at `address` (port 0: the kernel picks one), with room for `backlog` peers that wait to be
+    /// accepted. The address may be reused at once after a restart; an IPv6 listener takes IPv6 only.
     ///
     /// # Errors
     /// The system's, as when the address is in use or not ours.

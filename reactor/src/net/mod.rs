@@ -1,18 +1,20 @@
 //! Sockets without waiting: [`Listener`], [`Socket`], and [`Readiness`] and [`Waker`] for cores that sleep.
 //!
-//! What it is: the few socket calls of the data path as values that a poller can match on; nothing blocks, a signal
-//! never shows (`EINTR` is retried), a peer that went away never raises `SIGPIPE`. Every call takes the caller's memory
-//! and allocates none.
+//! What it is: the few socket calls of the data path as values that a poller can match on; nothing blocks, a
+//! signal never shows (`EINTR` is retried), a peer that went away never raises `SIGPIPE`. Every call takes
+//! the caller's memory and allocates none.
 //!
 //! ```text
 //!   Listener::accept -> Accepted { socket, peer, local }
-//!   Socket::recv*  -> Received::{ Bytes | Empty | Closed | Failed }      Socket::send* -> Sent::{ Bytes | Full | Failed }
-//!   Readiness::poll -> Ready { key, .. }         Waker::wake (any thread) -> readable in the sleeper's Readiness
+//!   Socket::recv*  -> Received::{ Bytes | Empty | Closed | Failed }
+//!   Socket::send*  -> Sent::{ Bytes | Full | Failed }
+//!   Readiness::poll -> Ready { key, .. }    Waker::wake (any thread) -> readable in the sleeper's Readiness
 //! ```
 //!
 //! What it does not do: it knows no protocol, keeps no buffers and decides nothing about a connection.
 //!
-//! Limits: IPv4 and IPv6 stream sockets of Linux; at most 1024 pieces in one vectored call (more are left for the next).
+//! Limits: IPv4 and IPv6 stream sockets of Linux; at most 1024 pieces in one vectored call (more are left for
+//! the next).
 
 mod listener;
 mod readiness;

@@ -1,4 +1,5 @@
-//! [`Readiness`]: which of many descriptors have something to do; [`Waker`]: a descriptor that other threads raise.
+//! [`Readiness`]: which of many descriptors have something to do; [`Waker`]: a descriptor that other threads
+//! raise.
 
 use std::fmt;
 use std::io;
@@ -112,15 +113,16 @@ impl Readiness {
         Ok(epoll::delete(&self.fd, source)?)
     }
 
-    /// Replace `ready` by what has something to do, at most what it has room for without growing (and 256). Waits for
-    /// the first at most `timeout`, rounded up to milliseconds; `None` waits for ever, zero never. A signal ends the
-    /// wait early with nothing.
+    /// Replace `ready` by what has something to do, at most what it has room for without growing (and 256).
+    /// Waits for the first at most `timeout`, rounded up to milliseconds; `None` waits for ever, zero never.
+    /// A signal ends the wait early with nothing.
     ///
     /// # Errors
     /// The system's.
     pub fn poll(&mut self, timeout: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<usize> {
         ready.clear();
-        // No more is asked for than there is room for: the kernel tells in turn, and what was told goes to the back.
+        // No more is asked for than there is room for: the kernel tells in turn, and what was told goes to
+        // the back.
         let room = ready.capacity().min(EVENTS_MAX);
         if room == 0 {
             return Ok(0);

@@ -116,8 +116,8 @@ impl Socket {
         Ok(sockopt::set_tcp_nodelay(&self.fd, is_on)?)
     }
 
-    /// Use this congestion control, as the system names it (`cubic`, `reno`, ...). One that paces packets costs even on a
-    /// fabric that never drops any.
+    /// Use this congestion control, as the system names it (`cubic`, `reno`, ...). One that paces packets
+    /// costs even on a fabric that never drops any.
     ///
     /// # Errors
     /// The system's, as when it has none of that name.
@@ -125,7 +125,8 @@ impl Socket {
         Ok(sockopt::set_tcp_congestion(&self.fd, name)?)
     }
 
-    /// Give up after sent bytes were not acknowledged for `ms` (`TCP_USER_TIMEOUT`); 0 is the system's default.
+    /// Give up after sent bytes were not acknowledged for `ms` (`TCP_USER_TIMEOUT`); 0 is the system's
+    /// default.
     ///
     /// # Errors
     /// The system's.
@@ -133,7 +134,8 @@ impl Socket {
         Ok(sockopt::set_tcp_user_timeout(&self.fd, ms)?)
     }
 
-    /// Ask an idle peer after `idle`, then each `interval`, and give up after `count` unanswered; whole seconds.
+    /// Ask an idle peer after `idle`, then each `interval`, and give up after `count` unanswered; whole
+    /// seconds.
     ///
     /// # Errors
     /// The system's.
@@ -144,8 +146,8 @@ impl Socket {
         Ok(sockopt::set_tcp_keepcnt(&self.fd, count)?)
     }
 
-    /// Ask for kernel buffers of so many bytes; the system doubles them and has its own upper bound. 0 leaves one as
-    /// it is.
+    /// Ask for kernel buffers of so many bytes; the system doubles them and has its own upper bound. 0 leaves
+    /// one as it is.
     ///
     /// # Errors
     /// The system's.
@@ -159,8 +161,9 @@ impl Socket {
         Ok(())
     }
 
-    /// Ask the kernel to poll the network card for `us` microseconds when a receive finds nothing (`SO_BUSY_POLL`).
-    /// Best effort: true when it was taken (raising it needs a capability, loopback ignores it).
+    /// Ask the kernel to poll the network card for `us` microseconds when a receive finds nothing
+    /// (`SO_BUSY_POLL`). Best effort: true when it was taken (raising it needs a capability, loopback ignores
+    /// it).
     pub fn set_busy_poll(&self, us: u32) -> bool {
         let value = libc::c_int::try_from(us).unwrap_or(libc::c_int::MAX);
         let bytes = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);

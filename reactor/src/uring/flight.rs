@@ -8,15 +8,11 @@
 
 use std::io;
 
-use arrayvec::ArrayVec;
 use io_uring::{opcode, squeue, types};
 use rustix::io::Errno;
 
 use super::{FileIndex, Target};
 use crate::mem::{Buf, SEGMENTS_MAX};
-
-/// Start and length of the registered zones, by number.
-pub(super) type Zones = ArrayVec<(usize, usize), 16>;
 
 /// How often the kernel may say "not now" to one operation before that is its result.
 const RETRIES_MAX: u8 = 16;
@@ -58,16 +54,23 @@ impl Flight {
         self.buf
     }
 
-    /// The entry for what is left of it. Io vectors, if it needs them, are written to `vectors`.
+    /// Where its buffer lies, and in which zone of a pool, if it is in one piece and of a pool.
+    pub(super) fn memory(&mut self) -> Option<(usize, u8)> {
+        let (addr, zone) = self.buf.as_mut().filter(|buf| buf.is_contiguous())?.device_target();
+        Some((addr.as_ptr() as usize, zone?))
+    }
+
+    /// The entry for what is left of it. Io vectors, if it needs them, are written to `vectors`. `fixed` is
+    /// the number under which the kernel knows its memory.
     pub(super) fn entry(
         &mut self,
         target: Target,
         vectors: &mut Vec<libc::iovec>,
-        zones: &Zones,
+        fixed: Option<u16>,
     ) -> squeue::Entry {
         let fd = types::Fd(target.number);
         let entry = match self.kind {
-            Kind::Read | Kind::Write { .. } => self.transfer(fd, vectors, zones),
+            Kind::Read | Kind::Write { .. } => self.transfer(fd, vectors, fixed),
             Kind::Fsync { data_only } => {
                 let flags = if data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
                 opcode::Fsync::new(fd).flags(flags).build()
@@ -79,7 +82,12 @@ impl Flight {
         entry.flags(target.flags)
     }
 
-    fn transfer(&mut self, fd: types::Fd, vectors: &mut Vec<libc::iovec>, zones: &Zones) -> squeue::Entry {
+    fn transfer(
+        &mut self,
+        fd: types::Fd,
+        vectors: &mut Vec<libc::iovec>,
+        fixed: Option<u16>,
+    ) -> squeue::Entry {
         let offset = self.offset.saturating_add(self.done as u64);
         let (is_read, flags) = match self.kind {
             Kind::Write { dsync: true } => (false, libc::RWF_DSYNC),
@@ -97,19 +105,13 @@ impl Flight {
             };
         }
         let left = u32::try_from(buf.len() - self.done).unwrap_or(0);
-        let (addr, zone) = buf.device_target();
+        let (addr, _) = buf.device_target();
         let addr = addr.as_ptr().wrapping_add(self.done);
-        let zone = zone.filter(|zone| {
-            let range = zones.get(usize::from(*zone));
-            range.is_some_and(|(start, bytes)| {
-                (addr as usize).checked_sub(*start).is_some_and(|at| at < *bytes)
-            })
-        });
-        match (is_read, zone.map(u16::from)) {
-            (true, Some(zone)) => opcode::ReadFixed::new(fd, addr, left, zone).offset(offset).build(),
+        match (is_read, fixed) {
+            (true, Some(fixed)) => opcode::ReadFixed::new(fd, addr, left, fixed).offset(offset).build(),
             (true, None) => opcode::Read::new(fd, addr, left).offset(offset).build(),
-            (false, Some(zone)) => {
-                opcode::WriteFixed::new(fd, addr, left, zone).offset(offset).rw_flags(flags).build()
+            (false, Some(fixed)) => {
+                opcode::WriteFixed::new(fd, addr, left, fixed).offset(offset).rw_flags(flags).build()
             }
             (false, None) => opcode::Write::new(fd, addr, left).offset(offset).rw_flags(flags).build(),
         }
@@ -138,7 +140,8 @@ impl Flight {
             self.retries += 1;
             return Step::Again;
         }
-        // Direct reads stop at the file's end, which may lie inside of a sector; the kernel refuses to go on from there.
+        // Direct reads stop at the file's end, which may lie inside of a sector; the kernel refuses to go on
+        // from there.
         let is_ragged_end =
             errno == Errno::INVAL && matches!(self.kind, Kind::Read) && !self.done.is_multiple_of(512);
         Step::Ended(Err(if is_ragged_end { end_of_file() } else { errno.into() }))
@@ -149,7 +152,8 @@ fn end_of_file() -> io::Error {
     io::ErrorKind::UnexpectedEof.into()
 }
 
-/// The pieces of `buf` behind `skip`, as many as fit; a longer list is a short transfer, and goes on from there.
+/// The pieces of `buf` behind `skip`, as many as fit; a longer list is a short transfer, and goes on from
+/// there.
 fn fill(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, skip: usize, is_read: bool) {
     vectors.clear();
     vectors.reserve_exact(SEGMENTS_MAX); // the first time in this slot; its capacity is kept

@@ -1,39 +1,42 @@
 //! [`FileRing`]: reads and writes of files and block devices that complete later (io_uring).
 //!
-//! What it is: a ring that *owns* the buffer of every operation while it is in flight, so that no drop, abort or panic
-//! can free memory that a device writes to. Operations are queued, leave with one system call a turn, and come back
-//! with the caller's token and buffer.
+//! What it is: a ring that *owns* the buffer of every operation while it is in flight, so that no drop, abort
+//! or panic can free memory that a device writes to. Operations are queued, leave with one system call a
+//! turn, and come back with the caller's token and buffer.
 //!
 //! ```text
-//!   read | write | fsync | fallocate -> queued -> submit (once a turn) -> in flight -> poll -> Completion { token, result, buf }
+//!   read | write | fsync | fallocate -> queued -> submit (once a turn) -> in flight -> poll -> Completion
 //!                                         ^                                              |
 //!                                         └──────────── short: the remainder ────────────┘
 //! ```
 //!
-//! The pool's zones and the files are registered with the kernel where it allows that; where it does not (locked memory
-//! is limited without privilege) the ring works without and says so.
+//! Files, and the pool's memory as it is used, are registered with the kernel where it allows that; where it
+//! does not (locked memory is limited without privilege) the ring works without.
 //!
-//! What it does not do: it orders nothing. A flush covers the writes that have *completed* before it was queued.
+//! What it does not do: it orders nothing. A flush covers the writes that have *completed* before it was
+//! queued.
 //!
-//! Limits: 4096 operations in flight, 64 registered files (more work unregistered). A ring stays on the thread that made
-//! it.
-//! UNSAFETY: gives addresses of buffers and io vectors to the kernel; the in-flight table keeps both until it is done.
+//! Limits: 4096 operations in flight, 64 registered files (more work unregistered). A ring stays on the
+//! thread that made it.
+//! UNSAFETY: gives addresses of buffers and io vectors to the kernel; the in-flight table keeps both until it
+//! is done.
 #![expect(unsafe_code, reason = "hands owned memory to the kernel")]
 
 mod flight;
+mod pieces;
 #[cfg(test)]
 mod tests;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use arrayvec::ArrayVec;
 use io_uring::{IoUring, squeue};
 use rustix::io::Errno;
 
 use crate::mem::{Buf, Pool};
 use crate::slab::{Slab, Slot};
-use flight::{Flight, Kind, Step, Zones};
+use flight::{Flight, Kind, Step};
+use pieces::{Pieces, Place};
 
 /// Largest number of operations in flight.
 pub const RING_ENTRIES_MAX: u32 = 4096;
@@ -44,7 +47,8 @@ const FILES_REGISTERED_MAX: u16 = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileIndex(u16);
 
-/// So many operations are in flight that this one is not taken: here is its buffer, try again after a completion.
+/// So many operations are in flight that this one is not taken: here is its buffer, try again after a
+/// completion.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full<B>(pub B);
 
@@ -79,30 +83,26 @@ pub struct FileRing {
     vectors: Box<[Vec<libc::iovec>]>,
     files: Vec<File>,
     has_file_table: bool,
-    zones: Zones,
-    /// Keeps the registered memory mapped: an address in `zones` is this pool's as long as the ring lives.
+    pieces: Pieces,
+    /// Keeps the registered memory mapped: an address in `pieces` is this pool's as long as the ring lives.
     pool: Option<Pool>,
     is_queued: bool,
     is_draining: bool,
 }
 
 impl FileRing {
-    /// A ring for `entries` operations in flight, with the memory of `pool` registered if the kernel allows that
-    /// (which makes all of it resident).
+    /// A ring for `entries` operations in flight. The memory of `pool` is registered piece by piece, each
+    /// when a buffer in it is first used, if the kernel allows that: until then it takes none.
     ///
     /// # Errors
-    /// The system's, as where io_uring is disabled; `InvalidInput` for 0 or more than [`RING_ENTRIES_MAX`] entries.
+    /// The system's, as where io_uring is disabled; `InvalidInput` for 0 or more than [`RING_ENTRIES_MAX`]
+    /// entries.
     pub fn new(entries: u32, pool: &Pool) -> io::Result<FileRing> {
         let mut ring = FileRing::without_registered_buffers(entries)?;
-        let zones: Zones = pool.zone_ranges().map(|(addr, bytes)| (addr.as_ptr() as usize, bytes)).collect();
-        let vectors: ArrayVec<libc::iovec, 16> = pool
-            .zone_ranges()
-            .map(|(addr, bytes)| libc::iovec { iov_base: addr.as_ptr().cast(), iov_len: bytes })
-            .collect();
-        // SAFETY: the ranges are mapped, and stay so for the life of the ring, which holds the pool. The kernel writes
-        // to them only for operations of this ring, which hold their buffers.
-        if unsafe { ring.ring.submitter().register_buffers(&vectors) }.is_ok() {
-            ring.zones = zones;
+        let zones = pool.zone_ranges().map(|(addr, bytes, buffer)| (addr.as_ptr() as usize, bytes, buffer));
+        let pieces = Pieces::new(zones);
+        if ring.ring.submitter().register_buffers_sparse(pieces.len()).is_ok() {
+            ring.pieces = pieces;
             ring.pool = Some(pool.clone());
         }
         Ok(ring)
@@ -125,17 +125,17 @@ impl FileRing {
             vectors: (0..entries).map(|_| Vec::new()).collect(),
             files: Vec::new(),
             has_file_table,
-            zones: Zones::new(),
+            pieces: Pieces::default(),
             pool: None,
             is_queued: false,
             is_draining: false,
         })
     }
 
-    /// True when the pool's memory is registered.
+    /// Pieces of the pool's memory that are registered, and so pinned.
     #[must_use]
-    pub fn has_registered_buffers(&self) -> bool {
-        self.pool.is_some()
+    pub fn registered_pieces(&self) -> usize {
+        self.pieces.registered()
     }
 
     /// True when `file` is registered.
@@ -251,23 +251,25 @@ impl FileRing {
     /// Queue what is left of the operation in `slot`.
     fn queue(&mut self, slot: Slot) {
         let Some(flight) = self.flights.get_mut(slot) else { return };
+        let fixed =
+            flight.memory().and_then(|(addr, zone)| registered(&self.ring, &mut self.pieces, addr, zone));
         let file = &self.files[usize::from(flight.file.0)];
         let target = if file.is_registered {
             Target { number: i32::from(flight.file.0), flags: squeue::Flags::FIXED_FILE }
         } else {
             Target { number: file.fd.as_raw_fd(), flags: squeue::Flags::empty() }
         };
-        let entry = flight.entry(target, &mut self.vectors[slot.index()], &self.zones);
+        let entry = flight.entry(target, &mut self.vectors[slot.index()], fixed);
         let entry = entry.user_data(u64::from(slot.to_wire()));
-        // SAFETY: the entry's memory is the flight's buffer and the slot's vectors; both are kept, unmoved, until the
-        // completion is seen (`remove` in `on_result`), or for ever (`drop`).
+        // SAFETY: the entry's memory is the flight's buffer and the slot's vectors; both are kept, unmoved,
+        // until the completion is seen (`remove` in `on_result`), or for ever (`drop`).
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "the queue holds an entry for each operation in flight");
         self.is_queued = true;
     }
 
-    /// Send what is queued to the kernel: at most one call, none when nothing is queued. What the kernel does not take
-    /// now (it is out of memory for the moment) stays queued for the next turn.
+    /// Send what is queued to the kernel: at most one call, none when nothing is queued. What the kernel does
+    /// not take now (it is out of memory for the moment) stays queued for the next turn.
     ///
     /// # Errors
     /// The system's, when the ring is broken.
@@ -276,8 +278,8 @@ impl FileRing {
         if self.is_queued { self.enter(0) } else { Ok(()) }
     }
 
-    /// Send what is queued and wait until an operation comes back; returns at once when none is in flight. For the
-    /// control path and tests.
+    /// Send what is queued and wait until an operation comes back; returns at once when none is in flight.
+    /// For the control path and tests.
     ///
     /// # Errors
     /// The system's, when the ring is broken.
@@ -298,7 +300,8 @@ impl FileRing {
         }
     }
 
-    /// Give each operation that has come back to `each`, at most as many as can be in flight; returns how many.
+    /// Give each operation that has come back to `each`, at most as many as can be in flight; returns how
+    /// many.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Completion)) -> usize {
         if self.flights.is_empty() {
@@ -317,7 +320,8 @@ impl FileRing {
         count
     }
 
-    /// The kernel completes operations on this thread when it enters it; a thread that only polls has to be told.
+    /// The kernel completes operations on this thread when it enters it; a thread that only polls has to be
+    /// told.
     #[inline]
     fn run_kernel_work(&mut self) {
         if self.ring.completion().is_empty() && self.ring.submission().taskrun() {
@@ -356,7 +360,8 @@ impl Drop for FileRing {
         self.is_draining = true;
         while !self.flights.is_empty() {
             if self.wait().is_err() {
-                // The kernel does not talk to us any more. What it may still write to must never be used again.
+                // The kernel does not talk to us any more. What it may still write to must never be used
+                // again.
                 std::mem::forget(std::mem::replace(&mut self.flights, Slab::with_capacity(0)));
                 std::mem::forget(std::mem::take(&mut self.vectors));
                 return;
@@ -390,9 +395,34 @@ fn without_buffer(_: Full<Option<Buf>>) -> Full<()> {
     Full(())
 }
 
-/// Let the kernel's worker threads, which do what cannot be done at once (a write that allocates blocks, a hole that is punched),
-/// run on the other CPUs. They inherit the pinning of the thread that submits, and there they would get only what a polling
-/// thread leaves them: nothing, but for the scheduler's time slices. Best effort: a refusal costs speed.
+/// The number under which the kernel knows the memory at `addr`, which is in the pool's `zone`; it learns it
+/// now if need be.
+#[inline]
+fn registered(ring: &IoUring, pieces: &mut Pieces, addr: usize, zone: u8) -> Option<u16> {
+    match pieces.place(addr, zone) {
+        Place::Registered(index) => Some(index),
+        Place::Unknown => None,
+        Place::Fresh(piece) => {
+            let memory = libc::iovec { iov_base: piece.start as *mut libc::c_void, iov_len: piece.bytes };
+            // SAFETY: the range is of a zone of the pool, mapped, and stays so for the life of the ring,
+            // which holds the pool. The kernel writes to it only for operations of this ring, which hold
+            // their buffers.
+            let result =
+                unsafe { ring.submitter().register_buffers_update(u32::from(piece.index), &[memory], None) };
+            if result.is_err() {
+                pieces.on_refused();
+                return None;
+            }
+            pieces.on_registered(piece);
+            Some(piece.index)
+        }
+    }
+}
+
+/// Let the kernel's worker threads, which do what cannot be done at once (a write that allocates blocks, a
+/// hole that is punched), run on the other CPUs. They inherit the pinning of the thread that submits, and
+/// there they would get only what a polling thread leaves them: nothing, but for the scheduler's time slices.
+/// Best effort: a refusal costs speed.
 fn free_workers(ring: &IoUring) {
     // SAFETY: sysconf and sched_getcpu read and change nothing of ours.
     let (count, own) = unsafe { (libc::sysconf(libc::_SC_NPROCESSORS_ONLN), libc::sched_getcpu()) };
@@ -401,7 +431,8 @@ fn free_workers(ring: &IoUring) {
     if count < 2 {
         return;
     }
-    // SAFETY: a CPU set is an array of bits, for which all zeroes is a value; the bits set are below its size.
+    // SAFETY: a CPU set is an array of bits, for which all zeroes is a value; the bits set are below its
+    // size.
     let others = unsafe {
         let mut others: libc::cpu_set_t = std::mem::zeroed();
         (0..count.min(bits)).filter(|cpu| *cpu != own).for_each(|cpu| libc::CPU_SET(cpu, &mut others));
@@ -410,8 +441,8 @@ fn free_workers(ring: &IoUring) {
     let _ = ring.submitter().register_iowq_aff(&others);
 }
 
-/// A ring with the best manners that this kernel knows: it does not interrupt a polling thread to complete something
-/// (5.19), and knows that only one thread submits (6.0).
+/// A ring with the best manners that this kernel knows: it does not interrupt a polling thread to complete
+/// something (5.19), and knows that only one thread submits (6.0).
 fn set_up(entries: u32) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.dontfork().setup_coop_taskrun().setup_taskrun_flag().setup_single_issuer();

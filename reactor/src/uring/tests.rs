@@ -220,7 +220,8 @@ fn a_sleeper_is_told_by_the_rings_descriptor() {
     ring.fsync(1, file, true).expect("room");
     ring.submit().expect("submit");
     while ring.poll(|completion| assert_eq!(completion.token, 1)) == 0 {
-        // A signal of the kernel to complete the operation may end the wait with nothing; the poll then has it.
+        // A signal of the kernel to complete the operation may end the wait with nothing; the poll then has
+        // it.
         readiness.poll(Some(Duration::from_secs(10)), &mut ready).expect("poll");
     }
     assert_eq!(ring.in_flight(), 0);
@@ -328,4 +329,23 @@ fn entries_out_of_range_are_refused() {
         let error = FileRing::new(entries, &pool()).expect_err("refused");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
+}
+
+#[test]
+fn the_pool_s_memory_is_registered_as_it_is_used_and_not_before() {
+    let pool = pool();
+    let mut ring = FileRing::new(8, &pool).expect("ring");
+    let (fd, _look) = file(1 << 20);
+    let file = ring.register_file(fd);
+    let mut counts = vec![ring.registered_pieces()];
+    for bytes in [4096, 4096, 131_072, 512] {
+        ring.write(1, file, 0, filled(&pool, bytes, 7), false).expect("room");
+        assert!(one(&mut ring).result.is_ok());
+        counts.push(ring.registered_pieces());
+    }
+    // Where locked memory is limited to less than this, none is.
+    assert!(counts == [0, 1, 1, 2, 2] || counts == [0; 5], "{counts:?}");
+    ring.write(2, file, 0, Buf::zeroes(4096), false).expect("room");
+    assert!(one(&mut ring).result.is_ok());
+    assert_eq!(ring.registered_pieces(), counts[4], "memory of no pool is not");
 }

@@ -37,8 +37,8 @@ const IO: [(IoOpcode, bool); 8] = [
     (IoOpcode::COPY, true),
 ];
 
-/// Log page 05h. The scope is left unreported: Linux takes any bit but CSUPP and LBCC of an I/O command for an unusual effect,
-/// and warns.
+/// Log page 05h. The scope is left unreported: Linux takes any bit but CSUPP and LBCC of an I/O command for
+/// an unusual effect, and warns.
 pub(super) fn commands() -> CommandEffects {
     let mut log = CommandEffects::default();
     for opcode in ADMIN {

@@ -42,6 +42,11 @@ const ENTRY_BYTES: u64 = 64;
 /// Bytes of the log.
 pub(super) const BYTES: u64 = ERROR_ENTRIES as u64 * ENTRY_BYTES;
 
+/// Memory of a full log.
+pub(super) fn memory_bytes() -> usize {
+    ERROR_ENTRIES * size_of::<ErrorRecord>()
+}
+
 impl ErrorLog {
     /// An empty log. All memory is taken here; a discovery controller has no error log and takes none.
     pub(super) fn new(kind: Kind) -> ErrorLog {
@@ -57,15 +62,17 @@ impl ErrorLog {
         self.count
     }
 
-    pub(super) fn push(&mut self, record: ErrorRecord) {
+    /// False when it is counted but not kept.
+    pub(super) fn push(&mut self, record: ErrorRecord) -> bool {
         self.count = self.count.saturating_add(1);
         if self.ring.capacity() == 0 {
-            return;
+            return false;
         }
         if self.ring.len() >= ERROR_ENTRIES {
             self.ring.pop_front();
         }
         self.ring.push_back(record);
+        true
     }
 
     /// The log, newest first.

@@ -377,8 +377,12 @@ impl Controller {
             FeatureId::WRITE_ATOMICITY => {
                 value <= WriteAtomicity::new().with_disable_normal(true).into_bits()
             }
+            // Base 2.0 section 5.27.1.5: only before the first I/O queue.
+            FeatureId::NUMBER_OF_QUEUES if self.shared.live_queues() > 0 => {
+                return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
+            }
             FeatureId::NUMBER_OF_QUEUES => {
-                // Base 2.0 section 5.27.1.5: 65,536 queues of a kind are refused, everything less is cut.
+                // The same section: 65,536 queues of a kind are refused, everything less is cut.
                 let asked = NumberOfQueues::from_bits(value);
                 asked.submission_z() != u16::MAX && asked.completion_z() != u16::MAX
             }

@@ -250,6 +250,11 @@ impl fmt::Debug for Controller {
 }
 
 impl Controller {
+    /// Bytes of a controller with a full error log.
+    pub(crate) fn bytes() -> usize {
+        size_of::<Controller>() + size_of::<ControllerShared>() + error_log::memory_bytes()
+    }
+
     fn new_io(
         cx: &Context<'_>,
         shared: Arc<ControllerShared>,
@@ -399,9 +404,10 @@ impl Controller {
         }
     }
 
-    /// A command on one of the controller's queues failed: an entry for the error log.
-    pub fn on_error(&mut self, entry: ErrorRecord) {
-        self.errors.push(entry);
+    /// A command on one of the controller's queues failed: an entry for the error log. False: this kind of
+    /// controller keeps none.
+    pub fn on_error(&mut self, entry: ErrorRecord) -> bool {
+        self.errors.push(entry)
     }
 
     /// Look at the time. `Some`: the host has fallen silent, the controller has failed (CSTS.CFS), close all

@@ -1,6 +1,8 @@
-//! What is not I/O: Connect, Property Get and Set, Disconnect, the admin commands, asynchronous events, Abort.
+//! What is not I/O: Connect, Property Get and Set, Disconnect, the admin commands, asynchronous events,
+//! Abort.
 //!
-//! The controller (`crate::controller`) decides what they mean; here they get their memory and data by the same states as I/O.
+//! The controller (`crate::controller`) decides what they mean; here they get their memory and data by the
+//! same states as I/O.
 
 use nvme_spec::fabrics::{Connect, ConnectData};
 use nvme_spec::opcode::FabricsType;
@@ -131,6 +133,7 @@ impl<T: Transport> Qpair<T> {
     fn take_role(&mut self, env: &Env, connected: Connected) {
         let (entries, is_sq_flow_off) = match connected {
             Connected::Admin { controller, entries, sq_flow_off } => {
+                controller.shared.set_admin_queue(env.current);
                 self.role = Role::Admin(controller);
                 (entries, sq_flow_off)
             }
@@ -173,7 +176,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// A command on the admin queue.
-    pub(super) fn step_admin(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+    pub(super) fn step_admin(&mut self, env: &mut Env, slot: Slot) {
         let (Role::Admin(controller), Some(request)) = (&mut self.role, self.requests.get_mut(slot)) else {
             return;
         };
@@ -183,7 +186,7 @@ impl<T: Transport> Qpair<T> {
             match sqe.fctype() {
                 FabricsType::PROPERTY_GET | FabricsType::PROPERTY_SET => {
                     let (outcome, effect) = controller.property(&context(env, &self.peer), &sqe);
-                    self.end_admin(id, env, slot, outcome);
+                    self.end_admin(env, slot, outcome);
                     self.apply(env, effect);
                 }
                 FabricsType::DISCONNECT => {
@@ -241,12 +244,12 @@ impl<T: Transport> Qpair<T> {
         {
             self.finish(env, slot, *status, *result, Some(buf));
         } else {
-            self.end_admin(slot, env, slot, outcome);
+            self.end_admin(env, slot, outcome);
         }
         self.deliver_async_events(env);
     }
 
-    fn end_admin(&mut self, id: Slot, env: &mut Env, slot: Slot, outcome: Outcome) {
+    fn end_admin(&mut self, env: &mut Env, slot: Slot, outcome: Outcome) {
         match outcome {
             Outcome::Reply { status, result, field } if !status.is_success() && result == 0 => {
                 self.refuse(env, slot, Refusal { status, field });
@@ -259,7 +262,7 @@ impl<T: Transport> Qpair<T> {
                 let is_held = self.held.try_push(slot).is_ok();
                 debug_assert!(is_held, "the controller holds no more than AERL + 1");
             }
-            Outcome::Abort { sqid, cid } => self.begin_abort(id, env, slot, sqid, cid),
+            Outcome::Abort { sqid, cid } => self.begin_abort(env, slot, sqid, cid),
         }
     }
 
@@ -297,7 +300,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// Abort: on this queue at once, on an I/O queue by asking all cores.
-    fn begin_abort(&mut self, _id: Slot, env: &mut Env, slot: Slot, sqid: u16, cid: u16) {
+    fn begin_abort(&mut self, env: &mut Env, slot: Slot, sqid: u16, cid: u16) {
         if sqid == 0 {
             let is_aborted = self.abort(env, cid, Some(slot));
             self.end_abort(env, slot, is_aborted);
@@ -338,6 +341,11 @@ impl<T: Transport> Qpair<T> {
             Role::Io(role) => Arc::ptr_eq(&role.shared, controller) && qid.is_none_or(|qid| qid == role.qid),
             Role::Admin(_) | Role::Fresh | Role::Closing => false,
         }
+    }
+
+    /// True when this is the admin queue of any controller.
+    pub(crate) fn is_admin_queue(&self) -> bool {
+        matches!(self.role, Role::Admin(_))
     }
 
     /// True when this is the admin queue of `controller`.

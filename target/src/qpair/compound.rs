@@ -1,8 +1,9 @@
-//! Commands of several disk steps: Compare, Verify, Copy, Deallocate with its ranges, Flush of all namespaces.
+//! Commands of several disk steps: Compare, Verify, Copy, Deallocate with its ranges, Flush of all
+//! namespaces.
 //!
-//! One loop drives them all: ask for the next [`Step`], submit it, feed its result back. A disk that answers at once (RAM) stays
-//! in the loop, but for at most [`STEPS_PER_TURN`] pieces: then the command waits for its next turn, so that
-//! a long one does not hold up the core.
+//! One loop drives them all: ask for the next [`Step`], submit it, feed its result back. A disk that answers
+//! at once (RAM) stays in the loop, but for at most [`STEPS_PER_TURN`] pieces: then the command waits for its
+//! next turn, so that a long one does not hold up the core.
 
 use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, BufferFrom, Disk, DiskError, Op};
@@ -18,7 +19,8 @@ use crate::transport::Transport;
 
 /// Pieces that one command may do in a turn before others have theirs.
 const STEPS_PER_TURN: u32 = 16;
-/// Most bytes that Copy and Verify move in one step: large enough to be efficient, small enough for the others' latency.
+/// Most bytes that Copy and Verify move in one step: large enough to be efficient, small enough for the
+/// others' latency.
 const PIECE_BYTES_MAX: u32 = 128 << 10;
 
 /// What a step brought.
@@ -85,7 +87,8 @@ fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Drive a compound command as far as it goes. `done`: what the step in flight brought; `None` at the start.
+    /// Drive a compound command as far as it goes. `done`: what the step in flight brought; `None` at the
+    /// start.
     pub(super) fn step_compound(&mut self, id: Slot, env: &mut Env, slot: Slot, done: Option<Outcome>) {
         let mut done = done;
         for _ in 0..STEPS_PER_TURN {
@@ -344,7 +347,7 @@ fn copy_begin(request: &mut Request, io: &IoCommand, env: &mut Env, ranges: u16,
         // Waited between a piece's read and its write.
         return match request.aux.take() {
             Some(read) => copy_write(request, io, env, read, fua),
-            None => Step::Fail(DiskError::Internal),
+            None => copy_read(request, io, &env.pool, None, ranges),
         };
     }
     let Some(disk) = env.disks.get(io.disk).and_then(|disk| disk.as_deref()) else {
@@ -443,8 +446,14 @@ fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, f
     Step::Submit { disk: io.disk, op: Op::Write { fua }, range, buf: Some(buf) }
 }
 
+/// No memory to write to. A pin on what was read is dropped, and the piece read again: it would keep memory
+/// of the disk from coming free, perhaps just that which is waited for.
 fn wait_to_write(request: &mut Request, read: Buf) -> Step {
-    request.aux = Some(read);
+    if read.is_writable() {
+        request.aux = Some(read);
+    } else {
+        request.progress.is_writing = false;
+    }
     Step::Wait
 }
 

@@ -1,12 +1,12 @@
 //! Fused Compare and Write: two adjacent commands of one queue that are one step (Base 2.0, 3.4.2).
 //!
 //! ```text
-//!   Compare, FIRST  ── takes both buffers, fetches its data ──> Fused ─┐
-//!   Write, SECOND   ── takes over its buffer, fetches its data ─> Fused ┴─> Disk::compare_and_write ──> both answered
+//!   Compare, FIRST  ── takes both buffers, fetches its data ───> Fused ─┐
+//!   Write, SECOND   ── takes over its buffer, fetches its data ─> Fused ┴─> Disk::compare_and_write
 //! ```
 //!
-//! A first half without its second, or the other way round, ends with Command Aborted due to Missing Fused Command; when one
-//! half fails, the other ends with Command Aborted due to Failed Fused Command.
+//! A first half without its second, or the other way round, ends with Command Aborted due to Missing Fused
+//! Command; when one half fails, the other ends with Command Aborted due to Failed Fused Command.
 
 use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
@@ -57,8 +57,8 @@ impl<T: Transport> Qpair<T> {
     /// The two halves name the same blocks of the same namespace.
     fn are_of_one_range(&self, first: Slot, second: &IoCommand) -> bool {
         let work = self.requests.get(first).map(|request| request.work);
-        matches!(work, Some(Work::Io(first)) if first.nsid == second.nsid
-            && first.disk == second.disk && first.range == second.range && first.data_bytes == second.data_bytes)
+        matches!(work, Some(Work::Io(first)) if first.nsid == second.nsid && first.disk == second.disk
+            && first.range == second.range && first.data_bytes == second.data_bytes)
     }
 
     /// A command that failed its checks ends its pair too.
@@ -85,8 +85,12 @@ impl<T: Transport> Qpair<T> {
                 request.doom.get_or_insert(refusal.status);
             }
             State::Replying => {}
+            State::NeedBuffer => {
+                // The line may stand for long: who is answered does not stay in it.
+                self.waiting.retain(|waiting| *waiting != slot);
+                self.refuse(env, slot, refusal);
+            }
             State::New
-            | State::NeedBuffer
             | State::Executing
             | State::NeedStepBuffer
             | State::Fused

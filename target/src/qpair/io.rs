@@ -1,7 +1,8 @@
-//! Parse and check of the commands of an I/O queue: pure functions from a submission queue entry to an [`IoCommand`].
+//! Parse and check of the commands of an I/O queue: pure functions from a submission queue entry to an
+//! [`IoCommand`].
 //!
-//! Everything that can be refused without looking at data is refused here, with the status and the field at fault. What
-//! passes is inside of the namespace and of the limits, and its data length is what the SGL says.
+//! Everything that can be refused without looking at data is refused here, with the status and the field at
+//! fault. What passes is inside of the namespace and of the limits, and its data length is what the SGL says.
 
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::{Fuse, Sqe};
@@ -55,6 +56,13 @@ pub struct Target {
     pub transfer_bytes: u32,
 }
 
+/// The host asks for force unit access.
+#[inline]
+#[must_use]
+pub fn is_fua(sqe: &Sqe) -> bool {
+    sqe.cdw12() & FUA != 0
+}
+
 /// Parse and check a command for the namespace `target`.
 ///
 /// # Errors
@@ -79,7 +87,7 @@ pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoComma
         }
         IoOpcode::WRITE => {
             let (range, bytes) = data_range(sqe, target, block_shift)?;
-            command(IoOp::Write { fua: sqe.cdw12() & FUA != 0 }, range, bytes)
+            command(IoOp::Write { fua: is_fua(sqe) }, range, bytes)
         }
         IoOpcode::COMPARE => {
             let (range, bytes) = data_range(sqe, target, block_shift)?;
@@ -88,7 +96,7 @@ pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoComma
         IoOpcode::FLUSH => command(IoOp::Flush, BlockRange { lba: 0, blocks: 0 }, 0),
         IoOpcode::WRITE_ZEROES => {
             let cdw12 = sqe.cdw12();
-            let op = IoOp::WriteZeroes { deallocate: cdw12 & DEAC != 0, fua: cdw12 & FUA != 0 };
+            let op = IoOp::WriteZeroes { deallocate: cdw12 & DEAC != 0, fua: is_fua(sqe) };
             let range = range(sqe, target)?;
             if u64::from(range.blocks) << block_shift > u64::from(limits::WRITE_ZEROES_BYTES_MAX) {
                 return Err(Refusal::at(Status::INVALID_FIELD, field::CDW12)); // WZSL
@@ -195,11 +203,12 @@ fn parse_copy(
     if lba >= target.geometry.block_count {
         return Err(Refusal::at(Status::LBA_OUT_OF_RANGE, field::CDW10));
     }
-    let op = IoOp::Copy { ranges: u16::try_from(ranges).unwrap_or(1), fua: cdw12 & FUA != 0 };
+    let op = IoOp::Copy { ranges: u16::try_from(ranges).unwrap_or(1), fua: is_fua(sqe) };
     Ok(command(op, BlockRange { lba, blocks: 0 }, ranges * COPY_RANGE_BYTES))
 }
 
-/// The SGL moves exactly the command's data. A longer SGL would be allowed only with SGLS bit 18, which we do not set.
+/// The SGL moves exactly the command's data. A longer SGL would be allowed only with SGLS bit 18, which we do
+/// not set.
 #[inline]
 fn check_pointer(io: &IoCommand, pointer: DataPointer) -> Result<(), Refusal> {
     match io.op.direction() {

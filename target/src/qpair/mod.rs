@@ -1,4 +1,5 @@
-//! [`Qpair`]: one connection's queue pair, from the first byte to the last buffer, and the one request machine.
+//! [`Qpair`]: one connection's queue pair, from the first byte to the last buffer, and the one request
+//! machine.
 //!
 //! ```text
 //!   Fresh ── Connect, qid 0 ──> Admin (owns the Controller) ──┐
@@ -6,14 +7,18 @@
 //!     └───── no Connect in time, first command is another ────┘
 //! ```
 //!
-//! A read goes `step -> step_command -> step_io -> io::parse -> take_buffers -> submit -> Disk::submit ... on_done ->
-//! finish -> Transport::reply -> Sent`. A write stops between `take_buffers` and `submit` for `Transport::fetch ... Fetched`.
-//! `state` of a request changes only in this folder; every function that moves one begins with the state it expects.
+//! A read goes `step -> step_command -> step_io -> io::parse -> take_buffers -> submit -> Disk::submit ...
+//! on_done -> finish -> Transport::reply -> Sent`. A write stops between `take_buffers` and `submit` for
+//! `Transport::fetch ... Fetched`. Where nothing has to be waited for, both are answered as they come
+//! (`at_once`). `state` of a request changes only in this folder; every function that moves one begins with
+//! the state it expects.
 //!
-//! Files: `request` (the states), `io` (parse and check), `admin` (Connect, properties, admin commands, Abort), `compound` (commands
-//! of several disk steps), `fused` (Compare and Write).
+//! Files: `request` (the states), `at_once` (the short way), `io` (parse and check), `admin` (Connect,
+//! properties, admin commands, Abort), `compound` (commands of several disk steps), `fused` (Compare and
+//! Write).
 
 mod admin;
+mod at_once;
 mod compound;
 mod fused;
 pub mod io;
@@ -27,7 +32,7 @@ use nvme_spec::cqe::Cqe;
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::{BlockRange, BufferFrom, DiskError, Done, Op, Token};
+use spindle_disk::{BufferFrom, DiskError, Done, Op, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
@@ -41,12 +46,15 @@ use crate::snapshot::{Peer, Snapshot, Subsystem};
 use crate::transport::{CloseReason, DataPointer, Event, Reply, Transport, UNSLOTTED};
 use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
 
-/// How long a connection may take until Connect is through.
-pub const CONNECT_TIMEOUT: Nanos = Nanos::from_secs(120);
-/// Entries of a queue before Connect has named its size: Connect itself. No second command comes before its answer has left, so
-/// the slab can be made anew for the queue's size with nothing but Connect in it.
+/// How long a connection may take until Connect is through: a host with many queues opens all their
+/// connections first, and then sends one Connect after the other. What it holds until then others cannot
+/// have.
+pub const CONNECT_TIMEOUT: Nanos = Nanos::from_secs(30);
+/// Entries of a queue before Connect has named its size: Connect itself. No second command comes before its
+/// answer has left, so the slab can be made anew for the queue's size with nothing but Connect in it.
 const FRESH_ENTRIES: usize = 1;
-/// Messages on their way to other cores beyond which failed commands are not told any more: what a peer can cause is bounded.
+/// Messages on their way to other cores beyond which failed commands are not told any more: what a peer can
+/// cause is bounded.
 const FAILED_BACKLOG_MAX: usize = 256;
 /// NSID of all namespaces.
 pub(crate) const NSID_ALL: u32 = 0xffff_ffff;
@@ -178,6 +186,12 @@ impl<T: Transport> Qpair<T> {
         self.requests.iter().filter(|(_, request)| request.state == state).count()
     }
 
+    /// Places in the line for memory, for tests.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// True when nothing is in flight that a drain has to wait for.
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -205,6 +219,8 @@ impl<T: Transport> Qpair<T> {
     fn step_command(&mut self, id: Slot, env: &mut Env, sqe: Sqe, data: Result<DataPointer, Status>) {
         // What comes while the appliance shuts down is not taken: the host repeats it on its next connection.
         if matches!(self.role, Role::Closing) || env.is_draining {
+            // The data of commands that are under way may be behind it.
+            self.transport.ignore();
             return;
         }
         env.commands += 1;
@@ -217,7 +233,7 @@ impl<T: Transport> Qpair<T> {
             return;
         }
         let pointer = data.unwrap_or(DataPointer::None);
-        if self.read_at_once(id, env, &sqe, pointer) {
+        if self.step_at_once(id, env, &sqe, pointer) {
             return;
         }
         let Ok(slot) = self.requests.insert(Request::new(sqe, pointer)) else {
@@ -229,67 +245,10 @@ impl<T: Transport> Qpair<T> {
         }
         match &self.role {
             Role::Io(_) => self.step_io(id, env, slot),
-            Role::Admin(_) => self.step_admin(id, env, slot),
+            Role::Admin(_) => self.step_admin(env, slot),
             Role::Fresh => self.step_fresh(env, slot),
             Role::Closing => {}
         }
-    }
-
-    /// The short way of the commonest command: a read that passes every check, of a disk that pins its data, is answered
-    /// as it comes and needs no place among the requests. False: it takes the long way, from the beginning.
-    #[inline]
-    fn read_at_once(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, pointer: DataPointer) -> bool {
-        let Role::Io(role) = &self.role else { return false };
-        let is_plain = sqe.io_opcode() == IoOpcode::READ && sqe.flags & 3 == 0 && self.fused_first.is_none();
-        if !is_plain || !role.shared.is_ready() {
-            return false;
-        }
-        let (Some(namespace), DataPointer::Host { bytes }) = (role.subsystem.namespace(sqe.nsid()), pointer)
-        else {
-            return false;
-        };
-        let transfer_bytes = env.snapshot.limits.transfer_bytes;
-        let Some(disk) =
-            env.disks.get_mut(Env::disk_index(namespace.disk)).and_then(|disk| disk.as_deref_mut())
-        else {
-            return false;
-        };
-        if disk.read_buffers() != BufferFrom::Disk {
-            return false;
-        }
-        let geometry = disk.geometry();
-        let range = BlockRange { lba: sqe.slba(), blocks: sqe.blocks() };
-        let is_whole = u64::from(range.blocks) * u64::from(geometry.block_bytes) == u64::from(bytes);
-        if !is_whole || bytes > transfer_bytes || io::check_range(range, &geometry).is_err() {
-            return false;
-        }
-        // The place it would have if the disk took its time.
-        let Some(slot) = self.requests.next_slot() else { return false };
-        role.shared.note_traffic();
-        match disk.submit(token(id, slot), Op::Read, range, None) {
-            Some(Done { result: Ok(()), buf, .. }) => {
-                let counters = namespace.counters.core(env.core);
-                counters::add(&counters.units_read, u64::from(bytes) / 512);
-                counters::add(&counters.reads, 1);
-                self.unslotted += 1;
-                let cqe = self.cqe(sqe.cid(), Status::SUCCESS);
-                let may_omit_cqe = self.is_sq_flow_off;
-                self.transport.reply(Reply { slot: UNSLOTTED, cqe, data: buf, may_omit_cqe });
-            }
-            ended => {
-                let mut request = Request::new(*sqe, pointer);
-                let disk = Env::disk_index(namespace.disk);
-                let target = io::Target { disk, geometry, transfer_bytes };
-                request.work = io::parse(sqe, pointer, &target).map_or(Work::None, Work::Io);
-                request.state = State::Executing;
-                let is_inserted = self.requests.insert(request).is_ok_and(|own| own == slot);
-                debug_assert!(is_inserted, "the slab gave another place than it said");
-                if let Some(done) = ended {
-                    self.on_done(id, env, slot, done);
-                }
-            }
-        }
-        true
     }
 
     /// A completion queue entry as this queue sends it.
@@ -312,6 +271,12 @@ impl<T: Transport> Qpair<T> {
             return;
         }
         if !role.shared.is_ready() {
+            if role.shared.is_gone() {
+                // The message that closes this queue is on its way. A refusal would be for good, and the host
+                // is to repeat the command on its next controller.
+                self.close(env, CloseReason::ControllerGone);
+                return;
+            }
             self.refuse_io(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, io::field::OPCODE));
             return;
         }
@@ -480,7 +445,10 @@ impl<T: Transport> Qpair<T> {
         {
             counters::add(&namespace.counters.core(env.core).media_errors, 1);
         }
-        env.notice(Notice::DiskError { nsid: io.nsid, lba: io.range.lba, status: status_of(error) });
+        if let Role::Io(IoRole { shared, .. }) = &self.role {
+            let (subsystem, status) = (shared.subsystem_nqn, status_of(error));
+            env.notice(Notice::DiskError { subsystem, nsid: io.nsid, lba: io.range.lba, status });
+        }
     }
 
     #[inline]
@@ -536,7 +504,8 @@ impl<T: Transport> Qpair<T> {
     /// The same, with dwords 0 and 1 of the completion.
     pub(crate) fn refuse_with(&mut self, env: &mut Env, slot: Slot, refusal: Refusal, result: u64) {
         let Some(request) = self.requests.get(slot) else { return };
-        if refusal.status.code() != Status::ABORTED_BY_REQUEST {
+        let mut status = refusal.status;
+        if status.code() != Status::ABORTED_BY_REQUEST {
             let record = ErrorRecord {
                 sqid: self.qid(),
                 cid: request.cid(),
@@ -545,21 +514,27 @@ impl<T: Transport> Qpair<T> {
                 lba: if matches!(self.role, Role::Io(_)) { request.sqe.slba() } else { 0 },
                 nsid: request.sqe.nsid(),
             };
-            self.record_error(env, record);
+            if self.record_error(env, record) {
+                // Base 2.0, figure 93, M: there is more about it in the error log.
+                status = status.more();
+            }
         }
-        self.finish(env, slot, refusal.status, result, None);
+        self.finish(env, slot, status, result, None);
     }
 
-    fn record_error(&mut self, env: &mut Env, record: ErrorRecord) {
+    /// True when the error log has it, or gets it in a moment.
+    fn record_error(&mut self, env: &mut Env, record: ErrorRecord) -> bool {
         match &mut self.role {
             Role::Admin(controller) => controller.on_error(record),
-            // A host that fails commands faster than the core of its admin queue reads of them loses entries of its log.
-            Role::Io(_) if env.outbox.len() >= FAILED_BACKLOG_MAX => {}
+            // A host that fails commands faster than the core of its admin queue reads of them loses entries
+            // of its log.
+            Role::Io(_) if env.outbox.len() >= FAILED_BACKLOG_MAX => false,
             Role::Io(role) => {
                 let controller = Arc::clone(&role.shared);
                 env.send(controller.admin_core, Message::Failed { controller, record });
+                true
             }
-            Role::Fresh | Role::Closing => {}
+            Role::Fresh | Role::Closing => false,
         }
     }
 
@@ -627,14 +602,15 @@ impl<T: Transport> Qpair<T> {
         self.close(env, CloseReason::HostError);
     }
 
-    /// End the connection. What the controller or the queue held is given up at once; `Closed` follows from the transport.
+    /// End the connection. What the controller or the queue held is given up at once; `Closed` follows from
+    /// the transport.
     pub(crate) fn close(&mut self, env: &mut Env, reason: CloseReason) {
         self.give_up(env, Some(reason));
         self.transport.close(reason);
     }
 
-    /// Shutdown: close when nothing is in flight. The admin queue goes last, because its end is the end of its I/O queues,
-    /// on whatever core they are.
+    /// Shutdown: close when nothing is in flight. The admin queue goes last, because its end is the end of
+    /// its I/O queues, on whatever core they are.
     pub(crate) fn drain(&mut self, env: &mut Env) {
         self.end_first(env, Status::ABORTED_MISSING_FUSED);
         let may_close = match &self.role {
@@ -757,7 +733,8 @@ fn reads_into_pool(env: &Env, disk: usize) -> bool {
     handle.is_some_and(|disk| disk.read_buffers() == BufferFrom::Pool)
 }
 
-/// Take the memory of an I/O command, all of it or none, so that no command holds one buffer while it waits for another.
+/// Take the memory of an I/O command, all of it or none, so that no command holds one buffer while it waits
+/// for another.
 #[inline]
 fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand) -> bool {
     let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {

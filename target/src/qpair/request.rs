@@ -161,7 +161,8 @@ impl IoOp {
 }
 
 impl IoOp {
-    /// The same, but on the medium before it is answered: what the host gets that has turned the volatile write cache off.
+    /// The same, but on the medium before it is answered: what the host gets that has turned the volatile
+    /// write cache off.
     #[must_use]
     pub fn with_fua(self) -> IoOp {
         match self {
@@ -199,8 +200,8 @@ pub struct Progress {
 pub struct Request {
     /// Where it is.
     pub state: State,
-    /// It is to end with this status, and without effect, as soon as its data is here: it was aborted, or lost the other
-    /// half of its pair.
+    /// It is to end with this status, and without effect, as soon as its data is here: it was aborted, or
+    /// lost the other half of its pair.
     pub doom: Option<Status>,
     /// What it does.
     pub work: Work,

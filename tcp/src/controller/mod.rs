@@ -27,7 +27,7 @@ use spindle_target::transport::{CloseReason, Event, Limits, Reply, Transport};
 
 use crate::inbox::RxBatch;
 use crate::lifetime::Phase;
-use crate::outbox::Body;
+use crate::outbox::{Body, Outbox};
 use crate::payload::Payload;
 use crate::violation::Violation;
 use crate::wire::{Receiving, Stop, Wire};
@@ -44,8 +44,8 @@ pub struct ConnConfig {
     pub in_capsule_bytes: u32,
     /// MAXH2CDATA. 1 MiB: a write of the largest common size comes in one PDU.
     pub max_h2c_data: u32,
-    /// Most commands that a queue may have outstanding, up to [`QUEUE_ENTRIES_MAX`]. 128: what a Linux host
-    /// asks for.
+    /// Most entries of a queue, up to [`QUEUE_ENTRIES_MAX`]. 256: a queue holds one command less than it has
+    /// entries, and 128 commands are a common depth.
     pub queue_entries: u16,
     /// Most bytes that one command moves. 1 MiB.
     pub transfer_bytes: u32,
@@ -64,7 +64,7 @@ impl Default for ConnConfig {
         ConnConfig {
             in_capsule_bytes: 4096,
             max_h2c_data: 1 << 20,
-            queue_entries: 128,
+            queue_entries: 256,
             transfer_bytes: 1 << 20,
             header_digest: true,
             data_digest: true,
@@ -113,6 +113,16 @@ const RESERVE_ENTRIES_MAX: u16 = 128;
 const RESERVE_ENTRIES_FIRST: u16 = 8;
 
 impl Conn {
+    /// Most bytes that a connection takes beside itself with a queue of `entries`, all of which were used at
+    /// once. What it has received while it waits for a buffer comes on top: at most one batch.
+    #[must_use]
+    pub(crate) fn heap_bytes(entries: u16) -> usize {
+        let entries = usize::from(entries);
+        Outbox::<HEAD, TAIL, Option<Slot>>::bytes_for(entries)
+            + entries.next_power_of_two() * size_of::<Slot>()
+            + Transfers::bytes_for(entries)
+    }
+
     /// A connection that was just accepted.
     ///
     /// # Panics
@@ -345,6 +355,24 @@ impl Transport for Conn {
             Receiving::Standing(_) | Receiving::Header | Receiving::Payload(_) | Receiving::Skip(_) => {
                 self.ask_host(Transfer { slot, cid, is_damaged: false, received: 0, buf: Some(buf) });
             }
+        }
+    }
+
+    #[inline]
+    fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
+        let Receiving::Standing(standing) = &self.wire.receiving else { return false };
+        let is_plain = !standing.frame.data_digest && standing.frame.data_bytes as usize == buf.len();
+        if !is_plain || !self.wire.inbox.copy_whole_to(buf) {
+            return false;
+        }
+        self.wire.receiving = Receiving::Header;
+        true
+    }
+
+    fn ignore(&mut self) {
+        if let Receiving::Standing(standing) = &self.wire.receiving {
+            let frame = standing.frame;
+            self.wire.skip_data(&frame);
         }
     }
 

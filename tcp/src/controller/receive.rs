@@ -65,6 +65,7 @@ impl Conn {
         };
         let event = Event::Command { sqe: *sqe, data };
         self.wire.inbox.consume_batch(COMMAND_BYTES);
+        self.wire.inbox.expect_header_after(data_bytes as usize);
         Some(event)
     }
 

@@ -39,6 +39,11 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
+    /// Bytes of a table that has held `count` transfers at once.
+    pub(super) const fn bytes_for(count: usize) -> usize {
+        count.next_power_of_two() * (size_of::<Entry>() + size_of::<u16>())
+    }
+
     /// For at most `entries_max` transfers at once.
     ///
     /// # Panics

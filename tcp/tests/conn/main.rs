@@ -1,4 +1,5 @@
 //! The connection of both ends, byte by byte and against each other. No sockets, no clock, no sleep.
+#![forbid(unsafe_code)]
 
 mod alloc;
 mod closing;

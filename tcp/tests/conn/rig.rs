@@ -83,7 +83,12 @@ impl Controller {
     pub fn with_batch(config: ConnConfig, batch_bytes: usize) -> Self {
         let pool = pool();
         Controller {
-            conn: controller::Conn::new(config, Nanos::ZERO),
+            // The tags in these tests are those of queues of up to 128 entries: 7 bits of a TTAG are its
+            // index.
+            conn: controller::Conn::new(
+                ConnConfig { queue_entries: config.queue_entries.min(128), ..config },
+                Nanos::ZERO,
+            ),
             pool_bytes: pool.free_bytes(),
             pool,
             batch: Some(RxBatch::new(batch_bytes)),

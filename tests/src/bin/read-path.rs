@@ -1,8 +1,10 @@
-//! The target's whole user-space path of a 4 KiB random read, without sockets: for counting instructions.
+//! The target's whole user-space path of a 4 KiB random read or write, without sockets: for counting
+//! instructions.
 //!
-//! `read-path N [DEPTH]`: bytes of DEPTH read commands are given to the connection as one receive would, replies are taken from
-//! it as one `sendmsg` would, N commands in all. The instructions of a run with 2 N less those of one with N, by N, are those
-//! of one read: `scripts/instructions` does that with callgrind.
+//! `read-path N [DEPTH [write]]`: bytes of DEPTH commands, writes with their data, are given to the
+//! connection as one receive would, replies are taken from it as one `sendmsg` would, N commands in all. The
+//! instructions of a run with 2 N less those of one with N, by N, are those of one read:
+//! `scripts/instructions` does that with callgrind.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
@@ -19,9 +21,11 @@ use spindle_tests::direct::Direct;
 const BLOCKS: u64 = 65_536;
 
 fn main() {
-    let mut args = std::env::args().skip(1).map(|arg| arg.parse::<u64>().expect("a number"));
-    let total = args.next().unwrap_or(100_000);
-    let depth = u16::try_from(args.next().unwrap_or(32)).expect("up to 127");
+    let mut args = std::env::args().skip(1);
+    let mut number = |default| args.next().map_or(default, |arg| arg.parse::<u64>().expect("a number"));
+    let total = number(100_000);
+    let depth = u16::try_from(number(32)).expect("up to 127");
+    let is_write = args.next().is_some_and(|arg| arg == "write");
     let mut direct = Direct::new(BLOCKS * 4096, 4096);
     let mut commands: Vec<u8> = Vec::new();
     let mut random = 0x2545_f491_4f6c_dd1du64;
@@ -34,9 +38,17 @@ fn main() {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            let mut sqe = Sqe::read(cid, 1, random % BLOCKS, 1);
-            sqe.sgl = nvme_spec::Sgl::transport(4096);
-            commands.extend_from_slice(CapsuleCmd::new(sqe, 0, Extent { pdo: 0, plen: 72 }).as_bytes());
+            if is_write {
+                let mut sqe = Sqe::write(cid, 1, random % BLOCKS, 1, false);
+                sqe.sgl = nvme_spec::Sgl::in_capsule(4096);
+                let extent = Extent { pdo: 72, plen: 72 + 4096 };
+                commands.extend_from_slice(CapsuleCmd::new(sqe, 0, extent).as_bytes());
+                commands.resize(commands.len() + 4096, 7);
+            } else {
+                let mut sqe = Sqe::read(cid, 1, random % BLOCKS, 1);
+                sqe.sgl = nvme_spec::Sgl::transport(4096);
+                commands.extend_from_slice(CapsuleCmd::new(sqe, 0, Extent { pdo: 0, plen: 72 }).as_bytes());
+            }
         }
         let mut full = batch.take().expect("given back");
         full.extend(&commands);
@@ -61,5 +73,5 @@ fn main() {
         while core.next_touched().is_some() {}
         left = left.saturating_sub(u64::from(depth));
     }
-    println!("{total} reads, {bytes_out} bytes out");
+    println!("{total} commands, {bytes_out} bytes out");
 }

@@ -1,4 +1,5 @@
-//! `seed-corpus FOLDER`: writes the seeds of the fuzzers' corpora, golden sessions of both ends and small programs.
+//! `seed-corpus FOLDER`: writes the seeds of the fuzzers' corpora, golden sessions of both ends and small
+//! programs.
 //!
 //! The files are named `seed-*`; what fuzzers found besides is left alone.
 #![forbid(unsafe_code)]

@@ -1,7 +1,8 @@
 //! What a host sends, into [`Conn`] and the target core behind it.
 //!
-//! The first byte says where the connection is to begin: fresh, after ICReq, as an admin queue or as an I/O queue; the second
-//! seeds how the rest is cut. Another host's queues stay on the same core and must not notice.
+//! The first byte says where the connection is to begin: fresh, after ICReq, as an admin queue or as an I/O
+//! queue; the second seeds how the rest is cut. Another host's queues stay on the same core and must not
+//! notice.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -105,7 +106,8 @@ impl Scene {
             remote: "127.0.0.1:9".parse().expect("an address"),
             local: "127.0.0.1:4420".parse().expect("an address"),
         };
-        let conn = Conn::new(ConnConfig::default(), Nanos::ZERO);
+        // Fixed: the length says which bits of a TTAG are its index, and the corpora have TTAGs.
+        let conn = Conn::new(ConnConfig { queue_entries: 128, ..ConnConfig::default() }, Nanos::ZERO);
         self.core.accept(conn, peer).unwrap_or_else(|_| panic!("room"))
     }
 

@@ -1,13 +1,13 @@
 //! The bodies of the fuzzers: each takes any bytes and panics when the code under it breaks a promise.
 //!
-//! libFuzzer calls them from `fuzz/fuzz_targets`; `tests/corpus.rs` replays everything under `fuzz/corpus` and mutates it
-//! for a fixed number of rounds, so that what a fuzzer has found once stays found.
+//! libFuzzer calls them from `fuzz/fuzz_targets`; `tests/corpus.rs` replays everything under `fuzz/corpus`
+//! and mutates it for a fixed number of rounds, so that what a fuzzer has found once stays found.
 //!
 //! | body | bytes are | promises |
 //! |---|---|---|
 //! | [`controller`] | what a host sends | no panic, this connection only, every buffer home |
 //! | [`host`] | what a target sends | no panic, each command ends once, every buffer home |
-//! | [`operations`] | a program of commands, aborts, resets, disconnects, time | the same, and each command is answered once |
+//! | [`operations`] | commands, aborts, resets, disconnects, time | the same, each command answered once |
 
 pub mod bytes;
 pub mod controller;

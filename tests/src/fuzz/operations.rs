@@ -1,7 +1,8 @@
-//! A program of what hosts, disks, time and the operator do to the request machine, on scripted connections and two cores.
+//! A program of what hosts, disks, time and the operator do to the request machine, on scripted connections
+//! and two cores.
 //!
-//! Each step takes a few bytes; when they are used up, everything that is still open is brought to its end. Then each command
-//! of a queue that lived has been answered exactly once, and every buffer is home.
+//! Each step takes a few bytes; when they are used up, everything that is still open is brought to its end.
+//! Then each command of a queue that lived has been answered exactly once, and every buffer is home.
 
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ struct Program<'a> {
     bytes: Bytes<'a>,
     rig: Rig,
     control: Arc<FaultControl>,
-    disks: Vec<Option<Arc<dyn DiskSource>>>,
+    disks: [Arc<dyn DiskSource>; 2],
     peers: Vec<Peer>,
     is_draining: bool,
 }
@@ -70,13 +71,13 @@ impl<'a> Program<'a> {
         let (disk, control) = FaultDisk::new(disk, 1);
         let spec = RamSpec { bytes: BLOCKS * 4096, block_bytes: 4096, pages: Pages::Base };
         let ram = RamDisk::with_slack("ram", spec, 64 << 10).expect("a disk");
+        let disks: [Arc<dyn DiskSource>; 2] = [disk, Arc::new(ram)];
         let setup = Setup {
             cores: 2,
             zones: vec![(4096, 3), (16 << 10, 1)],
             transfer_bytes: 16 << 10,
-            ..Setup::small(vec![disk, Arc::new(ram)])
+            ..Setup::small(disks.to_vec())
         };
-        let disks = setup.disks.clone();
         let mut rig = Rig::new(setup);
         let host = rig.host();
         let peer = |queue, want| Peer { queue, sent: 0, answered: 0, want };
@@ -268,13 +269,19 @@ impl<'a> Program<'a> {
     fn reconfigure(&mut self) {
         let index = self.bytes.below(2);
         match self.bytes.below(5) {
-            0 => self.rig.setup.disks[index] = None,
-            1 => self.rig.setup.disks[index].clone_from(&self.disks[index]),
+            0 if self.rig.setup.namespaces[index].is_some() => drop(self.rig.setup.remove(index + 1)),
+            0 => self.rig.setup.add(index + 1, Arc::clone(&self.disks[index])),
+            1 if self.rig.setup.disks.len() < 20 => {
+                // Another disk under the same number, at once.
+                if self.rig.setup.namespaces[index].is_some() {
+                    self.rig.setup.remove(index + 1);
+                }
+                self.rig.setup.add(index + 1, Arc::clone(&self.disks[1 - index]));
+            }
             2 => {
                 let blocks = self.bytes.pick(&[64, BLOCKS]);
-                if let Some(disk) = &self.disks[1] {
-                    let _ = disk.resize(blocks * 4096);
-                }
+                // Refused where no frame is free to zero with.
+                let _ = self.disks[1].resize(blocks * 4096);
             }
             3 => self.rig.setup.hosts = AllowedHosts::Only(Vec::new()),
             _ => self.rig.setup.hosts = AllowedHosts::Any,
@@ -298,6 +305,8 @@ impl<'a> Program<'a> {
     fn finish(mut self) {
         self.rig.is_mail_held = false;
         self.control.set_all(Fault::Drop, 0);
+        // Each step of a long command may be held for many turns: they would be more than there are here.
+        self.control.set_all(Fault::Delay, 0);
         for _ in 0..400 {
             self.control.release_dropped();
             self.rig.turn();

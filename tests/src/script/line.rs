@@ -25,8 +25,10 @@ pub struct Fetch {
 pub struct Answer {
     /// The command.
     pub cid: u16,
-    /// Its status.
+    /// Its status, without M.
     pub status: Status,
+    /// M: the error log has more about it.
+    pub has_more: bool,
     /// Dwords 0 and 1.
     pub result: u64,
     /// SQHD.
@@ -44,6 +46,8 @@ struct Wire {
     unsent: VecDeque<Slot>,
     closed: Option<CloseReason>,
     entries: u16,
+    /// In-capsule data of the next command, if it is here already.
+    in_capsule: Option<Vec<u8>>,
 }
 
 /// Both ends of a connection: the target's, as a [`Transport`], and the test's. A clone is another handle.
@@ -57,6 +61,17 @@ impl Line {
     /// Something happened on it. The core sees it at its next step.
     pub fn push(&self, event: Event) {
         self.0.borrow_mut().events.push_back(event);
+    }
+
+    /// The in-capsule data of the next command is here with it.
+    pub fn set_in_capsule(&self, data: &[u8]) {
+        self.0.borrow_mut().in_capsule = Some(data.to_vec());
+    }
+
+    /// True while nobody has taken that data.
+    #[must_use]
+    pub fn has_in_capsule(&self) -> bool {
+        self.0.borrow().in_capsule.is_some()
     }
 
     /// Commands whose data the target has asked for, in the order in which it did.
@@ -81,7 +96,8 @@ impl Line {
         wire.unsent.push_back(slot);
         Some(Answer {
             cid: cqe.cid(),
-            status: cqe.status(),
+            status: cqe.status().without_more(),
+            has_more: cqe.status().is_more(),
             result: cqe.result_u64(),
             sq_head: cqe.sq_head(),
             data: data.iter().flat_map(|buf| buf.segments().flatten().copied()).collect(),
@@ -126,6 +142,13 @@ impl Transport for Line {
         if wire.closed.is_none() {
             wire.fetches.push(Fetch { slot, cid, buf });
         }
+    }
+
+    fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
+        let Some(data) = self.0.borrow_mut().in_capsule.take() else { return false };
+        assert_eq!(data.len(), buf.len(), "a buffer of another length");
+        buf.copy_in(0, &data);
+        true
     }
 
     fn reply(&mut self, reply: Reply) {

@@ -1,12 +1,12 @@
-//! Target cores on scripted connections: the test is host, wire, mail between cores and clock, so that it can stop a
-//! request in each of its states and look.
+//! Target cores on scripted connections: the test is host, wire, mail between cores and clock, so that it can
+//! stop a request in each of its states and look.
 //!
 //! ```text
-//!   send (a command) -> [bring (its data)] -> turn (disks, waiting requests, mail) -> read (the completion) -> sent
+//!   send (a command) -> [bring (its data)] -> turn (disks, requests, mail) -> read (completion) -> sent
 //! ```
 //!
-//! [`Rig`] has the cores; a [`Queue`] names one connection. At the end [`Rig::finish`] hangs up whatever is left and checks
-//! that every buffer is home and no controller is left behind.
+//! [`Rig`] has the cores; a [`Queue`] names one connection. At the end [`Rig::finish`] hangs up whatever is
+//! left and checks that every buffer is home and no controller is left behind.
 
 mod line;
 mod probe;
@@ -52,8 +52,10 @@ pub const CC_DISABLED: u64 = 6 << 16 | 4 << 20;
 pub struct Setup {
     /// Number of cores.
     pub cores: usize,
-    /// Disks; namespace n is disk n - 1.
+    /// Disks, by [`DiskId`].
     pub disks: Vec<Option<Arc<dyn DiskSource>>>,
+    /// The disk of namespace 1, 2, ...
+    pub namespaces: Vec<Option<usize>>,
     /// Zones of each core's pool.
     pub zones: Vec<(u32, u32)>,
     /// Buffers of 8 KiB for admin commands.
@@ -72,6 +74,7 @@ impl Setup {
     pub fn small(disks: Vec<Arc<dyn DiskSource>>) -> Setup {
         Setup {
             cores: 1,
+            namespaces: (0..disks.len()).map(Some).collect(),
             disks: disks.into_iter().map(Some).collect(),
             zones: vec![(4096, 16), (128 << 10, 4)],
             admin_buffers: 2,
@@ -81,12 +84,28 @@ impl Setup {
         }
     }
 
+    /// Take a namespace away, and its disk.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn remove(&mut self, nsid: usize) -> Arc<dyn DiskSource> {
+        let index = self.namespaces[nsid - 1].take().expect("a namespace");
+        self.disks[index].take().expect("a disk")
+    }
+
+    /// Add a namespace on this disk, which gets an identifier of its own: none is used twice.
+    pub fn add(&mut self, nsid: usize, disk: Arc<dyn DiskSource>) {
+        self.namespaces.resize(self.namespaces.len().max(nsid), None);
+        self.namespaces[nsid - 1] = Some(self.disks.len());
+        self.disks.push(Some(disk));
+    }
+
     /// The configuration.
     #[must_use]
     pub fn snapshot(&self, generation: u64) -> Arc<Snapshot> {
-        let namespace = |(index, disk): (usize, &Option<Arc<dyn DiskSource>>)| {
-            let source = Arc::clone(disk.as_ref()?);
-            let number = u8::try_from(index + 1).expect("few");
+        let namespace = |(disk, number): (&Option<usize>, u8)| {
+            let index = (*disk)?;
+            let source = Arc::clone(self.disks[index].as_ref()?);
             Some(Arc::new(Namespace {
                 nsid: u32::from(number),
                 disk: DiskId(index),
@@ -105,7 +124,7 @@ impl Setup {
             cntlid_range: (1, 100),
             io_queues_max: 16,
             listeners: vec![0],
-            namespaces: self.disks.iter().enumerate().map(namespace).collect(),
+            namespaces: self.namespaces.iter().zip(1..).map(namespace).collect(),
         };
         let address = "127.0.0.1:4420".parse().expect("an address");
         Arc::new(Snapshot {
@@ -353,7 +372,8 @@ impl Rig {
         self.step(queue);
     }
 
-    /// Everything that a reactor's turn does besides receiving and sending: mail, disks, waiting requests, time-outs.
+    /// Everything that a reactor's turn does besides receiving and sending: mail, disks, waiting requests,
+    /// time-outs.
     pub fn turn(&mut self) {
         for index in 0..self.cores.len() {
             self.cores[index].set_time(self.now, self.now.as_ms());

@@ -195,7 +195,8 @@ impl Queue {
         self.submit(0, sqe, HostData::ToController(buf), Want::Setup);
     }
 
-    /// Pull the connection's events and judge them. `host` names the host, `cntlid` is learnt from the admin queue.
+    /// Pull the connection's events and judge them. `host` names the host, `cntlid` is learnt from the admin
+    /// queue.
     pub fn on_events(
         &mut self,
         issue: &mut Issue<'_>,

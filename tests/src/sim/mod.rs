@@ -1,13 +1,15 @@
-//! The seeded simulator: the shipped target cores and NVMe/TCP connections of both ends, wires, disks and time in one thread.
+//! The seeded simulator: the shipped target cores and NVMe/TCP connections of both ends, wires, disks and
+//! time in one thread.
 //!
 //! ```text
-//!   SimHost (admin queue, I/O queues, model) ── host::Conn ══ Wire (bytes, any split) ══ controller::Conn ── TargetCore ── disks
-//!                                                                                       cores: messages in any interleaving
+//!   SimHost (queues, model) ── host::Conn ══ Wire (any split) ══ controller::Conn ── TargetCore ── disks
+//!                                                            cores: messages in any interleaving
 //! ```
 //!
-//! A seed draws everything ([`Swarm`]): cores, hosts, queues, queue sizes, buffers, block size, digests, in-capsule size, kind of disk,
-//! faults, how wires split and stall, when hosts vanish. A model ([`model::Model`]) knows for each block which contents are possible and
-//! judges every read; at the end every buffer must be home. The same seed gives the same run.
+//! A seed draws everything ([`Swarm`]): cores, hosts, queues, queue sizes, buffers, block size, digests,
+//! in-capsule size, kind of disk, faults, how wires split and stall, when hosts vanish. A model
+//! ([`model::Model`]) knows for each block which contents are possible and judges every read; at the end
+//! every buffer must be home. The same seed gives the same run.
 //!
 //! What it does not do: no sockets, no threads, no wall clock; the lab and the loopback tests have those.
 

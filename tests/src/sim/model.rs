@@ -1,8 +1,9 @@
 //! What each block may hold, and who is busy with it.
 //!
-//! A block's content is a tag spread over its words; tag 0 is all zeroes. A write that was acknowledged leaves one possible tag; one
-//! that failed, or whose connection died, leaves the old ones and the new. A read narrows them to what it saw. Commands that
-//! overlap with a write are not issued at the same time: what they would see is not promised.
+//! A block's content is a tag spread over its words; tag 0 is all zeroes. A write that was acknowledged
+//! leaves one possible tag; one that failed, or whose connection died, leaves the old ones and the new. A
+//! read narrows them to what it saw. Commands that overlap with a write are not issued at the same time: what
+//! they would see is not promised.
 
 /// Tags of one block that are possible now, and its users.
 #[derive(Debug, Clone)]

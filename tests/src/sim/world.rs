@@ -252,7 +252,8 @@ impl World {
         world
     }
 
-    /// Let it happen until `commands` were answered; then close everything and check that nothing is left behind.
+    /// Let it happen until `commands` were answered; then close everything and check that nothing is left
+    /// behind.
     ///
     /// # Panics
     /// When the target breaks a promise, or makes no progress.

@@ -244,8 +244,11 @@ fn an_io_queue_does_not_outlive_its_controller() {
     rig.is_mail_held = true;
     rig.hang_up(&host.admin);
     rig.turn();
-    let answer = rig.read(&host.io, Sqe::read(1, 1, 0, 1), 512);
-    assert_eq!(answer.status.code(), Status::COMMAND_SEQUENCE_ERROR, "its core has not heard of it yet");
+    assert_eq!(host.io.line.closed(), None, "its core has not heard of it yet");
+    // Not answered, least of all with DNR: the host repeats it elsewhere.
+    rig.send(&host.io, Sqe::read(1, 1, 0, 1), 512);
+    assert_eq!(rig.answer(&host.io), None);
+    assert_eq!(host.io.line.closed(), Some(CloseReason::ControllerGone));
     let (_, answer) = rig.connect(1, Want::io(host.cntlid, 2));
     assert!(!answer.status.is_success(), "nor is a queue added");
     rig.is_mail_held = false;

@@ -180,7 +180,7 @@ fn a_flush_of_one_namespace_or_of_all_reaches_the_disks() {
     let disks: Vec<(Arc<dyn DiskSource>, Record)> =
         (0..20).map(|_| Probe::over(pool_disk(512), |geometry| geometry)).collect();
     let mut setup = Setup::small(disks.iter().map(|(disk, _)| Arc::clone(disk)).collect());
-    setup.disks[2] = None;
+    drop(setup.remove(3));
     let mut rig = Rig::new(setup);
     let host = rig.host();
     let flushed = |disks: &[(Arc<dyn DiskSource>, Record)]| -> Vec<usize> {
@@ -248,9 +248,13 @@ fn a_read_only_disk_takes_no_command_that_would_change_it() {
 #[test]
 fn a_refusal_is_in_the_error_log_with_its_field() {
     let (mut rig, host, _record) = probed(|geometry| geometry);
-    assert_refused(&rig.read(&host.io, Sqe::read(0xbeef, 1, BLOCKS, 1), 512), Status::LBA_OUT_OF_RANGE);
+    let refused = rig.read(&host.io, Sqe::read(0xbeef, 1, BLOCKS, 1), 512);
+    assert_refused(&refused, Status::LBA_OUT_OF_RANGE);
+    assert!(refused.has_more, "the host is told that there is an entry");
     let log = Sqe::get_log_page(1, LogId::ERROR, NSID_ALL, 64, 0, false);
-    let entry = rig.read(&host.admin, log, 64).data;
+    let answer = rig.read(&host.admin, log, 64);
+    assert!(!answer.has_more);
+    let entry = answer.data;
     assert_eq!(entry[..8], 1_u64.to_le_bytes());
     assert_eq!(entry[8..12], [1, 0, 0xef, 0xbe], "SQID, CID");
     assert_eq!(entry[14..16], 40_u16.to_le_bytes(), "the field at fault: CDW10");

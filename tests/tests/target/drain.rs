@@ -1,10 +1,15 @@
 //! Shutdown: no new commands, those in flight finish, the hosts are told, nothing is left.
 
-use nvme_spec::sqe::Fuse;
+use nvme_spec::sqe::{Fuse, Sgl};
+use nvme_spec::tcp::{CapsuleCmd, Extent};
+use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk};
 use spindle_target::env::Message;
 use spindle_target::transport::CloseReason;
+use spindle_tcp::RxBatch;
+use spindle_tcp::host::{HostData, HostEvent};
+use spindle_tests::direct::Direct;
 use spindle_tests::script::{HOST, Line, Rig, Setup, Want, connect_data, connect_sqe};
 
 use crate::{assert_ok, pattern, pool_disk};
@@ -30,7 +35,8 @@ fn idle_queues_end_at_once_and_no_connection_is_taken_any_more() {
 
 #[test]
 fn commands_in_flight_are_answered_before_their_queue_ends_and_the_admin_queue_ends_last() {
-    // Once the admin queue, which is idle most of the time, took its I/O queues along with what they had in flight.
+    // Once the admin queue, which is idle most of the time, took its I/O queues along with what they had in
+    // flight.
     for cores in [1, 2] {
         let (disk, control) = FaultDisk::new(pool_disk(512), 1);
         let mut rig = Rig::new(Setup { cores, zones: vec![(4096, 2)], ..Setup::small(vec![disk]) });
@@ -118,4 +124,32 @@ fn a_connect_that_is_under_way_ends_with_the_shutdown() {
     rig.turn();
     assert_eq!(queue.line.closed(), SHUTDOWN);
     rig.finish();
+}
+
+#[test]
+fn data_behind_a_command_that_is_not_taken_any_more_still_arrives() {
+    // Once that command's in-capsule data stood in the way for ever, and the write before it was never
+    // finished.
+    let mut direct = Direct::on(&pool_disk(512));
+    let Direct { core, io_link, pool, .. } = &mut direct;
+    let data = HostData::ToController(pool.take(8192).expect("a buffer"));
+    io_link.host.submit(Sqe::write(1, 1, 0, 16, false), data).expect("room");
+    let mut completed = Vec::new();
+    let mut on_event = |event| match event {
+        HostEvent::Completed { cid, result, .. } => completed.push((cid, result)),
+        other @ (HostEvent::Ready { .. } | HostEvent::Closed { .. }) => panic!("{other:?}"),
+    };
+    io_link.turn(core, &mut on_event); // the R2T is here, the data is about to leave
+    core.on_message(Message::Shutdown);
+    let sqe = Sqe::write(2, 1, 0, 1, false).with_sgl(Sgl::in_capsule(512));
+    let mut batch = RxBatch::new(1024);
+    batch.extend(CapsuleCmd::new(sqe, 0, Extent::new(72, 512, false, false, 0)).as_bytes());
+    batch.extend(&[7; 512]);
+    core.transport(io_link.id).expect("open").load(batch);
+    core.step(io_link.id);
+    core.transport(io_link.id).expect("open").unload();
+    for _ in 0..3 {
+        io_link.turn(core, &mut on_event);
+    }
+    assert_eq!(completed, [(1, Ok(()))]);
 }

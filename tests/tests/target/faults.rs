@@ -82,7 +82,7 @@ fn media_errors_are_counted_and_every_failure_but_a_difference_is_noted_with_its
         let totals = rig.cores[0].snapshot().subsystems[0].namespaces[0].as_ref().unwrap().counters.totals();
         assert_eq!((totals.media_errors, totals.reads, totals.units_read), (u64::from(is_media), 0, 0));
         let note = rig.notices.iter().find_map(|notice| match notice {
-            Notice::DiskError { nsid, lba, status } => Some((*nsid, *lba, status.code())),
+            Notice::DiskError { nsid, lba, status, .. } => Some((*nsid, *lba, status.code())),
             Notice::Connected { .. }
             | Notice::Disconnected { .. }
             | Notice::Refused { .. }

@@ -345,7 +345,7 @@ fn a_pair_that_waits_for_memory_ends_with_its_disk() {
     rig.send(io, Sqe::write(1, 1, 9, 1, false), 512);
     rig.send(io, first(2, 5), 512);
     rig.send(io, second(2, 5), 512);
-    rig.setup.disks[1] = None;
+    rig.setup.remove(2);
     rig.publish();
     let (compare, write) = pair(&mut rig, io);
     assert_eq!(compare.status, Status::INTERNAL_ERROR.dnr());
@@ -365,6 +365,24 @@ fn a_waiting_first_half_whose_second_does_not_come_is_answered_and_leaves_the_li
     rig.turn();
     let answers: Vec<_> = rig.answers(io).iter().map(|answer| (answer.cid, answer.status.code())).collect();
     assert_eq!(answers, [(COMPARE, Status::ABORTED_MISSING_FUSED), (2, Status::SUCCESS)]);
+    rig.finish();
+}
+
+#[test]
+fn first_halves_that_were_given_up_leave_nothing_in_the_line() {
+    // Once each stayed in it for as long as the command at its head waited.
+    let mut rig = Rig::new(Setup { zones: vec![(4096, 1)], ..Setup::small(vec![pool_disk(512)]) });
+    let host = rig.host();
+    let io = &host.io;
+    rig.send(io, Sqe::write(1, 1, 9, 1, false), 512);
+    rig.send(io, Sqe::write(2, 1, 9, 1, false), 512);
+    for _ in 0..100 {
+        rig.send(io, first(1, 5), 512);
+        rig.turn();
+        rig.answers(io);
+    }
+    let waiting = rig.cores[0].qpair(io.id).expect("it is there").waiting();
+    assert_eq!(waiting, 2, "the write and the last first half");
     rig.finish();
 }
 

@@ -5,7 +5,7 @@ use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_disk::{BlockRange, DiskError, Geometry, NullDisk, NullSpec, Op};
 use spindle_target::qpair::request::State;
 use spindle_target::transport::DataPointer;
-use spindle_tests::script::{Asked, Probe, Queue, Rig, Setup};
+use spindle_tests::script::{Asked, Probe, Queue, Rig, Setup, Want};
 
 use crate::{BLOCKS, assert_ok, assert_refused, kinds, pattern, pool_disk, ram_disk};
 
@@ -207,6 +207,48 @@ fn copies_and_verifies_of_many_pieces_take_turns_with_others() {
     assert_eq!(answer.cid, 1);
     assert_ok(&answer);
     assert!((16..64).contains(&turns), "{turns}");
+    rig.finish();
+}
+
+#[test]
+fn copies_that_wait_for_memory_hold_none_of_it() {
+    // Once each kept what it had read. Where writes overwrote just that, no memory came free any more, for
+    // nobody.
+    let zones = vec![(4096, 64), (128 << 10, 4)];
+    let mut rig = Rig::new(Setup { zones, ..Setup::small(vec![ram_disk(4096)]) });
+    let (_, cntlid) = rig.admin(0, 0);
+    let io = rig.io(0, Want { entries: 128, ..Want::io(cntlid, 1) });
+    let piece = 32 * 4096;
+    for lba in (0..BLOCKS).step_by(32) {
+        assert_ok(&rig.run(&io, Sqe::write(1, 1, lba, 32, false), &vec![1; piece]));
+    }
+    // All memory that is left, 767 pages, goes to writes whose data is still to come.
+    let writes: Vec<(u64, u32)> =
+        (0..23).map(|index| (index * 32, 32)).chain((736..767).map(|lba| (lba, 1))).collect();
+    for (cid, (lba, blocks)) in (100..).zip(&writes) {
+        rig.send(&io, Sqe::write(cid, 1, *lba, *blocks, false), *blocks as usize * 4096);
+    }
+    assert_eq!(rig.states(&io), [(State::Fetching, writes.len())]);
+    // Copies of what they will overwrite.
+    let copies: Vec<(u64, u32)> = (0..23).map(|index| (index * 32, 32)).chain([(736, 31)]).collect();
+    for (cid, range) in (300..).zip(&copies) {
+        let sqe = Sqe::copy(cid, 1, 1024 + range.0, 1);
+        rig.send(&io, sqe, 32);
+        rig.turn();
+        rig.bring(&io, cid, &sources(&[*range]));
+    }
+    assert_eq!(rig.states(&io), [(State::Fetching, writes.len()), (State::NeedStepBuffer, copies.len())]);
+    for (cid, (_, blocks)) in (100..).zip(&writes) {
+        rig.bring(&io, cid, &vec![2; *blocks as usize * 4096]);
+    }
+    let mut answers = rig.answers(&io);
+    for _ in 0..100 {
+        rig.turn();
+        answers.extend(rig.answers(&io));
+    }
+    answers.iter().for_each(assert_ok);
+    assert_eq!(answers.len(), writes.len() + copies.len());
+    assert_eq!(content(&mut rig, &io, 1024, 32, 4096), vec![2; piece]);
     rig.finish();
 }
 

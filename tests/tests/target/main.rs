@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod aborts;
+mod at_once;
 mod closing;
 mod commands;
 mod drain;

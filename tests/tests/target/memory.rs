@@ -87,7 +87,8 @@ fn a_deep_queue_does_not_starve_a_shallow_one() {
         }
         rig.turn();
     }
-    // Four buffers: in one turn the deep queue has them all, in the next the shallow one has the one that it wants.
+    // Four buffers: in one turn the deep queue has them all, in the next the shallow one has the one that it
+    // wants.
     let [deep, shallow] = served;
     assert!(shallow > 150 && deep > 400, "{served:?}");
     rig.finish();

@@ -36,7 +36,8 @@ fn every_command_before_connect_is_out_of_sequence_and_connect_may_follow() {
 
 #[test]
 fn a_second_command_before_the_answer_to_the_first_ends_a_fresh_connection() {
-    // Once Connect was answered in the name of the command before it, which had the same identifier, and that panicked.
+    // Once Connect was answered in the name of the command before it, which had the same identifier, and that
+    // panicked.
     let mut rig = rig();
     let queue = rig.accept(0);
     rig.send(&queue, Sqe::keep_alive(0), 0);

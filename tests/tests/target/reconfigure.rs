@@ -33,9 +33,9 @@ fn a_namespace_that_is_removed_is_gone_for_live_queues_and_its_hosts_are_told() 
         let mut rig = Rig::new(Setup { cores, ..Setup::small(vec![pool_disk(512), ram_disk(512)]) });
         let host = rig.host();
         rig.send(&host.admin, Sqe::async_event_request(0x300), 0);
-        for removed in [1, 2] {
+        for removed in [1_u32, 2] {
             assert_ok(&rig.read(&host.io, Sqe::read(1, removed, 0, 1), 512));
-            let disk = rig.setup.disks[removed as usize - 1].take();
+            let disk = rig.setup.remove(removed as usize);
             rig.publish();
             let answer = rig.answer(&host.admin).expect("the event");
             assert_eq!((answer.cid, answer.result), (0x300, NAMESPACE_CHANGED));
@@ -44,7 +44,7 @@ fn a_namespace_that_is_removed_is_gone_for_live_queues_and_its_hosts_are_told() 
             assert_refused(&answer, Status::INVALID_NAMESPACE_OR_FORMAT);
             rig.send(&host.admin, Sqe::async_event_request(0x300), 0);
             // And it comes back.
-            rig.setup.disks[removed as usize - 1] = disk;
+            rig.setup.add(removed as usize, disk);
             rig.publish();
             assert_eq!(rig.answer(&host.admin).map(|answer| answer.result), Some(NAMESPACE_CHANGED));
             assert_eq!(changed_list(&mut rig, &host.admin), [removed]);
@@ -53,6 +53,22 @@ fn a_namespace_that_is_removed_is_gone_for_live_queues_and_its_hosts_are_told() 
         }
         rig.finish();
     }
+}
+
+#[test]
+fn hosts_are_told_of_a_namespace_when_all_cores_have_it() {
+    let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![pool_disk(512)]) });
+    let host = rig.host();
+    rig.send(&host.admin, Sqe::async_event_request(0x300), 0);
+    rig.setup.add(2, pool_disk(512));
+    rig.is_mail_held = true;
+    rig.publish();
+    assert!(rig.answer(&host.admin).is_none(), "the other core may not have it yet");
+    rig.is_mail_held = false;
+    rig.turn();
+    assert_eq!(rig.answer(&host.admin).map(|answer| answer.result), Some(NAMESPACE_CHANGED));
+    assert_ok(&rig.read(&host.io, Sqe::read(1, 2, 0, 1), 512));
+    rig.finish();
 }
 
 #[test]
@@ -68,7 +84,7 @@ fn commands_in_flight_over_the_end_of_their_namespace_end_each_with_an_answer() 
     rig.send(io, Sqe::write(3, 1, 0, 1, false), 512);
     rig.send(io, Sqe::write(4, 1, 0, 1, false), 512);
     assert_eq!(rig.states(io), [(State::NeedBuffer, 1), (State::Fetching, 2), (State::Executing, 1)]);
-    rig.setup.disks[0] = None;
+    drop(rig.setup.remove(1));
     rig.publish();
     control.release_dropped();
     rig.turn();
@@ -96,7 +112,7 @@ fn a_disk_that_is_removed_is_closed_once_it_is_idle() {
     control.set_all(Fault::Drop, 1_000_000);
     rig.send(&host.io, Sqe::read(1, 1, 0, 1), 512);
     assert_eq!(record.handles(), 3, "open on two cores");
-    rig.setup.disks[0] = None;
+    drop(rig.setup.remove(1));
     rig.publish();
     assert_eq!(record.handles(), 1, "open on the core that has something in flight");
     control.release_dropped();
@@ -185,9 +201,8 @@ fn a_disk_that_does_not_open_makes_its_namespace_not_ready_and_keeps_no_other_fr
     // Once the disks behind it in the list were not opened either.
     let mut rig = Rig::new(Setup::small(vec![pool_disk(512)]));
     let host = rig.host();
-    rig.setup
-        .disks
-        .extend([Some(Arc::new(Locked(pool_disk(512))) as Arc<dyn DiskSource>), Some(pool_disk(512))]);
+    rig.setup.add(2, Arc::new(Locked(pool_disk(512))));
+    rig.setup.add(3, pool_disk(512));
     rig.publish();
     assert!(
         rig.notices

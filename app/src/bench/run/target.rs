@@ -14,8 +14,8 @@ use crate::bench::verify;
 use crate::cli::BenchTargetArgs;
 use crate::size::Bytes;
 
-/// Commands that a queue is made for that has none to send.
-const IDLE_DEPTH: u16 = 15;
+/// Commands that a queue is made for that has none to send: as many as a Linux host makes its queues for.
+const IDLE_DEPTH: u16 = 127;
 /// Data in flight: what one zone of the pool may hold.
 const FLIGHT_MAX: Bytes = Bytes::new(1 << 30);
 
@@ -152,7 +152,10 @@ fn depths(args: &BenchTargetArgs) -> Result<Vec<u16>, BenchError> {
     if depth < queues {
         return wrong("--qd", depth, format!("each of the {queues} queues needs one"));
     }
-    if queues + args.idle_queues > usize::from(u16::MAX) {
+    if queues > usize::from(u16::MAX) {
+        return wrong("--queues", queues, "at most 65535 are allowed".to_owned());
+    }
+    if queues.saturating_add(args.idle_queues) > usize::from(u16::MAX) {
         return wrong(
             "--idle-queues",
             args.idle_queues,

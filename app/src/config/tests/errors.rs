@@ -39,6 +39,10 @@ fn values_of_the_wrong_type_or_out_of_range() {
             "[limits]\nqueue_entries = 1025",
             "2: limits.queue_entries = 1025: must be a whole number from 2 to 1024",
         ),
+        (
+            "[limits]\nconnections = 65536",
+            "2: limits.connections = 65536: must be a whole number from 1 to 65535",
+        ),
         ("[limits]\nio_queues = 129", "2: limits.io_queues = 129: must be a whole number from 1 to 128"),
         (
             "[tcp]\nin_capsule = 24",
@@ -205,6 +209,14 @@ fn sums_that_the_machine_does_not_have() {
         ["t.toml:3: pool.zone[0].count = 1024: all that is taken at the start comes to 1 GiB, and the \
              machine has 512 MiB; \
           take fewer buffers"]
+    );
+    // 28 bytes of tables for each 4 KiB.
+    let tables =
+        format!("{}{LISTENER}[limits]\nmemory_overcommit = true\n", ram("a").replace("64MiB", "8TiB"));
+    assert_eq!(
+        errors(&tables),
+        ["t.toml:4: disk[0].size = \"8TiB\": all that is taken at the start comes to 56 GiB, and the \
+             machine has 16 GiB, most of it for the tables of RAM disks; make it smaller"]
     );
     let disks = format!("{}{}{LISTENER}", ram("a"), ram("b").replace("64MiB", "9GiB"));
     let message = "t.toml:8: disk[1].size = \"9GiB\": full RAM disks and all that is taken at the start \
@@ -459,6 +471,32 @@ fn namespaces_that_collide_or_have_no_disk() {
     );
 }
 
+/// A disk that got another name keeps its identity by the file, and a new one takes the old name and number.
+#[test]
+fn an_identity_that_is_given_and_derived_elsewhere() {
+    let before = plan(&[LISTENER, &ram("a"), &subsystem("s", &["a"])].concat());
+    let old = &before.subsystems[0].namespaces[0];
+    let (uuid, nguid) = (uuid::Uuid::from_bytes(old.uuid), u128::from_be_bytes(old.nguid));
+    let identity = format!("uuid = \"{uuid}\"\nnguid = \"{nguid:032x}\"\n");
+    let after = [&ram("a"), &ram("a-old"), &subsystem("s", &["a", "a-old"]), identity.as_str()].concat();
+    check(
+        &after,
+        &[
+            &format!(
+                "18: subsystem[0].namespace[1].uuid = \"{uuid}\": also what the namespace in line 12 has \
+                 when it is given none"
+            ),
+            &format!(
+                "19: subsystem[0].namespace[1].nguid = \"{nguid:032x}\": also what the namespace in line \
+                 12 has when it is given none"
+            ),
+        ],
+    );
+    // What it is anyway may be said.
+    let same = plan(&[LISTENER, &ram("a"), &subsystem("s", &["a"]), identity.as_str()].concat());
+    assert_eq!(same.subsystems, before.subsystems);
+}
+
 #[test]
 fn everything_that_is_wrong_is_said_at_once() {
     let found = errors(
@@ -501,4 +539,12 @@ fn a_file_that_cannot_be_read_says_why() {
     let error = Config::load(&path).expect_err("not text").to_string();
     assert!(error.contains("cannot read the configuration") && error.contains("UTF-8"), "{error}");
     assert!(Config::load(&directory.0).is_err(), "a directory");
+    let error = Config::load(Path::new("/dev/zero")).expect_err("it has no end").to_string();
+    assert!(error.contains("longer than 4 MiB"), "{error}");
+}
+
+#[test]
+fn an_error_shows_no_more_of_a_line_than_a_screen_has() {
+    let error = parse(&"[".repeat(100_000), Path::new("t.toml"), &machine()).expect_err("not TOML");
+    assert!(error.lines().all(|line| line.len() < 300), "{} bytes", error.to_string().len());
 }

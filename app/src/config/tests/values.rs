@@ -203,6 +203,27 @@ fn memory_is_a_sum_of_named_reasons() {
 }
 
 #[test]
+fn a_connection_is_counted_by_what_its_entries_really_take() {
+    use spindle_target::qpair::request::Request;
+    let each = |entries: u16| {
+        let plan = plan(&format!("[limits]\nqueue_entries = {entries}\nconnections = 3\n{LISTENER}"));
+        let sums = sums(&plan);
+        let of = |text: &str| sums.iter().find(|sum| sum.reason.contains(text)).expect("a reason").clone();
+        let sent = of("while no buffer was free");
+        assert_eq!((sent.each, sent.count, sent.when), (256 << 10, 3, When::Busy), "a receive batch");
+        let connection = of("queue entries");
+        assert_eq!((connection.count, connection.when), (3, When::Busy));
+        connection.each
+    };
+    let (short, long) = (each(128), each(256));
+    let entry = (long - short) / 128;
+    // The request, a PDU on its way out with its head, its tail and its buffer, a transfer.
+    let least = size_of::<Request>() as u64 + 100;
+    assert!((least..least + 300).contains(&entry), "{entry} bytes an entry, least {least}");
+    assert!((short..2 * short).contains(&(entry * 128 + (24 << 10))), "{short} bytes with 128 entries");
+}
+
+#[test]
 fn sizes_for_people_have_three_figures() {
     for (bytes, text) in
         [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (100 << 20, "100 MiB"), ((3 << 30) / 2, "1.5 GiB")]

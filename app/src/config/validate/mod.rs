@@ -20,7 +20,7 @@ use spindle_target::snapshot::ControllerLimits;
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::ShellConfig;
 
-use super::document::{Errors, Node};
+use super::document::{Errors, Node, Place};
 use super::machine::Machine;
 use super::memory;
 use super::plan::{
@@ -239,10 +239,15 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
     let at_start = memory::total(&sums, memory::When::Start);
     if at_start > machine.memory_bytes {
         let (asked, has) = (memory::rounded(at_start), memory::rounded(machine.memory_bytes));
-        let node = root.section("pool");
-        let what = format!(
-            "all that is taken at the start comes to {asked}, and the machine has {has}; take fewer buffers"
-        );
+        let what = format!("all that is taken at the start comes to {asked}, and the machine has {has}");
+        let of_disks: Vec<_> = sums.iter().filter(|sum| sum.reason.starts_with("disk ")).cloned().collect();
+        if memory::total(&of_disks, memory::When::Start) > at_start / 2
+            && let Some(place) = largest_ram_disk(root, plan)
+        {
+            place.refuse(errors, format!("{what}, most of it for the tables of RAM disks; make it smaller"));
+            return;
+        }
+        let (node, what) = (root.section("pool"), format!("{what}; take fewer buffers"));
         let zone = node.sections("zone").last().and_then(|zone| zone.find::<u32>("count"));
         zone.map_or(node.place.clone(), |count| count.place).refuse(errors, what);
         return;
@@ -273,12 +278,17 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
         return;
     };
     let what = format!("{asked}, and {has}; make it smaller, or set limits.memory_overcommit = true");
-    let disks = root.sections("disk").iter().zip(&plan.disks);
-    let largest = disks
-        .filter(|(_, disk)| matches!(disk.kind, DiskKind::Ram { .. }))
-        .max_by_key(|(_, disk)| disk.bytes);
-    let place = largest.and_then(|(node, _)| node.find::<u64>("size")).map(|size| size.place);
+    let place = largest_ram_disk(root, plan);
     place.unwrap_or_else(|| root.section("pool").place.clone()).refuse(errors, what);
+}
+
+/// Where the size of the largest RAM disk stands.
+fn largest_ram_disk(root: &Node, plan: &Plan) -> Option<Place> {
+    let disks = root.sections("disk").iter().zip(&plan.disks);
+    let (node, _) = disks
+        .filter(|(_, disk)| matches!(disk.kind, DiskKind::Ram { .. }))
+        .max_by_key(|(_, disk)| disk.bytes)?;
+    Some(node.find::<u64>("size")?.place)
 }
 
 /// What is allowed, but perhaps not meant.
@@ -329,8 +339,8 @@ fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
     let registered = plan.pool.bytes_per_core() * plan.reactor.cores.len() as u64;
     if let Some(lockable) = machine.lockable_bytes.filter(|lockable| has_files && *lockable < registered) {
         notes.push(format!(
-            "the process may lock {} of memory (ulimit -l), less than the {} that file disks would register \
-             with io_uring: their buffers are passed one by one, which is slower",
+            "the process may lock {} of memory (ulimit -l), less than the {} that busy file disks would \
+             register with io_uring: buffers beyond it are passed one by one, which is slower",
             memory::rounded(lockable),
             memory::rounded(registered)
         ));

@@ -58,10 +58,19 @@ pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> V
     // Without all names it cannot be said that one is of no disk.
     let disks = root.sections("disk").iter().map(|disk| disk.find("name").map(|at| at.value)).collect();
     let mut taken = Taken { disks, ..Taken::default() };
-    root.sections("subsystem")
+    let subsystems = root
+        .sections("subsystem")
         .iter()
         .filter_map(|node| subsystem(node, listeners, &mut taken, errors))
-        .collect()
+        .collect();
+    // As when a disk that was renamed keeps its identity, and a new one gets its name.
+    for (identity, place) in &taken.given {
+        if let Some((_, other)) = taken.derived.iter().find(|(derived, _)| derived == identity) {
+            let line = other.line;
+            place.refuse(errors, format!("also what the namespace in line {line} has when it is given none"));
+        }
+    }
+    subsystems
 }
 
 /// The referrals of the file.
@@ -98,6 +107,9 @@ struct Taken {
     used: Unique<String>,
     uuids: Unique<[u8; 16]>,
     nguids: Unique<[u8; 16]>,
+    /// UUIDs and NGUIDs that the file gives, and those that are derived.
+    given: Vec<([u8; 16], Place)>,
+    derived: Vec<([u8; 16], Place)>,
 }
 
 fn subsystem(
@@ -202,15 +214,23 @@ fn namespaces(subsystem: &Node, nqn: &Nqn, taken: &mut Taken, errors: &Errors) -
         let identity = |name: &str, taken: &mut Unique<[u8; 16]>| {
             let identity = node.find::<[u8; 16]>(name)?;
             taken.take(identity.value, &identity.place, "namespace", errors);
-            Some(identity.value)
+            Some(identity)
         };
         let (uuid, nguid) = (identity("uuid", &mut taken.uuids), identity("nguid", &mut taken.nguids));
         let (Some(nsid), Some(disk)) = (nsid, disk) else { continue };
         let (nsid, disk) = (nsid.value, disk.value);
+        let mut settle = |given: Option<At<[u8; 16]>>, derived: [u8; 16]| {
+            let value = given.as_ref().map_or(derived, |given| given.value);
+            match given {
+                Some(given) => taken.given.push((value, given.place)),
+                None => taken.derived.push((value, node.place.clone())),
+            }
+            value
+        };
         namespaces.push(NamespacePlan {
             nsid,
-            uuid: uuid.unwrap_or_else(|| identity::uuid(nqn, &disk, nsid)),
-            nguid: nguid.unwrap_or_else(|| identity::nguid(nqn, &disk, nsid)),
+            uuid: settle(uuid, identity::uuid(nqn, &disk, nsid)),
+            nguid: settle(nguid, identity::nguid(nqn, &disk, nsid)),
             disk,
         });
     }

@@ -36,6 +36,8 @@ pub struct Disk {
     bytes: Arc<Mutex<Vec<u8>>>,
     /// Entries of the discovery log, and its generation.
     pub log: Arc<Mutex<(u64, u64)>>,
+    /// NGUID of namespace 1.
+    pub nguid: [u8; 16],
     /// The last Compare of a fused pair was equal.
     is_equal: bool,
     cc: Cc,
@@ -44,7 +46,7 @@ pub struct Disk {
 impl Disk {
     pub fn new() -> Disk {
         let bytes = Arc::new(Mutex::new(vec![0; BLOCKS * BLOCK as usize]));
-        Disk { bytes, log: Arc::new(Mutex::new((1, 3))), is_equal: false, cc: Cc::new() }
+        Disk { bytes, log: Arc::new(Mutex::new((1, 3))), nguid: [9; 16], is_equal: false, cc: Cc::new() }
     }
 
     /// The answer to a command; `None`: it waits for an event.
@@ -114,7 +116,7 @@ impl Disk {
             Some(buf)
         };
         match sqe.admin_opcode() {
-            AdminOpcode::IDENTIFY => Ok((cqe, with(&identify(sqe)?))),
+            AdminOpcode::IDENTIFY => Ok((cqe, with(&identify(sqe, self.nguid)?))),
             AdminOpcode::SET_FEATURES => {
                 let is_queues = SetFeatures::new(sqe).fid() == FeatureId::NUMBER_OF_QUEUES;
                 let granted = if is_queues { NumberOfQueues::both(QUEUES.into()).into_bits() } else { 0 };
@@ -213,7 +215,7 @@ fn range(lba: u64, blocks: u32) -> Result<std::ops::Range<usize>, Status> {
     Ok(lba * BLOCK as usize..end * BLOCK as usize)
 }
 
-fn identify(sqe: &Sqe) -> Result<Vec<u8>, Status> {
+fn identify(sqe: &Sqe, nguid: [u8; 16]) -> Result<Vec<u8>, Status> {
     match Identify::new(sqe).cns() {
         Cns::CONTROLLER => {
             let mut identify = IdentifyController { mdts: 6, ..IdentifyController::default() };
@@ -223,7 +225,7 @@ fn identify(sqe: &Sqe) -> Result<Vec<u8>, Status> {
             Ok(identify.as_bytes().to_vec())
         }
         Cns::NAMESPACE => {
-            let mut identify = IdentifyNamespace::default();
+            let mut identify = IdentifyNamespace { nguid, ..IdentifyNamespace::default() };
             identify.nsze.set(BLOCKS as u64);
             identify.lbaf[0].lbads = 9;
             Ok(identify.as_bytes().to_vec())

@@ -243,3 +243,48 @@ fn frames_that_go_from_page_to_page_are_never_seen_as_another_page() {
     assert!(core.zero(0, 4 * 4096, false));
     assert_eq!(std::iter::from_fn(|| core.take(0, 4096)).collect::<Vec<_>>().len(), 7, "all come back");
 }
+
+/// Pins in the table by page, and the sum of all that is left over.
+fn pins(store: &FrameStore) -> (Vec<u32>, i32) {
+    let pages = store.table.iter().map(|entry| Entry(entry.load(Ordering::Relaxed)).pins()).collect();
+    (pages, store.leftover.iter().map(|left| left.load(Ordering::Relaxed).abs()).sum())
+}
+
+#[test]
+fn every_pin_of_a_scattered_read_is_dropped_on_its_own_page() {
+    let store = store(6, 8);
+    let core = store.core();
+    // Not side by side, and page 2 is not written.
+    for page in [4, 1, 3, 0, 5] {
+        write(&core, page * FRAME, &[7; 4096]);
+    }
+    for (offset, bytes, pinned) in [
+        (100, 5 * 4096, [1, 1, 0, 1, 1, 1]),
+        (2 * FRAME + 5, 8192, [0, 0, 0, 1, 1, 0]),
+        (0, 512, [1, 0, 0, 0, 0, 0]),
+    ] {
+        let buf = core.read(offset, bytes);
+        assert_eq!(pins(&store), (pinned.to_vec(), 0));
+        drop(buf);
+        assert_eq!(pins(&store), (vec![0; 6], 0));
+    }
+}
+
+#[test]
+fn a_cut_read_keeps_the_pins_of_what_is_kept() {
+    let store = store(4, 8);
+    let core = store.core();
+    write(&core, 0, &[7; 4 * 4096]);
+    // The last ends in its last page before where it begins in its first.
+    let whole =
+        [(0, 0), (1, 1), (3996, 1), (3997, 2), (8092, 2), (8093, 3), (12_000, 3)].map(|cut| (12_000, cut));
+    for (bytes, (kept, pinned)) in whole.into_iter().chain([(8192, (5000, 2)), (8192, (8092, 2))]) {
+        let mut buf = core.read(100, bytes);
+        assert!(buf.is_contiguous());
+        buf.truncate(kept);
+        let expected: Vec<u32> = (0..4).map(|page| u32::from(page < pinned)).collect();
+        assert_eq!(pins(&store), (expected, 0), "{kept} bytes kept");
+        drop(buf);
+        assert_eq!(pins(&store), (vec![0; 4], 0));
+    }
+}

@@ -100,14 +100,16 @@ fn apply(world: &mut World, controller: &mut Controller, operation: &Operation) 
             }
             controller.on_snapshot(&old, &world.snapshot);
         }
-        Operation::Error(field) => controller.on_error(ErrorRecord {
-            sqid: 1,
-            cid: 2,
-            status: Status::INTERNAL_ERROR,
-            field: *field,
-            lba: u64::MAX,
-            nsid: u32::MAX,
-        }),
+        Operation::Error(field) => {
+            controller.on_error(ErrorRecord {
+                sqid: 1,
+                cid: 2,
+                status: Status::INTERNAL_ERROR,
+                field: *field,
+                lba: u64::MAX,
+                nsid: u32::MAX,
+            });
+        }
         Operation::Tick(ms) => {
             world.now += Nanos::from_ms(*ms);
             controller.tick(world.now);

@@ -47,12 +47,16 @@ fn queues_are_granted_up_to_the_subsystems_limit_as_often_as_asked() {
         let current = get(&world, &mut controller, FeatureId::NUMBER_OF_QUEUES, FeatureSelect::CURRENT);
         assert_eq!(current, Ok(granted));
     }
-    assert!(controller.shared.claim_queue(1));
-    assert_eq!(set(&world, &mut controller, FeatureId::NUMBER_OF_QUEUES, 0x0001_0001), Ok(0x0001_0001));
     for value in [0xffff, 0xffff_0000, ALL] {
         let refused = set(&world, &mut controller, FeatureId::NUMBER_OF_QUEUES, value);
         assert_eq!(refused, Err((INVALID, Some(44))));
     }
+    // Not while there are I/O queues.
+    assert!(controller.shared.claim_queue(1));
+    let refused = set(&world, &mut controller, FeatureId::NUMBER_OF_QUEUES, 0x0001_0001);
+    assert_eq!(refused, Err((Status::COMMAND_SEQUENCE_ERROR.dnr(), None)));
+    controller.shared.release_queue(1);
+    assert_eq!(set(&world, &mut controller, FeatureId::NUMBER_OF_QUEUES, 0x0001_0001), Ok(0x0001_0001));
 }
 
 #[test]

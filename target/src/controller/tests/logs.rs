@@ -190,6 +190,13 @@ fn a_page_that_is_shorter_than_the_buffer_ends_in_zeroes() {
 }
 
 #[test]
+fn only_a_controller_with_an_error_log_says_that_it_keeps_an_entry() {
+    let world = World::new();
+    assert!(world.io().on_error(error(1)));
+    assert!(!world.discovery(0).on_error(error(1)));
+}
+
+#[test]
 fn any_part_of_any_page_is_that_part_of_the_whole_page() {
     let world = World::new();
     let mut io = world.io();

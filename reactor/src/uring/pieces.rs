@@ -1,0 +1,178 @@
+//! [`Pieces`]: which of the pool's memory the kernel knows.
+//!
+//! Registering memory pins it, so all of it at once would make a target resident that nobody uses. So zones
+//! are cut into pieces, and each is registered when a buffer in it is first used; the pool gives the same few
+//! buffers again and again, so that a busy ring soon knows all that it needs. Where the kernel refuses a
+//! piece (locked memory is limited without privilege) it is not asked again, and the rest is used
+//! unregistered.
+
+use arrayvec::ArrayVec;
+
+/// Bytes of a piece, unless one buffer is larger: pinned in about 0.1 ms, which a polling core can spare now
+/// and then.
+const PIECE_BYTES: usize = 1 << 20;
+/// Most registered buffers of a ring that the kernel takes (IORING_MAX_REG_BUFFERS).
+const PIECES_MAX: usize = 1 << 14;
+
+/// A zone of the pool: whole buffers from `start` on.
+#[derive(Debug, Clone, Copy)]
+struct Zone {
+    start: usize,
+    bytes: usize,
+    piece_bytes: usize,
+    /// Number of its first piece.
+    first: usize,
+}
+
+/// What is to be registered as number `index`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) index: u16,
+    pub(super) start: usize,
+    pub(super) bytes: usize,
+}
+
+/// Where a buffer lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In memory that the kernel does not know, and shall not.
+    Unknown,
+    /// In a piece that is not registered yet.
+    Fresh(Piece),
+    /// In the piece with this number.
+    Registered(u16),
+}
+
+/// The table of one ring.
+#[derive(Debug, Default)]
+pub(super) struct Pieces {
+    zones: ArrayVec<Zone, 16>,
+    is_registered: Box<[bool]>,
+    is_refused: bool,
+}
+
+impl Pieces {
+    /// For zones given as start, bytes of the zone, bytes of a buffer; by number.
+    pub(super) fn new(zones: impl Iterator<Item = (usize, usize, usize)>) -> Pieces {
+        let mut first = 0;
+        let zones = zones.map(|(start, bytes, buffer_bytes)| {
+            let buffer_bytes = buffer_bytes.max(1);
+            let piece_bytes = (PIECE_BYTES / buffer_bytes).max(1) * buffer_bytes;
+            let zone = Zone { start, bytes, piece_bytes, first };
+            first += bytes.div_ceil(piece_bytes);
+            zone
+        });
+        let zones = zones.collect();
+        Pieces { zones, is_registered: vec![false; first.min(PIECES_MAX)].into(), is_refused: false }
+    }
+
+    /// How many the kernel's table has to hold.
+    pub(super) fn len(&self) -> u32 {
+        u32::try_from(self.is_registered.len()).unwrap_or(0)
+    }
+
+    /// Where the buffer at `addr` lies, of which its pool says that it is in `zone`.
+    #[inline]
+    pub(super) fn place(&self, addr: usize, zone: u8) -> Place {
+        let Some(zone) = self.zones.get(usize::from(zone)) else { return Place::Unknown };
+        // Of another pool's zone, perhaps.
+        let Some(at) = addr.checked_sub(zone.start).filter(|at| *at < zone.bytes) else {
+            return Place::Unknown;
+        };
+        let nth = at / zone.piece_bytes;
+        let number = zone.first + nth;
+        let (Some(is_registered), Ok(index)) = (self.is_registered.get(number), u16::try_from(number)) else {
+            return Place::Unknown;
+        };
+        if *is_registered {
+            return Place::Registered(index);
+        }
+        if self.is_refused {
+            return Place::Unknown;
+        }
+        let begin = nth * zone.piece_bytes;
+        let bytes = zone.piece_bytes.min(zone.bytes - begin);
+        Place::Fresh(Piece { index, start: zone.start + begin, bytes })
+    }
+
+    /// The kernel has taken this piece.
+    pub(super) fn on_registered(&mut self, piece: Piece) {
+        if let Some(is_registered) = self.is_registered.get_mut(usize::from(piece.index)) {
+            *is_registered = true;
+        }
+    }
+
+    /// The kernel has refused a piece.
+    pub(super) fn on_refused(&mut self) {
+        self.is_refused = true;
+    }
+
+    /// How many are registered.
+    pub(super) fn registered(&self) -> usize {
+        self.is_registered.iter().filter(|is_registered| **is_registered).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn every_buffer_lies_whole_in_one_piece_and_pieces_cover_each_zone_once() {
+        let buffers = [4096, 12_288, 700 << 10, MIB, 3 * MIB];
+        let mut start = 0x1000_0000;
+        let zones: Vec<(usize, usize, usize)> = buffers
+            .iter()
+            .map(|bytes| {
+                let zone = (start, bytes * 301, *bytes);
+                start += zone.1;
+                zone
+            })
+            .collect();
+        let mut pieces = Pieces::new(zones.iter().copied());
+        let mut covered = 0;
+        for (number, (start, bytes, buffer)) in (0u8..).zip(&zones) {
+            for addr in (*start..start + bytes).step_by(*buffer) {
+                match pieces.place(addr, number) {
+                    Place::Fresh(piece) => {
+                        assert_eq!(piece.start, addr, "the first buffer in it");
+                        assert!(piece.start + piece.bytes <= start + bytes);
+                        covered += piece.bytes;
+                        pieces.on_registered(piece);
+                        assert_eq!(pieces.place(addr + buffer - 1, number), Place::Registered(piece.index));
+                    }
+                    Place::Registered(index) => {
+                        assert_eq!(pieces.place(addr + buffer - 1, number), Place::Registered(index));
+                    }
+                    Place::Unknown => panic!("a buffer of the pool"),
+                }
+            }
+        }
+        assert_eq!(covered, zones.iter().map(|zone| zone.1).sum());
+        assert_eq!(pieces.registered(), pieces.len() as usize);
+    }
+
+    #[test]
+    fn other_memory_and_what_comes_after_a_refusal_is_unknown() {
+        let mut pieces = Pieces::new([(16 * MIB, 4 * MIB, 4096)].into_iter());
+        for (addr, zone) in [(16 * MIB - 1, 0), (20 * MIB, 0), (16 * MIB, 1), (0, 0)] {
+            assert_eq!(pieces.place(addr, zone), Place::Unknown, "{addr:#x}");
+        }
+        let Place::Fresh(first) = pieces.place(17 * MIB + 4096, 0) else { panic!("of the zone") };
+        assert_eq!(first, Piece { index: 1, start: 17 * MIB, bytes: MIB });
+        pieces.on_registered(first);
+        pieces.on_refused();
+        assert_eq!(pieces.place(17 * MIB, 0), Place::Registered(1));
+        assert_eq!(pieces.place(16 * MIB, 0), Place::Unknown);
+    }
+
+    #[test]
+    fn a_pool_with_more_pieces_than_the_kernel_takes_is_registered_in_part() {
+        let pieces = Pieces::new((0..16).map(|zone| (zone << 30, 1 << 30, 768 << 10)));
+        assert_eq!(pieces.len() as usize, PIECES_MAX);
+        assert!(matches!(pieces.place(0, 0), Place::Fresh(_)));
+        assert_eq!(pieces.place((16 << 30) - 1, 15), Place::Unknown);
+    }
+}

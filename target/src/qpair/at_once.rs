@@ -1,0 +1,147 @@
+//! The short way of the commonest commands: a read of a disk that pins its data, and a write whose data is in
+//! its capsule, to a disk that gives the memory for it.
+//!
+//! Nothing has to be waited for there, so such a command is checked, done and answered as it comes, without a
+//! place among the requests. Whatever is not exactly like that takes the long way, from the beginning, with
+//! nothing changed; so does a command that a disk does not end at once or ends with an error.
+
+use nvme_spec::opcode::IoOpcode;
+use nvme_spec::sqe::Sqe;
+use nvme_spec::status::Status;
+use spindle_disk::{BlockRange, BufferFrom, Disk, Done, Geometry, Op};
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
+
+use super::io;
+use super::request::{Request, State, Work};
+use super::{IoRole, Qpair, Role, token};
+use crate::counters;
+use crate::env::Env;
+use crate::snapshot::Namespace;
+use crate::transport::{DataPointer, Reply, Transport, UNSLOTTED};
+
+/// A command that passed every check.
+struct Checked<'a> {
+    namespace: &'a Namespace,
+    disk: &'a mut (dyn Disk + 'static),
+    geometry: Geometry,
+    range: BlockRange,
+}
+
+/// The checks that reads and writes share; `bytes` is what the command's SGL moves. `None`: not at once.
+#[inline]
+fn check<'a>(role: &'a IoRole, env: &'a mut Env, sqe: &Sqe, bytes: u32) -> Option<Checked<'a>> {
+    if !role.shared.is_ready() {
+        return None;
+    }
+    let transfer_bytes = env.snapshot.limits.transfer_bytes;
+    let namespace = role.subsystem.namespace(sqe.nsid())?;
+    let disk = env.disks.get_mut(Env::disk_index(namespace.disk))?.as_deref_mut()?;
+    let geometry = disk.geometry();
+    let range = BlockRange { lba: sqe.slba(), blocks: sqe.blocks() };
+    let is_whole = u64::from(range.blocks) * u64::from(geometry.block_bytes) == u64::from(bytes);
+    let is_allowed = is_whole && bytes <= transfer_bytes && io::check_range(range, &geometry).is_ok();
+    is_allowed.then_some(Checked { namespace, disk, geometry, range })
+}
+
+impl<T: Transport> Qpair<T> {
+    /// False: the command takes the long way.
+    #[inline]
+    pub(super) fn step_at_once(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, pointer: DataPointer) -> bool {
+        if sqe.flags & 3 != 0 || self.fused_first.is_some() {
+            return false;
+        }
+        match (sqe.io_opcode(), pointer) {
+            (IoOpcode::READ, DataPointer::Host { bytes }) => self.read_at_once(id, env, sqe, bytes),
+            (IoOpcode::WRITE, DataPointer::InCapsule { bytes }) => self.write_at_once(id, env, sqe, bytes),
+            _ => false,
+        }
+    }
+
+    #[inline]
+    fn read_at_once(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
+        let Role::Io(role) = &self.role else { return false };
+        let core = env.core;
+        let Some(Checked { namespace, disk, range, .. }) = check(role, env, sqe, bytes) else { return false };
+        if disk.read_buffers() != BufferFrom::Disk {
+            return false;
+        }
+        // The place it would have if the disk took its time.
+        let Some(slot) = self.requests.next_slot() else { return false };
+        role.shared.note_traffic();
+        match disk.submit(token(id, slot), Op::Read, range, None) {
+            Some(Done { result: Ok(()), buf, .. }) => {
+                let counters = namespace.counters.core(core);
+                counters::add(&counters.units_read, u64::from(bytes) / 512);
+                counters::add(&counters.reads, 1);
+                self.reply_at_once(sqe, buf);
+            }
+            ended => self.go_on(id, env, slot, sqe, DataPointer::Host { bytes }, ended),
+        }
+        true
+    }
+
+    #[inline]
+    fn write_at_once(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
+        let Role::Io(role) = &self.role else { return false };
+        // Who comes now does not overtake who has waited for memory before.
+        if env.is_crowded {
+            return false;
+        }
+        let core = env.core;
+        let Some(Checked { namespace, disk, geometry, range }) = check(role, env, sqe, bytes) else {
+            return false;
+        };
+        if geometry.is_read_only || disk.write_buffers() != BufferFrom::Disk {
+            return false;
+        }
+        let Some(slot) = self.requests.next_slot() else { return false };
+        let Some(mut buf) = disk.take(range) else { return false };
+        if !self.transport.take_in_capsule(&mut buf) {
+            return false;
+        }
+        role.shared.note_traffic();
+        let fua = io::is_fua(sqe) || !role.shared.is_write_cache_on();
+        match disk.submit(token(id, slot), Op::Write { fua }, range, Some(buf)) {
+            Some(Done { result: Ok(()), .. }) => {
+                let counters = namespace.counters.core(core);
+                counters::add(&counters.units_written, u64::from(bytes) / 512);
+                counters::add(&counters.writes, 1);
+                self.reply_at_once(sqe, None);
+            }
+            ended => self.go_on(id, env, slot, sqe, DataPointer::InCapsule { bytes }, ended),
+        }
+        true
+    }
+
+    #[inline]
+    fn reply_at_once(&mut self, sqe: &Sqe, data: Option<Buf>) {
+        self.unslotted += 1;
+        let cqe = self.cqe(sqe.cid(), Status::SUCCESS);
+        self.transport.reply(Reply { slot: UNSLOTTED, cqe, data, may_omit_cqe: self.is_sq_flow_off });
+    }
+
+    /// The disk has the command and takes its time, or has failed it: it gets the place that the disk knows
+    /// it by.
+    #[cold]
+    fn go_on(
+        &mut self,
+        id: Slot,
+        env: &mut Env,
+        slot: Slot,
+        sqe: &Sqe,
+        pointer: DataPointer,
+        ended: Option<Done>,
+    ) {
+        let Role::Io(role) = &self.role else { return };
+        let mut request = Request::new(*sqe, pointer);
+        // It passed these checks before, a moment ago.
+        request.work = super::check_io(role, env, &request).map_or(Work::None, Work::Io);
+        request.state = State::Executing;
+        let is_inserted = self.requests.insert(request).is_ok_and(|own| own == slot);
+        debug_assert!(is_inserted, "the slab gave another place than it said");
+        if let Some(done) = ended {
+            self.on_done(id, env, slot, done);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Initiator against target in two processes on loopback, and hosts that stop anywhere in the protocol.
+//!
+//! `commands`: the matrix of commands and disks. `closing`: abrupt closes in every state. `restart`: kill -9,
+//! reload. `descriptors`, `unread_log`: what the machine may run out of. `namespaces`, `drain`, `discovery`,
+//! `smart`: what they say.
+#![forbid(unsafe_code)]
+
+mod closing;
+mod commands;
+mod descriptors;
+mod discovery;
+mod drain;
+mod namespaces;
+mod restart;
+mod smart;
+mod unread_log;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use spindle_initiator::{Buf, Controller, IoQueue, Options, Pages, Pool, Ticket, ZoneSpec};
+use spindle_tests::loopback::{LONG, target};
+
+const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const RAM: &str = "kind = \"ram\"\nsize = \"16MiB\"";
+const NULL: &str = "kind = \"null\"\nsize = \"16MiB\"";
+
+fn pool() -> Pool {
+    Pool::new(&[ZoneSpec { buffer_bytes: 1 << 20, count: 8 }], Pages::Base).expect("a pool")
+}
+
+fn buf(pool: &Pool, bytes: u32, seed: u8) -> Buf {
+    let mut buf = pool.take(bytes).expect("a buffer");
+    for (at, byte) in (seed..=255).cycle().zip(buf.as_mut_slice().expect("one piece")) {
+        *byte = at;
+    }
+    buf
+}
+
+fn done(queue: &mut IoQueue, ticket: Ticket) -> Option<Buf> {
+    let completion = queue.wait(ticket, LONG).expect("an answer");
+    completion.result.expect("a success");
+    completion.buf
+}
+
+fn bytes(buf: &Buf) -> Vec<u8> {
+    buf.as_slice().expect("one piece").to_vec()
+}
+
+/// A controller of the subsystem, and one I/O queue.
+fn connect(address: SocketAddr) -> (Controller, IoQueue) {
+    let mut controller = Controller::connect(&target(address), &Options::default()).expect("connects");
+    let queue = controller.connect_queue(1).expect("a queue");
+    (controller, queue)
+}

@@ -1,0 +1,368 @@
+//! House rules as tests: what a reader of any file may rely on.
+//!
+//! The whole tree is read, without what tools make of it. Formatting and lints are rustfmt's and clippy's;
+//! here is what they do not see.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+const FILE_LINES_MAX: usize = 800;
+const FUNCTION_LINES_MAX: usize = 70;
+const LINE_CHARS_MAX: usize = 110;
+
+/// Folders that tools fill; the corpora have any bytes.
+const NOT_OURS: [&str; 8] = [
+    ".git",
+    "build",
+    "target-dir",
+    "fuzz/corpus",
+    "fuzz/artifacts",
+    "fuzz/coverage",
+    "fuzz/target",
+    "fuzz/Cargo.lock",
+];
+
+/// Where `unsafe` may be, each file with its reason at its top.
+const UNSAFE: [&str; 8] = [
+    "reactor/src/alloc_count.rs",
+    "reactor/src/mem/buf.rs",
+    "reactor/src/mem/frames.rs",
+    "reactor/src/mem/pool.rs",
+    "reactor/src/mem/prefetch.rs",
+    "reactor/src/mem/region.rs",
+    "reactor/src/net/socket.rs",
+    "reactor/src/uring/mod.rs",
+];
+
+/// Where a thread may sleep: what it waits for has no event to wait on (a lock of another process, a register
+/// of a controller).
+const SLEEPS: [&str; 2] = ["disk/src/file/open.rs", "initiator/src/controller/bring_up.rs"];
+
+/// A file of the repository.
+struct Source {
+    /// From the root of the repository.
+    path: String,
+    text: String,
+}
+
+impl Source {
+    fn is(&self, extension: &str) -> bool {
+        Path::new(&self.path).extension().is_some_and(|found| found == extension)
+    }
+
+    /// Its lines, numbered from 1.
+    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        (1..).zip(self.text.lines())
+    }
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// All text files.
+fn sources() -> Vec<Source> {
+    fn walk(root: &Path, folder: &str, found: &mut Vec<Source>) {
+        for entry in std::fs::read_dir(root.join(folder)).expect("a folder") {
+            let entry = entry.expect("an entry");
+            let name = entry.file_name().into_string().expect("a name in UTF-8");
+            let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+            if NOT_OURS.contains(&path.as_str()) {
+                continue;
+            }
+            if entry.file_type().expect("a type").is_dir() {
+                walk(root, &path, found);
+            } else if let Ok(text) = std::fs::read_to_string(entry.path()) {
+                found.push(Source { path, text });
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&root(), "", &mut found);
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    assert!(found.iter().any(|source| source.path == "target/src/lib.rs"), "this is the root");
+    found
+}
+
+fn rust_sources() -> Vec<Source> {
+    sources().into_iter().filter(|source| source.is("rs")).collect()
+}
+
+/// Fails with all complaints at once.
+fn assert_none(complaints: &[String]) {
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+/// Name, first line and number of lines of each function, as rustfmt lays it out: it ends at the first brace
+/// that stands alone under its first letter.
+fn functions(source: &Source) -> Vec<(String, usize, usize)> {
+    const BEFORE: [&str; 6] = ["pub", "pub(crate)", "pub(super)", "const", "async", "unsafe"];
+    let lines: Vec<&str> = source.text.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let Some((before, after)) = line.split_once("fn ") else { continue };
+        if !before.split_whitespace().all(|word| BEFORE.contains(&word)) {
+            continue;
+        }
+        let indent = &line[..line.len() - line.trim_start().len()];
+        let has_body = lines[at..].iter().find(|line| line.ends_with(['{', '}', ';']));
+        if !has_body.is_some_and(|line| line.ends_with('{')) {
+            continue;
+        }
+        let end = format!("{indent}}}");
+        let count = lines[at..].iter().position(|line| *line == end).expect("its end") + 1;
+        let name = after.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next();
+        found.push((name.unwrap_or_default().to_owned(), at + 1, count));
+    }
+    found
+}
+
+#[test]
+fn files_functions_and_lines_are_short() {
+    let mut complaints = Vec::new();
+    let mut count = 0;
+    for source in rust_sources() {
+        let lines = source.text.lines().count();
+        if lines > FILE_LINES_MAX {
+            complaints.push(format!("{}: {lines} lines, at most {FILE_LINES_MAX}", source.path));
+        }
+        for (line, text) in source.lines() {
+            let chars = text.chars().count();
+            if chars > LINE_CHARS_MAX {
+                complaints
+                    .push(format!("{}:{line}: {chars} characters, at most {LINE_CHARS_MAX}", source.path));
+            }
+        }
+        for (name, line, lines) in functions(&source) {
+            count += 1;
+            if lines > FUNCTION_LINES_MAX {
+                let path = &source.path;
+                complaints
+                    .push(format!("{path}:{line}: {name} has {lines} lines, at most {FUNCTION_LINES_MAX}"));
+            }
+        }
+    }
+    assert!(count > 1000, "only {count} functions were found");
+    assert_none(&complaints);
+}
+
+#[test]
+fn every_module_says_what_it_is() {
+    let is_silent = |source: &Source| !source.text.starts_with("//! ");
+    let silent = rust_sources().into_iter().filter(is_silent);
+    assert_none(
+        &silent.map(|source| format!("{}: does not begin with //!", source.path)).collect::<Vec<_>>(),
+    );
+}
+
+/// True where a crate begins: a library, a program, an integration test, an example.
+fn is_crate_root(path: &str) -> bool {
+    let parts: Vec<&str> = path.rsplit('/').collect();
+    match parts[..] {
+        ["lib.rs" | "main.rs", "src", ..] | [_, "bin", "src", ..] | [_, "examples", ..] => true,
+        ["main.rs", _, "tests", ref before @ ..] => !before.contains(&"src"),
+        [_, "tests", ref before @ ..] => !before.contains(&"src"),
+        _ => false,
+    }
+}
+
+#[test]
+fn unsafe_is_only_where_it_has_to_be() {
+    let mut complaints = Vec::new();
+    let mut used = BTreeSet::new();
+    for source in rust_sources() {
+        let is_listed = UNSAFE.contains(&source.path.as_str());
+        let is_code = |line: &str| !line.trim_start().starts_with("//");
+        let words = [concat!("unsafe", " {"), concat!("unsafe", " fn"), concat!("unsafe", " impl")];
+        for (line, text) in source.lines().filter(|(_, text)| is_code(text)) {
+            if words.iter().any(|word| text.contains(word)) {
+                used.insert(source.path.clone());
+                if !is_listed {
+                    complaints.push(format!("{}:{line}: {}", source.path, text.trim()));
+                }
+            }
+        }
+        // The reactor's own root cannot: a forbid there would hold for the listed files too. libFuzzer's
+        // macro needs it.
+        let is_exempt = source.path == "reactor/src/lib.rs" || source.path.starts_with("fuzz/");
+        if is_crate_root(&source.path) && !is_exempt && !source.text.contains("#![forbid(unsafe_code)]") {
+            complaints.push(format!("{}: a crate without #![forbid(unsafe_code)]", source.path));
+        }
+    }
+    complaints.extend(
+        UNSAFE.iter().filter(|path| !used.contains(**path)).map(|path| format!("{path}: listed, not used")),
+    );
+    // Each block has its SAFETY comment: clippy sees to it in every crate.
+    for source in sources().iter().filter(|source| source.path.ends_with("Cargo.toml")) {
+        let is_root = source.path == "Cargo.toml";
+        let wanted =
+            if is_root { "undocumented_unsafe_blocks = \"deny\"" } else { "[lints]\nworkspace = true" };
+        if !source.path.starts_with("fuzz/") && !source.text.contains(wanted) {
+            complaints.push(format!("{}: does not say {wanted:?}", source.path));
+        }
+    }
+    assert_none(&complaints);
+}
+
+#[test]
+fn nothing_is_left_out_left_over_or_slept_through() {
+    let never = [
+        concat!("#[ig", "nore"),
+        concat!("todo", "!("),
+        concat!("unimpl", "emented!("),
+        concat!("dbg", "!("),
+    ];
+    let sleep = concat!("thread::", "sleep");
+    let mut complaints = Vec::new();
+    for source in rust_sources() {
+        for (line, text) in source.lines() {
+            let is_asleep = text.contains(sleep) && !SLEEPS.contains(&source.path.as_str());
+            if is_asleep || never.iter().any(|word| text.contains(word)) {
+                complaints.push(format!("{}:{line}: {}", source.path, text.trim()));
+            }
+        }
+    }
+    assert_none(&complaints);
+}
+
+/// The crates of others that a Cargo.toml names as dependencies, of any kind.
+fn dependencies(manifest: &str) -> BTreeSet<String> {
+    let mut is_inside = false;
+    let mut found = BTreeSet::new();
+    for line in manifest.lines() {
+        if let Some(section) = line.strip_prefix('[') {
+            is_inside = section.trim_end_matches(']').ends_with("dependencies");
+        } else if is_inside && !line.starts_with('#') && !line.contains("path = ") {
+            let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            if !name.is_empty() && !name.starts_with("spindle-") && name != "nvme-spec" {
+                found.insert(name.to_owned());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_dependency_has_its_reason() {
+    let reasons = std::fs::read_to_string(root().join("docs/dependencies.md")).expect("the page");
+    let table = reasons.lines().filter(|line| line.starts_with("| `"));
+    let firsts = table.filter_map(|line| line.split('|').nth(1));
+    let explained: BTreeSet<String> = firsts
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let (mut declared, mut used) = (BTreeSet::new(), BTreeSet::new());
+    for source in sources().iter().filter(|source| source.path.ends_with("Cargo.toml")) {
+        let found = dependencies(&source.text);
+        if source.path == "Cargo.toml" { &mut declared } else { &mut used }.extend(found);
+    }
+    assert!(used.len() > 10, "only {used:?} were found");
+    assert_eq!(used.difference(&explained).collect::<Vec<_>>(), [""; 0], "no reason in docs/dependencies.md");
+    assert_eq!(explained.difference(&used).collect::<Vec<_>>(), [""; 0], "in docs/dependencies.md, not used");
+    assert_eq!(declared.difference(&used).collect::<Vec<_>>(), [""; 0], "in Cargo.toml, not used");
+}
+
+/// What a link of a page names: a path from the page's folder.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let ours = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
+    ours.filter_map(|target| target.split('#').next())
+}
+
+#[test]
+fn links_and_scripts_are_there() {
+    let mut complaints = Vec::new();
+    let mut count = 0;
+    for source in sources() {
+        if source.is("md") {
+            let folder = root().join(&source.path).parent().expect("a folder").to_owned();
+            for link in links(&source.text) {
+                count += 1;
+                if !folder.join(link).exists() {
+                    complaints.push(format!("{}: link to {link}", source.path));
+                }
+            }
+        }
+        for rest in source.text.split("scripts/").skip(1) {
+            let is_part = |letter: char| letter.is_ascii_alphanumeric() || "._-/".contains(letter);
+            let name = rest.split(|letter| !is_part(letter)).next().unwrap_or_default().trim_end_matches('.');
+            count += 1;
+            if !root().join("scripts").join(name).exists() {
+                complaints.push(format!("{}: scripts/{name}", source.path));
+            }
+        }
+    }
+    assert!(count > 20, "only {count} were found");
+    assert_none(&complaints);
+}
+
+#[test]
+fn no_file_knows_the_machine_it_was_made_on() {
+    // In the guest of the lab this is a folder of its own.
+    const GUEST: &str = "scripts/lab/guest-init";
+    let paths =
+        [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/tmp/", "wt-")];
+    let hosts = [concat!("crates", ".io"), concat!("debian", ".org"), concat!("rustup", ".rs")];
+    let mut complaints = Vec::new();
+    // Cargo writes into its own file where it took a crate from.
+    for source in sources().iter().filter(|source| source.path != "Cargo.lock") {
+        for (line, text) in source.lines() {
+            let is_path = |path: &str| {
+                let is_begin =
+                    |at: usize| !text[..at].ends_with(|letter: char| letter.is_ascii_alphanumeric());
+                text.match_indices(path).any(|(at, _)| is_begin(at))
+            };
+            let has_path = source.path != GUEST && paths.iter().any(|path| is_path(path));
+            if has_path || hosts.iter().any(|host| text.contains(host)) {
+                complaints.push(format!("{}:{line}: {}", source.path, text.trim()));
+            }
+        }
+    }
+    assert_none(&complaints);
+}
+
+/// The parts of a path, of a file or of a test, that name a module.
+fn modules<'a>(parts: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    parts.filter(|part| !["nvme", "src", "tests", "mod", "lib", "main"].contains(part)).collect()
+}
+
+/// A test in `source` of this name, which is the last part of `crate::path::name`.
+fn has_test(source: &Source, test: &str) -> bool {
+    let Some((path, name)) = test.rsplit_once("::") else { return false };
+    let Some(file) = source.path.strip_suffix(".rs") else { return false };
+    modules(file.split('/')) == modules(path.split("::"))
+        && source.text.split(&format!("fn {name}(")).next().is_some_and(|before| {
+            before.len() < source.text.len()
+                && before.trim_end().lines().rev().take(3).any(|line| line.trim() == "#[test]")
+        })
+}
+
+#[test]
+fn every_test_of_the_checklist_is_there() {
+    let page = std::fs::read_to_string(root().join("docs/checklist.md")).expect("the page");
+    let sources = rust_sources();
+    let mut complaints = Vec::new();
+    let mut count = 0;
+    for row in page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("|---")) {
+        let cell = row.split('|').nth(2).unwrap_or_default();
+        if ["tests", ""].contains(&cell.trim()) {
+            continue;
+        }
+        let tests: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
+        if tests.is_empty() {
+            complaints.push(format!("no test: {row}"));
+        }
+        for test in tests {
+            count += 1;
+            let is_there = match test.strip_prefix("lab ") {
+                Some(case) => root().join(format!("tests/lab/cases/{case}.sh")).exists(),
+                None => sources.iter().any(|source| has_test(source, test)),
+            };
+            if !is_there {
+                complaints.push(format!("no such test: {test}"));
+            }
+        }
+    }
+    assert!(count > 100, "only {count} tests are named");
+    assert_none(&complaints);
+}
