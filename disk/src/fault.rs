@@ -22,7 +22,7 @@ mod control;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use spindle_reactor::mem::Buf;
+use spindle_reactor::mem::{Area, Buf};
 
 pub use control::{Broken, Fault, FaultControl, OpKind};
 
@@ -85,6 +85,10 @@ impl DiskSource for FaultDisk {
 
     fn usage(&self) -> Usage {
         self.inner.usage()
+    }
+
+    fn area(&self) -> Option<Area> {
+        self.inner.area()
     }
 }
 

@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use spindle_reactor::mem::{Buf, FRAME_BYTES, FrameCore, FrameStore, Pages};
+use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, Pages};
 
 use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
 use crate::{
@@ -196,6 +196,10 @@ impl DiskSource for RamDisk {
 
     fn usage(&self) -> Usage {
         Usage { bytes_used: self.shared.store.usage().pages_used * FRAME }
+    }
+
+    fn area(&self) -> Option<Area> {
+        Some(self.shared.store.area())
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`DiskSource`]: one disk of the machine as all cores share it.
 
-use spindle_reactor::mem::Pool;
+use spindle_reactor::mem::{Area, Pool};
 
 use crate::{Disk, Geometry};
 
@@ -95,4 +95,10 @@ pub trait DiskSource: Send + Sync {
 
     /// Space in use.
     fn usage(&self) -> Usage;
+
+    /// Memory of its own in which data lies that commands move, to be registered with devices; `None` where all
+    /// of it is the core's pool.
+    fn area(&self) -> Option<Area> {
+        None
+    }
 }

@@ -32,6 +32,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
 use crossbeam_queue::ArrayQueue;
 
+use super::area::Area;
 use super::buf::{Buf, Home, Segment, Tail, ZEROES_BYTES, zeroes};
 use super::prefetch::prefetch;
 use super::region::{Pages, Region, RegionError};
@@ -67,7 +68,7 @@ impl Entry {
 
 /// All frames of one disk and the table of its pages.
 pub struct FrameStore {
-    region: Region,
+    region: Arc<Region>,
     frames: u32,
     /// An [`Entry`] for each page.
     table: Box<[AtomicU64]>,
@@ -136,7 +137,7 @@ impl FrameStore {
             pages_count.saturating_add(slack_bytes.div_ceil(FRAME)).saturating_add(u64::from(FRESH_BATCH));
         let bytes = usize::try_from(frames.saturating_mul(FRAME)).unwrap_or(usize::MAX);
         let too_many = u32::try_from(frames).is_err();
-        let region = Region::map(if too_many { usize::MAX >> 8 } else { bytes }, pages)?;
+        let region = Arc::new(Region::map(if too_many { usize::MAX >> 8 } else { bytes }, pages)?);
         let frames = u32::try_from(frames).unwrap_or(u32::MAX);
         Ok(Arc::new(FrameStore {
             region,
@@ -170,6 +171,12 @@ impl FrameStore {
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.region.pages()
+    }
+
+    /// Its memory, to be registered with a device: from then on all of it is resident.
+    #[must_use]
+    pub fn area(&self) -> Area {
+        Area::of(&self.region)
     }
 
     /// This core's handle.

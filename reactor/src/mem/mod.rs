@@ -15,12 +15,14 @@
 //!
 //! Limits: a `Buf` stays on the core that took it (it is `!Send`); a region is at most `u32::MAX` frames.
 
+mod area;
 mod buf;
 mod frames;
 mod pool;
 mod prefetch;
 mod region;
 
+pub use area::Area;
 pub use buf::{Buf, SEGMENTS_MAX};
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
 pub use pool::{Pool, PoolError, ZoneSpec, ZoneUse};

@@ -8,7 +8,9 @@
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use super::area::Area;
 use super::buf::{Buf, Home, Segment};
 use super::region::{Pages, Region, RegionError};
 
@@ -57,7 +59,7 @@ struct Zone {
 }
 
 pub(super) struct PoolCore {
-    region: Region,
+    region: Arc<Region>,
     zones: Vec<Zone>,
 }
 
@@ -114,7 +116,7 @@ impl Pool {
             return refuse(spec, "there must be 1 to 16 zones");
         }
         let bytes = usize::try_from(Pool::bytes_for(zones)).unwrap_or(usize::MAX);
-        let region = Region::map(bytes, pages)?;
+        let region = Arc::new(Region::map(bytes, pages)?);
         let mut start = 0;
         let zones = zones
             .iter()
@@ -163,6 +165,12 @@ impl Pool {
             }
         }
         None
+    }
+
+    /// Its memory, to be registered with a device.
+    #[must_use]
+    pub fn area(&self) -> Area {
+        Area::of(&self.0.region)
     }
 
     /// The largest buffer that can ever be taken, in bytes.

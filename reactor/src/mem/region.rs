@@ -6,6 +6,7 @@
 
 use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Which pages a region asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct Region {
     base: NonNull<u8>,
     bytes: usize,
     pages: Pages,
+    /// A device knows its pages: none is given back.
+    is_registered: AtomicBool,
 }
 
 // SAFETY: a region is memory, not state: it has no thread affinity. What may read or write which part of it
@@ -56,7 +59,7 @@ impl Region {
         if pages == Pages::Huge
             && let Ok(base) = map_anonymous(bytes, libc::MAP_HUGETLB)
         {
-            return Ok(Region { base, bytes, pages });
+            return Ok(Region { base, bytes, pages, is_registered: AtomicBool::new(false) });
         }
         // One huge page more than asked, so that the start can be moved to a boundary.
         let mapped = map_anonymous(bytes + HUGE_BYTES, libc::MAP_NORESERVE)
@@ -80,7 +83,7 @@ impl Region {
             // SAFETY: the range is our mapping. Only advice: a refusal costs speed, not truth.
             unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         }
-        Ok(Region { base, bytes, pages })
+        Ok(Region { base, bytes, pages, is_registered: AtomicBool::new(false) })
     }
 
     /// Bytes mapped, a multiple of 2 MiB.
@@ -109,14 +112,20 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
     }
 
-    /// Give the pages of `offset .. offset + bytes` back to the kernel; the range reads as zeroes afterwards.
-    /// Reserved huge pages are kept (the kernel gives them back whole or not at all).
+    /// From now on its pages stay where they are: a device has their addresses.
+    pub(super) fn set_registered(&self) {
+        self.is_registered.store(true, Ordering::SeqCst);
+    }
+
+    /// Give the pages of `offset .. offset + bytes` back to the kernel; nobody relies on what it reads as
+    /// afterwards. Reserved huge pages are kept (the kernel gives them back whole or not at all), and so are pages
+    /// that a device knows: it would go on with the old ones.
     pub(super) fn release(&self, offset: usize, bytes: usize) {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
             "release outside of the region"
         );
-        if self.pages == Pages::Huge || bytes == 0 {
+        if self.pages == Pages::Huge || bytes == 0 || self.is_registered.load(Ordering::SeqCst) {
             return;
         }
         // SAFETY: in range (asserted); the callers own the range and hold no reference into it.

@@ -1,0 +1,53 @@
+//! [`Area`]: memory that a device may be given, and that stays where it is for as long as the area lives.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::buf::{ZEROES_BYTES, zeroes};
+use super::region::Region;
+
+/// A contiguous piece of memory, kept mapped, and its pages kept in place.
+///
+/// Whoever registers memory with a device takes an area of it and drops it after the registration.
+#[derive(Debug, Clone)]
+pub struct Area {
+    keep: Option<Arc<Region>>,
+}
+
+impl Area {
+    /// All of a region. Its pages are not given back to the kernel any more.
+    pub(super) fn of(region: &Arc<Region>) -> Area {
+        region.set_registered();
+        Area { keep: Some(Arc::clone(region)) }
+    }
+
+    /// The zeroes that null disks and unwritten blocks read as.
+    #[must_use]
+    pub fn zeroes() -> Area {
+        Area { keep: None }
+    }
+
+    /// The first byte.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        match &self.keep {
+            Some(region) => region.base(),
+            None => zeroes(ZEROES_BYTES).addr,
+        }
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match &self.keep {
+            Some(region) => region.bytes(),
+            None => ZEROES_BYTES as usize,
+        }
+    }
+
+    /// A device may write to it.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.keep.is_some()
+    }
+}
