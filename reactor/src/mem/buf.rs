@@ -57,6 +57,8 @@ pub(super) enum Home {
     /// 8 bytes more.)
     Frames(Rc<FrameCore>, u32, u16),
     Zeroes,
+    /// The process's heap, and how many bytes of it.
+    Heap(u32),
 }
 
 /// Zeroes that never change: what a null disk and unwritten frames read as. Atomics, so that it lies in
@@ -108,6 +110,18 @@ impl Buf {
             left -= segment.bytes;
         }
         Buf { head, tail, bytes, is_writable: false, home: Home::Zeroes }
+    }
+
+    /// A writable buffer of the heap, for what must be taken in while every pool is empty. No device knows it.
+    ///
+    /// # Panics
+    /// When `bytes` is 0.
+    #[must_use]
+    pub fn heap(bytes: u32) -> Buf {
+        assert!(bytes > 0, "a buffer of nothing");
+        let memory = Box::leak(vec![0_u8; bytes as usize].into_boxed_slice());
+        let head = Segment { addr: NonNull::from(memory).cast(), bytes };
+        Buf { head, tail: None, bytes, is_writable: true, home: Home::Heap(bytes) }
     }
 
     /// Length in bytes.
@@ -274,7 +288,7 @@ impl Buf {
     pub fn set_len(&mut self, bytes: u32) {
         let capacity = match &self.home {
             Home::Pool(pool, zone) => pool.buffer_bytes(*zone),
-            Home::Frames(..) | Home::Zeroes => 0,
+            Home::Frames(..) | Home::Zeroes | Home::Heap(_) => 0,
         };
         assert!(bytes <= capacity, "a length of {bytes} for a buffer of {capacity}");
         self.bytes = bytes;
@@ -332,7 +346,7 @@ impl Buf {
     pub(crate) fn device_target(&mut self) -> (NonNull<u8>, Option<u8>) {
         let zone = match &self.home {
             Home::Pool(_, zone) => Some(*zone),
-            Home::Frames(..) | Home::Zeroes => None,
+            Home::Frames(..) | Home::Zeroes | Home::Heap(_) => None,
         };
         (self.head.addr, zone)
     }
@@ -366,6 +380,11 @@ impl Drop for Buf {
                 frames.give_back(Place { page: *page, skip: *skip }, self.head, tail, self.is_writable);
             }
             Home::Zeroes => {}
+            Home::Heap(bytes) => {
+                let memory = std::ptr::slice_from_raw_parts_mut(self.head.addr.as_ptr(), *bytes as usize);
+                // SAFETY: `heap` leaked exactly this slice, and this is the only handle to it.
+                drop(unsafe { Box::from_raw(memory) });
+            }
         }
     }
 }
@@ -383,6 +402,16 @@ mod tests {
             assert!(!buf.is_writable());
             assert_eq!(buf.is_contiguous(), bytes <= 2 << 20);
         }
+    }
+
+    #[test]
+    fn a_buffer_of_the_heap_is_zero_writable_and_whole() {
+        let mut buf = Buf::heap(5000);
+        assert!(buf.equals_at(0, &[0; 5000]) && buf.is_writable() && buf.is_contiguous());
+        buf.copy_in(4000, &[7; 1000]);
+        assert!(buf.equals_at(4000, &[7; 1000]));
+        buf.truncate(10);
+        assert_eq!(buf.len(), 10);
     }
 
     #[test]
