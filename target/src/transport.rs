@@ -143,6 +143,13 @@ pub trait Transport {
     /// The next event, in order. `None`: nothing more until the shell has fed it.
     fn next_event(&mut self) -> Option<Event>;
 
+    /// The command whose event came last is request `slot` from now on. Not told of one that is answered as it
+    /// comes, under [`UNSLOTTED`].
+    #[inline]
+    fn set_slot(&mut self, slot: Slot) {
+        let _ = slot;
+    }
+
     /// Bring the host's data of request `slot` (command identifier `cid`) into `buf`, which is exactly as
     /// long. `Fetched` follows, or `Closed`. Called at most once for a command, in any order among commands.
     fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf);

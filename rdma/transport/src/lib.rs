@@ -4,6 +4,14 @@
 //!   shell / link:  completions ──> Conn::received, Conn::completed ──> next_event
 //!                  next_work   ──> work requests, one doorbell a turn
 //! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | [`work`] | what a connection asks of its queue pair: the vocabulary of both ends |
+//! | [`controller`] | the target's end: capsules, keyed SGLs, RDMA READ within credits, WRITE and SEND |
+//!
+//! What it does not do: authentication, and more than one queue pair a connection.
 #![forbid(unsafe_code)]
 
+pub mod controller;
 pub mod work;

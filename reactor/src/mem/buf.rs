@@ -351,6 +351,28 @@ impl Buf {
         (self.head.addr, zone)
     }
 
+    /// How many bytes from `offset` on lie in at most `segments_max` segments.
+    #[must_use]
+    pub fn span(&self, offset: usize, segments_max: usize) -> usize {
+        if self.tail.is_none() {
+            return self.len().saturating_sub(offset);
+        }
+        let (mut skip, mut bytes, mut left) = (offset, 0, segments_max);
+        for segment in self.segments() {
+            if skip >= segment.len() {
+                skip -= segment.len();
+                continue;
+            }
+            if left == 0 {
+                break;
+            }
+            bytes += segment.len() - skip;
+            skip = 0;
+            left -= 1;
+        }
+        bytes
+    }
+
     /// True when it is in one piece.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {

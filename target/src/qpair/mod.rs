@@ -240,6 +240,7 @@ impl<T: Transport> Qpair<T> {
         let Ok(slot) = self.requests.insert(Request::new(sqe, pointer)) else {
             return; // room was checked above
         };
+        self.transport.set_slot(slot);
         if let Err(status) = data {
             self.refuse_io(env, slot, Refusal { status, field: Some(io::field::SGL_IDENTIFIER) });
             return;
