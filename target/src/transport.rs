@@ -187,3 +187,25 @@ pub trait Transport {
     /// What the connection can carry.
     fn limits(&self) -> Limits;
 }
+
+/// A connection of several kinds, as a core has it that serves more than one transport; or of one kind alone.
+///
+/// A shell works with the connections of its own kind, whatever else is on the core.
+pub trait Holds<C>: Transport {
+    /// A connection of this kind.
+    fn wrap(conn: C) -> Self;
+    /// The connection, if it is of this kind.
+    fn held(&mut self) -> Option<&mut C>;
+}
+
+impl<T: Transport> Holds<T> for T {
+    #[inline]
+    fn wrap(conn: T) -> T {
+        conn
+    }
+
+    #[inline]
+    fn held(&mut self) -> Option<&mut T> {
+        Some(self)
+    }
+}

@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
-use nvme_spec::sqe::{KeyedSgl, Psdt, SglKind};
+use nvme_spec::sqe::{KeyedSgl, Psdt, Sgl, SglKind};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::FromBytes;
 use spindle_reactor::mem::Buf;
@@ -37,10 +37,20 @@ pub enum Violation {
     },
 }
 
-/// A capsule, taken apart.
+/// What a receive brought.
+#[derive(Debug)]
+pub struct Capsule {
+    /// Bytes of the whole message.
+    pub bytes: u32,
+    /// Its submission queue entry.
+    pub sqe: Sqe,
+    /// The buffer with what came behind it; may be `None` when nothing did.
+    pub data: Option<Buf>,
+}
+
+/// What a capsule's descriptors say.
 #[derive(Debug)]
 pub(super) struct Parsed {
-    pub(super) sqe: Sqe,
     pub(super) data: Result<DataPointer, Status>,
     pub(super) blocks: Blocks,
     pub(super) invalidate: Option<u32>,
@@ -48,24 +58,23 @@ pub(super) struct Parsed {
     pub(super) in_capsule_bytes: u32,
 }
 
-/// Take a capsule apart, of which `bytes` came.
+/// Look at a capsule.
 ///
 /// # Errors
 /// [`Violation`] when it is none. What is wrong with the descriptors fails the command only.
 #[inline]
-pub(super) fn parse(capsule: &Buf, bytes: u32, in_capsule_max: u32) -> Result<Parsed, Violation> {
-    let short = Violation::CapsuleBytes { bytes };
-    let all = capsule.as_slice().and_then(|all| all.get(..bytes as usize)).ok_or(short)?;
-    let (sqe, rest) = Sqe::ref_from_prefix(all).map_err(|_| short)?;
-    let room = &rest[..rest.len().min(in_capsule_max as usize)];
+pub(super) fn parse(capsule: &Capsule, in_capsule_max: u32) -> Result<Parsed, Violation> {
+    let bytes = capsule.bytes;
+    let behind = bytes.checked_sub(CAPSULE_BYTES).ok_or(Violation::CapsuleBytes { bytes })?;
+    let data = capsule.data.as_ref().and_then(Buf::as_slice).unwrap_or_default();
+    let room = &data[..data.len().min(behind.min(in_capsule_max) as usize)];
     let mut parsed = Parsed {
-        sqe: *sqe,
         data: Ok(DataPointer::None),
         blocks: ArrayVec::new(),
         invalidate: None,
         in_capsule_bytes: 0,
     };
-    parsed.data = parsed.pointer(room);
+    parsed.data = parsed.pointer(&capsule.sqe, room);
     if parsed.data.is_err() {
         parsed.blocks.clear();
     }
@@ -75,13 +84,13 @@ pub(super) fn parse(capsule: &Buf, bytes: u32, in_capsule_max: u32) -> Result<Pa
 impl Parsed {
     /// Where the data is. Offset and length are compared with what came before anything uses them.
     #[inline]
-    fn pointer(&mut self, room: &[u8]) -> Result<DataPointer, Status> {
+    fn pointer(&mut self, sqe: &Sqe, room: &[u8]) -> Result<DataPointer, Status> {
         // Every command over Fabrics names SGLs (Base 2.0 section 3.3.3.1); in a Fabrics command the field is
         // reserved.
-        if !matches!(self.sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL) && !self.sqe.is_fabrics() {
+        if !matches!(sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL) && !sqe.is_fabrics() {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        let sgl = self.sqe.sgl;
+        let sgl = sqe.sgl;
         match sgl.kind() {
             SglKind::KEYED_DATA_BLOCK | SglKind::KEYED_DATA_BLOCK_INVALIDATE => {
                 let keyed: KeyedSgl = nvme_spec::zerocopy::transmute!(sgl);
@@ -99,7 +108,7 @@ impl Parsed {
                 self.in_capsule_bytes = bytes;
                 Ok(if bytes == 0 { DataPointer::None } else { DataPointer::InCapsule { bytes } })
             }
-            SglKind::LAST_SEGMENT_OFFSET => self.list(room),
+            SglKind::LAST_SEGMENT_OFFSET => self.list(&sgl, room),
             // Some hosts leave the descriptor of a command without data all zero.
             SglKind(0) if sgl.bytes() == 0 => Ok(DataPointer::None),
             _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()),
@@ -108,8 +117,8 @@ impl Parsed {
 
     /// A list of keyed descriptors behind the submission queue entry.
     #[cold]
-    fn list(&mut self, room: &[u8]) -> Result<DataPointer, Status> {
-        let (offset, bytes) = (self.sqe.sgl.address(), self.sqe.sgl.bytes());
+    fn list(&mut self, sgl: &Sgl, room: &[u8]) -> Result<DataPointer, Status> {
+        let (offset, bytes) = (sgl.address(), sgl.bytes());
         let end = offset.checked_add(u64::from(bytes)).and_then(|end| usize::try_from(end).ok());
         let start = usize::try_from(offset).map_err(|_| Status::SGL_OFFSET_INVALID.dnr())?;
         let Some(list) = end.and_then(|end| room.get(start..end)) else {
@@ -161,12 +170,10 @@ impl Parsed {
     }
 }
 
-/// Copy a capsule's data to where it belongs.
+/// Copy in-capsule data to where it belongs.
 #[inline]
-pub(super) fn copy_data(capsule: &Buf, bytes: u32, to: &mut Buf) {
-    let start = CAPSULE_BYTES as usize;
-    let data = capsule.as_slice().and_then(|all| all.get(start..start + bytes as usize));
-    if let Some(data) = data {
+pub(super) fn copy_data(data: &Buf, bytes: u32, to: &mut Buf) {
+    if let Some(data) = data.as_slice().and_then(|all| all.get(..bytes as usize)) {
         to.copy_in(0, &data[..data.len().min(to.len())]);
     }
 }

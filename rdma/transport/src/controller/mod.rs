@@ -3,14 +3,14 @@
 //! The order of a turn, as a shell calls it:
 //!
 //! ```text
-//!   received(capsule, bytes), completed(completion) ; next_event.. (the queue pair)
-//!   next_capsule() -> post it again                  before the replies: the host may answer a reply at once
+//!   received(capsule), completed(completion) ; next_event.. (the queue pair)
+//!   next_buffer() -> post it again                   before the replies: the host may answer a reply at once
 //!   next_work() -> post                              one doorbell for all of them
 //!   phase()   Ending: end the queue pair, collect its completions, destroy it, then on_destroyed()
 //! ```
 //!
-//! Memory: a received capsule is handed in by value and comes back through [`Conn::next_capsule`]; one with
-//! in-capsule data is kept until its command has fetched the data or is answered, so a command that waits for
+//! Memory: the buffer with a capsule's in-capsule data is handed in by value and comes back through
+//! [`Conn::next_buffer`] when its command has fetched the data or is answered, so a command that waits for
 //! memory waits in its receive slot. A chain owns its buffer from `fetch` or `reply` until the last of its work
 //! requests has completed; when the connection ends, until the queue pair is destroyed.
 //!
@@ -32,7 +32,7 @@ use spindle_target::transport::{CloseReason, Event, Limits, Reply, Transport, UN
 use crate::work::{Completion, HEAD_BYTES_MAX, Remote};
 use chain::{Chain, Kind};
 
-pub use capsule::{CAPSULE_BYTES, DESCRIPTORS_MAX, Violation};
+pub use capsule::{CAPSULE_BYTES, Capsule, DESCRIPTORS_MAX, Violation};
 
 /// A part of the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,8 +87,8 @@ struct Pending {
     blocks: Blocks,
     /// The key to be invalidated with the reply.
     invalidate: Option<u32>,
-    /// The capsule, while its in-capsule data is not fetched; and how long that is.
-    capsule: Option<(Buf, u32)>,
+    /// Its in-capsule data, while nobody has fetched it; and how long that is.
+    data: Option<(Buf, u32)>,
 }
 
 /// The controller's end of one connection. See the module.
@@ -96,10 +96,10 @@ struct Pending {
 pub struct Conn {
     config: ConnConfig,
     phase: Phase,
-    /// Received and not looked at: the capsule, and how many bytes came.
-    inbox: VecDeque<(Buf, u32)>,
+    /// Received and not looked at.
+    inbox: VecDeque<Capsule>,
     /// To be posted again.
-    free_capsules: VecDeque<Buf>,
+    free_buffers: VecDeque<Buf>,
     /// The command whose event came last, until it has a slot or an answer.
     current: Option<Pending>,
     /// By the index of the request's slot.
@@ -133,7 +133,7 @@ impl Conn {
             config,
             phase: Phase::Connecting,
             inbox: VecDeque::with_capacity(entries),
-            free_capsules: VecDeque::with_capacity(entries),
+            free_buffers: VecDeque::with_capacity(entries),
             current: None,
             pending: std::iter::repeat_with(|| (UNSLOTTED, Pending::default())).take(entries).collect(),
             // A command has one chain at a time; a disconnecting host may leave some behind.
@@ -158,12 +158,12 @@ impl Conn {
         }
     }
 
-    /// A receive has completed: `bytes` of the capsule were filled.
+    /// A receive has completed.
     #[inline]
-    pub fn received(&mut self, capsule: Buf, bytes: u32) {
+    pub fn received(&mut self, capsule: Capsule) {
         match self.phase {
-            Phase::Connecting | Phase::Open => self.inbox.push_back((capsule, bytes)),
-            Phase::Draining | Phase::Ending | Phase::Closed => self.free_capsules.push_back(capsule),
+            Phase::Connecting | Phase::Open => self.inbox.push_back(capsule),
+            Phase::Draining | Phase::Ending | Phase::Closed => self.free_buffers.extend(capsule.data),
         }
     }
 
@@ -192,10 +192,10 @@ impl Conn {
         self.deadline = None;
     }
 
-    /// A capsule that is to be posted again.
+    /// The buffer of a capsule that is to be posted again.
     #[inline]
-    pub fn next_capsule(&mut self) -> Option<Buf> {
-        self.free_capsules.pop_front()
+    pub fn next_buffer(&mut self) -> Option<Buf> {
+        self.free_buffers.pop_front()
     }
 
     /// Where it is in its life.
@@ -217,12 +217,12 @@ impl Conn {
         self.reads_free
     }
 
-    /// Capsules that wait here: not looked at, or with data that nobody has fetched.
+    /// Buffers of capsules that are here: not looked at, with data that nobody has fetched, or to be given back.
     #[must_use]
-    pub fn capsules_held(&self) -> usize {
-        let is_held = |pending: &Pending| usize::from(pending.capsule.is_some());
-        self.inbox.len()
-            + self.free_capsules.len()
+    pub fn buffers_held(&self) -> usize {
+        let is_held = |pending: &Pending| usize::from(pending.data.is_some());
+        self.inbox.iter().filter(|capsule| capsule.data.is_some()).count()
+            + self.free_buffers.len()
             + self.current.as_ref().map_or(0, is_held)
             + self.pending.iter().map(|(_, pending)| is_held(pending)).sum::<usize>()
     }
@@ -240,7 +240,7 @@ impl Conn {
         !self.events.is_empty()
             || !self.replies.is_empty()
             || !self.fetches.is_empty()
-            || !self.free_capsules.is_empty()
+            || !self.free_buffers.is_empty()
             || (self.phase == Phase::Open && !self.inbox.is_empty())
             || (self.phase == Phase::Closed && !self.is_closed_told)
     }
@@ -309,14 +309,14 @@ impl Conn {
     }
 
     fn forget_unanswered(&mut self) {
-        let Conn { inbox, free_capsules, pending, .. } = self;
-        free_capsules.extend(inbox.drain(..).map(|(capsule, _)| capsule));
+        let Conn { inbox, free_buffers, pending, .. } = self;
+        free_buffers.extend(inbox.drain(..).filter_map(|capsule| capsule.data));
         if let Some(current) = self.current.take() {
-            free_capsules.extend(current.capsule.map(|(capsule, _)| capsule));
+            free_buffers.extend(current.data.map(|(data, _)| data));
         }
         for (slot, pending) in pending {
             *slot = UNSLOTTED;
-            free_capsules.extend(pending.capsule.take().map(|(capsule, _)| capsule));
+            free_buffers.extend(pending.data.take().map(|(data, _)| data));
         }
         for slot in std::mem::take(&mut self.fetches) {
             if self.chains.get(slot).is_some_and(|chain| chain.in_flight == 0) {
@@ -346,23 +346,23 @@ impl Conn {
     fn next_command(&mut self) -> Option<Event> {
         while self.phase == Phase::Open {
             self.release_current();
-            let (capsule, bytes) = self.inbox.pop_front()?;
-            match capsule::parse(&capsule, bytes, self.config.in_capsule_bytes) {
+            let mut capsule = self.inbox.pop_front()?;
+            match capsule::parse(&capsule, self.config.in_capsule_bytes) {
                 Ok(parsed) => {
                     let mut pending = Pending {
                         blocks: parsed.blocks,
                         invalidate: parsed.invalidate.filter(|_| self.config.can_invalidate),
-                        capsule: None,
+                        data: None,
                     };
-                    match parsed.in_capsule_bytes {
-                        0 => self.free_capsules.push_back(capsule),
-                        bytes => pending.capsule = Some((capsule, bytes)),
+                    match (parsed.in_capsule_bytes, capsule.data.take()) {
+                        (0, unused) => self.free_buffers.extend(unused),
+                        (bytes, data) => pending.data = data.map(|data| (data, bytes)),
                     }
                     self.current = Some(pending);
-                    return Some(Event::Command { sqe: parsed.sqe, data: parsed.data });
+                    return Some(Event::Command { sqe: capsule.sqe, data: parsed.data });
                 }
                 Err(violation) => {
-                    self.free_capsules.push_back(capsule);
+                    self.free_buffers.extend(capsule.data);
                     self.violate(violation);
                 }
             }
@@ -373,8 +373,8 @@ impl Conn {
     /// Nobody wants the command whose event came last.
     #[inline]
     fn release_current(&mut self) {
-        if let Some(Pending { capsule: Some((capsule, _)), .. }) = self.current.take() {
-            self.free_capsules.push_back(capsule);
+        if let Some(Pending { data: Some((data, _)), .. }) = self.current.take() {
+            self.free_buffers.push_back(data);
         }
     }
 }
@@ -403,7 +403,7 @@ impl Transport for Conn {
                 current
             }
         };
-        self.free_capsules.extend(old.capsule.map(|(capsule, _)| capsule));
+        self.free_buffers.extend(old.data.map(|(data, _)| data));
     }
 
     fn fetch(&mut self, slot: Slot, _cid: u16, mut buf: Buf) {
@@ -414,10 +414,10 @@ impl Transport for Conn {
             self.end();
             return;
         };
-        if let Some((capsule, bytes)) = pending.capsule.take() {
+        if let Some((data, bytes)) = pending.data.take() {
             self.copied_bytes += u64::from(bytes);
-            capsule::copy_data(&capsule, bytes, &mut buf);
-            self.free_capsules.push_back(capsule);
+            capsule::copy_data(&data, bytes, &mut buf);
+            self.free_buffers.push_back(data);
             self.events.push_back(Event::Fetched { slot, buf, result: Ok(()) });
             return;
         }
@@ -430,13 +430,12 @@ impl Transport for Conn {
     #[inline]
     fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
         let Some(current) = &mut self.current else { return false };
-        let Some((capsule, bytes)) = current.capsule.take_if(|(_, bytes)| *bytes as usize == buf.len())
-        else {
+        let Some((data, bytes)) = current.data.take_if(|(_, bytes)| *bytes as usize == buf.len()) else {
             return false;
         };
         self.copied_bytes += u64::from(bytes);
-        capsule::copy_data(&capsule, bytes, buf);
-        self.free_capsules.push_back(capsule);
+        capsule::copy_data(&data, bytes, buf);
+        self.free_buffers.push_back(data);
         true
     }
 
@@ -451,8 +450,8 @@ impl Transport for Conn {
         }
         let Reply { slot, cqe, data, may_omit_cqe: _ } = reply;
         let mut pending = self.pending_mut(slot).map(std::mem::take).unwrap_or_default();
-        if let Some((capsule, _)) = pending.capsule.take() {
-            self.free_capsules.push_back(capsule);
+        if let Some((data, _)) = pending.data.take() {
+            self.free_buffers.push_back(data);
         }
         let kind = Kind::Reply { head: head_of(&cqe), invalidate: pending.invalidate };
         let blocks = if data.is_some() { pending.blocks } else { Blocks::new() };
