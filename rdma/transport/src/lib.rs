@@ -6,4 +6,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod host;
+pub mod registration;
 pub mod work;
