@@ -9,9 +9,13 @@
 //! |---|---|
 //! | [`work`] | what a connection asks of its queue pair: the vocabulary of both ends |
 //! | [`controller`] | the target's end: capsules, keyed SGLs, RDMA READ within credits, WRITE and SEND |
+//! | [`host`] | the initiator's end |
+//! | [`registration`] | the initiator's pin-down cache |
 //!
 //! What it does not do: authentication, and more than one queue pair a connection.
 #![forbid(unsafe_code)]
 
 pub mod controller;
+pub mod host;
+pub mod registration;
 pub mod work;
