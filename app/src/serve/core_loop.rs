@@ -347,6 +347,7 @@ fn log(core: usize, notice: &Notice) {
         Notice::Refused { .. }
         | Notice::HostError { .. }
         | Notice::Violation { .. }
+        | Notice::ConnectionRefused { .. }
         | Notice::KeepAliveExpired { .. } => tracing::warn!(core, "{notice}"),
         Notice::DiskOpen { .. } | Notice::DiskError { .. } => tracing::error!(core, "{notice}"),
     }

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`work`] | what a connection asks of its queue pair: the vocabulary of both ends |
 //! | [`controller`] | the target's end: capsules, keyed SGLs, RDMA READ within credits, WRITE and SEND |
+//! | [`shell`] | one core's devices, queue pairs and connection manager, joined to the target's core |
 //! | [`host`] | the initiator's end |
 //! | [`registration`] | the initiator's pin-down cache |
 //!
@@ -18,4 +19,5 @@
 pub mod controller;
 pub mod host;
 pub mod registration;
+pub mod shell;
 pub mod work;

@@ -14,6 +14,9 @@
 //! memory waits in its receive slot. A chain owns its buffer from `fetch` or `reply` until the last of its work
 //! requests has completed; when the connection ends, until the queue pair is destroyed.
 //!
+//! The completion of a reply's SEND and the host's next capsule come in any order. A command for which the
+//! queue pair has no room yet is held until the completion is here.
+//!
 //! What a host sends is checked in `capsule`, once.
 
 mod capsule;
@@ -117,6 +120,9 @@ pub struct Conn {
     deadline: Option<Nanos>,
     violation: Option<Violation>,
     is_closed_told: bool,
+    /// Commands given out whose reply is not known to have left, and how many the queue pair has room for.
+    outstanding: usize,
+    room: usize,
     copied_bytes: u64,
 }
 
@@ -147,6 +153,8 @@ impl Conn {
             deadline: None,
             violation: None,
             is_closed_told: false,
+            outstanding: 0,
+            room: 1,
             copied_bytes: 0,
         }
     }
@@ -241,7 +249,7 @@ impl Conn {
             || !self.replies.is_empty()
             || !self.fetches.is_empty()
             || !self.free_buffers.is_empty()
-            || (self.phase == Phase::Open && !self.inbox.is_empty())
+            || (self.phase == Phase::Open && !self.inbox.is_empty() && self.outstanding < self.room)
             || (self.phase == Phase::Closed && !self.is_closed_told)
     }
 
@@ -346,6 +354,9 @@ impl Conn {
     fn next_command(&mut self) -> Option<Event> {
         while self.phase == Phase::Open {
             self.release_current();
+            if self.outstanding >= self.room {
+                return None;
+            }
             let mut capsule = self.inbox.pop_front()?;
             match capsule::parse(&capsule, self.config.in_capsule_bytes) {
                 Ok(parsed) => {
@@ -359,6 +370,7 @@ impl Conn {
                         (bytes, data) => pending.data = data.map(|data| (data, bytes)),
                     }
                     self.current = Some(pending);
+                    self.outstanding += 1;
                     return Some(Event::Command { sqe: capsule.sqe, data: parsed.data });
                 }
                 Err(violation) => {
@@ -383,6 +395,9 @@ impl Transport for Conn {
     #[inline]
     fn next_event(&mut self) -> Option<Event> {
         if let Some(event) = self.events.pop_front() {
+            if matches!(event, Event::Sent { .. }) {
+                self.outstanding -= 1;
+            }
             return Some(event);
         }
         if self.phase == Phase::Closed && !self.is_closed_told {
@@ -440,6 +455,7 @@ impl Transport for Conn {
     }
 
     fn ignore(&mut self) {
+        self.outstanding -= 1;
         self.release_current();
     }
 
@@ -469,6 +485,10 @@ impl Transport for Conn {
             | CloseReason::Shutdown => self.drain(),
             CloseReason::KeepAliveExpired | CloseReason::ConnectTimeout => self.end(),
         }
+    }
+
+    fn set_queue_entries(&mut self, entries: u16) {
+        self.room = usize::from(entries);
     }
 
     fn limits(&self) -> Limits {
