@@ -68,6 +68,22 @@ pub struct ConnConfig {
     pub close_timeout: Nanos,
 }
 
+impl Default for ConnConfig {
+    /// What a connection has before its device and its request were asked.
+    fn default() -> Self {
+        ConnConfig {
+            in_capsule_bytes: 4096,
+            queue_entries: 128,
+            transfer_bytes: 1 << 20,
+            send_queue: 256,
+            segments_max: 1,
+            reads_max: 1,
+            can_invalidate: false,
+            close_timeout: Nanos::from_secs(2),
+        }
+    }
+}
+
 /// Where a connection is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
