@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicU64;
 
 use arrayvec::ArrayVec;
 
+use super::area::Area;
 use super::frames::{FrameCore, Place};
 use super::pool::PoolCore;
 
@@ -335,6 +336,17 @@ impl Buf {
             Home::Frames(..) | Home::Zeroes => None,
         };
         (self.head.addr, zone)
+    }
+
+    /// The memory that it lies in, to be registered with a device. Segments that read as zeroes without being
+    /// stored lie in [`Area::zeroes`] instead.
+    #[must_use]
+    pub fn area(&self) -> Area {
+        match &self.home {
+            Home::Pool(pool, ..) => pool.area(),
+            Home::Frames(frames, ..) => frames.store().area(),
+            Home::Zeroes => Area::zeroes(),
+        }
     }
 
     /// True when it is in one piece.
