@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::Access;
 use crate::size::Bytes;
@@ -59,7 +59,8 @@ pub struct CheckArgs {
 /// `spindle discover`.
 #[derive(Debug, Args)]
 pub struct DiscoverArgs {
-    /// The target, as HOST or HOST:PORT; without a port 8009 is tried, then 4420
+    /// The target, as HOST or HOST:PORT; without a port 8009 is tried, then 4420. rdma:HOST or
+    /// rdma:HOST:PORT asks over RDMA
     #[arg(value_name = "ADDRESS")]
     pub address: String,
     /// The name of this host; without it one that belongs to this machine
@@ -96,7 +97,7 @@ pub enum BenchCommand {
 /// `spindle bench ADDRESS`.
 #[derive(Debug, Args)]
 pub struct BenchTargetArgs {
-    /// The target, as HOST or HOST:PORT
+    /// The target, as HOST or HOST:PORT, over TCP; as rdma:HOST or rdma:HOST:PORT over RDMA
     #[arg(value_name = "ADDRESS", required = true)]
     pub address: Option<String>,
     /// The subsystem; without it the first that the target offers
@@ -129,11 +130,32 @@ pub struct BenchTargetArgs {
     /// Ask for digests of data
     #[arg(long)]
     pub data_digest: bool,
+    /// Writes up to this size go with their command, if the target takes as much; without it as much as it
+    /// takes
+    #[arg(long, value_name = "SIZE")]
+    pub in_capsule: Option<Bytes>,
+    /// RDMA: what becomes of the registrations of buffers
+    #[arg(long, value_enum, default_value_t = Registration::Batched)]
+    pub registration: Registration,
+    /// RDMA: bytes that stay registered
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub registration_bytes: Bytes,
     /// So many connected queues more, on which nothing is sent
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub idle_queues: usize,
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// What becomes of the registrations of buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Registration {
+    /// Made for each command
+    Off,
+    /// Kept; given up one by one
+    PinDown,
+    /// Kept; given up in batches
+    Batched,
 }
 
 /// `spindle bench limit`.

@@ -7,7 +7,8 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde_json::{Value, json};
 use spindle_initiator::nvme_spec::log::{DiscoveryLogEntry, SubsystemType};
 use spindle_initiator::{
-    DISCOVERY_PORT, DiscoveryLog, Error, Host, NVME_TCP_PORT, Options, discover, resolve,
+    DISCOVERY_PORT, DiscoveryLog, Error, Host, NVME_RDMA_PORT, NVME_TCP_PORT, Options, TransportKind,
+    discover, resolve, split_transport,
 };
 
 use crate::bench::run::{BenchError, host};
@@ -31,17 +32,25 @@ pub fn run(args: &DiscoverArgs) -> Result<(), BenchError> {
 }
 
 /// The log of the first address at which somebody listens: the port that was given, else that of discovery,
-/// else that of NVMe/TCP, where targets that are not only a discovery service answer as well.
+/// else that of NVMe/TCP, where targets that are not only a discovery service answer as well. RDMA has one port
+/// for both.
 fn ask(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), BenchError> {
-    let mut addresses = resolve(text, DISCOVERY_PORT)?;
-    for address in resolve(text, NVME_TCP_PORT)? {
-        if !addresses.contains(&address) {
-            addresses.push(address);
+    let (transport, text) = split_transport(text);
+    let ports: &[u16] = match transport {
+        TransportKind::Tcp => &[DISCOVERY_PORT, NVME_TCP_PORT],
+        TransportKind::Rdma => &[NVME_RDMA_PORT],
+    };
+    let mut addresses = Vec::new();
+    for port in ports {
+        for address in resolve(text, *port)? {
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
         }
     }
     let mut tried = Vec::new();
     for address in addresses {
-        match discover(address, host, &Options::default()) {
+        match discover(transport, address, host, &Options::default()) {
             Ok(log) => return Ok((address, log)),
             Err(error @ Error::Connect { .. }) => tried.push(error.to_string()),
             Err(error) => return Err(error.into()),

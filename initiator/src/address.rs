@@ -1,8 +1,13 @@
-//! Addresses as people write them: `HOST` or `HOST:PORT`, with IPv6 in brackets where a port follows.
+//! Addresses as people write them: `HOST` or `HOST:PORT`, with IPv6 in brackets where a port follows; and
+//! `tcp:` or `rdma:` before it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
+use crate::options::TransportKind;
+
+/// Port of NVMe/RDMA controllers of either kind (IANA).
+pub const NVME_RDMA_PORT: u16 = 4420;
 /// Port of NVMe/TCP I/O controllers (IANA).
 pub const NVME_TCP_PORT: u16 = 4420;
 /// Port of NVMe/TCP discovery controllers (IANA).
@@ -31,6 +36,19 @@ pub enum AddressError {
         #[source]
         source: io::Error,
     },
+}
+
+/// The transport that stands before an address, and the rest. TCP where none does, so that a host with the
+/// name `tcp` or `rdma` is written with its transport.
+#[must_use]
+pub fn split_transport(text: &str) -> (TransportKind, &str) {
+    for kind in [TransportKind::Tcp, TransportKind::Rdma] {
+        let name = kind.to_string();
+        if let Some(rest) = text.strip_prefix(&name).and_then(|rest| rest.strip_prefix(':')) {
+            return (kind, rest);
+        }
+    }
+    (TransportKind::Tcp, text)
 }
 
 /// The addresses that `text` names, in the order in which to try them; `default_port` where it names no port.
@@ -92,6 +110,16 @@ mod tests {
         assert_eq!(one("[::1]"), "[::1]:4420");
         assert_eq!(one("[fe80::1]:1234"), "[fe80::1]:1234");
         assert!(resolve("localhost:99", 1).expect("known").iter().all(|address| address.port() == 99));
+    }
+
+    #[test]
+    fn a_transport_may_stand_before_an_address() {
+        assert_eq!(split_transport("rdma:10.9.1.1"), (TransportKind::Rdma, "10.9.1.1"));
+        assert_eq!(split_transport("rdma:[::1]:99"), (TransportKind::Rdma, "[::1]:99"));
+        assert_eq!(split_transport("tcp:host:8009"), (TransportKind::Tcp, "host:8009"));
+        assert_eq!(split_transport("::1"), (TransportKind::Tcp, "::1"));
+        assert_eq!(split_transport("rdma"), (TransportKind::Tcp, "rdma"));
+        assert_eq!(split_transport("tcp:rdma:1"), (TransportKind::Tcp, "rdma:1"));
     }
 
     #[test]

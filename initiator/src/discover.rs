@@ -12,7 +12,7 @@ use nvme_spec::zerocopy::FromBytes;
 
 use crate::controller::Controller;
 use crate::error::Error;
-use crate::options::{Host, Options, Target};
+use crate::options::{Host, Options, Target, TransportKind};
 
 /// Times that a changing log is begun again.
 const READS_MAX: u32 = 10;
@@ -37,8 +37,13 @@ pub struct DiscoveryLog {
 ///
 /// # Errors
 /// [`Error`], naming the step.
-pub fn discover(address: SocketAddr, host: &Host, options: &Options) -> Result<DiscoveryLog, Error> {
-    let target = Target { address, nqn: Nqn::discovery(), host: host.clone() };
+pub fn discover(
+    transport: TransportKind,
+    address: SocketAddr,
+    host: &Host,
+    options: &Options,
+) -> Result<DiscoveryLog, Error> {
+    let target = Target { transport, address, nqn: Nqn::discovery(), host: host.clone() };
     // No keep alive: read and go.
     let mut controller = Controller::connect(&target, &Options { keep_alive_ms: 0, ..options.clone() })?;
     let log = controller.discovery_log()?;

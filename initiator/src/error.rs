@@ -6,7 +6,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nvme_spec::fabrics::ConnectInvalid;
+use nvme_spec::rdma::CmStatus;
 use nvme_spec::status::Status;
+use spindle_rdma::host;
+use spindle_rdma_verbs::{VerbsError, WcStatus};
 use spindle_reactor::mem::PoolError;
 use spindle_reactor::net::Errno;
 use spindle_tcp::Violation;
@@ -24,6 +27,14 @@ pub enum Loss {
     Violation(Violation),
     /// Commands were outstanding and none was completed in this time.
     Silent(Duration),
+    /// A work request failed (RDMA): nobody answers, or the target refused it.
+    Work(WcStatus),
+    /// The target broke a rule of NVMe/RDMA.
+    RdmaViolation(host::Violation),
+    /// The RDMA device failed.
+    Device,
+    /// A verb failed (RDMA).
+    Verb(VerbsError),
 }
 
 impl fmt::Display for Loss {
@@ -33,7 +44,32 @@ impl fmt::Display for Loss {
             Loss::ByPeer => f.write_str("the target closed it"),
             Loss::Socket(errno) => write!(f, "{}", io::Error::from(*errno)),
             Loss::Violation(violation) => write!(f, "{violation}"),
+            Loss::Work(status) => write!(f, "a work request failed: {status}"),
+            Loss::RdmaViolation(violation) => write!(f, "{violation}"),
+            Loss::Device => f.write_str("the RDMA device failed"),
+            Loss::Verb(error) => write!(f, "{error}"),
             Loss::Silent(time) => write!(f, "no command was completed in {time:?}"),
+        }
+    }
+}
+
+/// Why an RDMA connection was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RdmaRefusal {
+    /// Nobody listens at the port.
+    Nobody,
+    /// By the target, with a reason of NVMe's.
+    Status(CmStatus),
+    /// Otherwise, with a reason of the connection manager's.
+    Other(i32),
+}
+
+impl fmt::Display for RdmaRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RdmaRefusal::Nobody => f.write_str("nobody listens there"),
+            RdmaRefusal::Status(status) => write!(f, "the target refused: {}", status.reason()),
+            RdmaRefusal::Other(reason) => write!(f, "it was refused (reason {reason})"),
         }
     }
 }
@@ -49,6 +85,28 @@ pub enum Error {
         /// The system's reason.
         #[source]
         source: io::Error,
+    },
+    /// This machine has no RDMA.
+    #[error("this machine has no RDMA device, or its kernel no connection manager for it (rdma_ucm)")]
+    NoRdma,
+    /// A step of connecting over RDMA failed.
+    #[error("cannot connect to {address} over RDMA: {step}: {source}")]
+    Rdma {
+        /// The address.
+        address: SocketAddr,
+        /// Which step.
+        step: &'static str,
+        /// The verb, and the system's reason.
+        #[source]
+        source: VerbsError,
+    },
+    /// The other side refused the connection.
+    #[error("cannot connect to {address} over RDMA: {why}")]
+    RdmaRefused {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        why: RdmaRefusal,
     },
     /// The target answered with an error.
     #[error("{step}: the target answered: {status}{}", named(*invalid))]
@@ -127,6 +185,12 @@ impl Error {
         match self {
             Error::Connect { .. } | Error::Lost { .. } | Error::TimedOut { .. } | Error::Busy { .. } => true,
             Error::Status { status, .. } => !status.is_dnr(),
+            Error::Rdma { .. } => true,
+            Error::RdmaRefused { why, .. } => match why {
+                RdmaRefusal::Status(status) => *status == CmStatus::NO_RESOURCES,
+                RdmaRefusal::Nobody | RdmaRefusal::Other(_) => true,
+            },
+            Error::NoRdma => false,
             Error::Answer { .. }
             | Error::Range { .. }
             | Error::OtherDisk { .. }

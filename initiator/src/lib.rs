@@ -1,10 +1,10 @@
-//! The host's side of NVMe over TCP as a library: connect, queue pairs, and three ways to wait. Polled, from
-//! user space, where the kernel has no NVMe.
+//! The host's side of NVMe over TCP and RDMA as a library: connect, queue pairs, and three ways to wait.
+//! Polled, from user space, where the kernel has no NVMe.
 //!
 //! **What it is.** A [`Controller`] is the admin queue of one association; it makes [`IoQueue`]s, each a
 //! connection of its own. Commands take their buffer by value and give it back with their completion; the
-//! payload of a large read is received straight into it. Nothing here starts a thread: a queue lives on the
-//! thread that polls it.
+//! payload of a large read is received straight into it; over RDMA no payload is ever copied. Nothing here
+//! starts a thread: a queue lives on the thread that polls it.
 //!
 //! ```text
 //!   discover ──> DiscoveryLog      Controller::connect ──> connect_queue ──> IoQueue ──┐
@@ -43,20 +43,21 @@ mod queue;
 mod session;
 mod set;
 
-pub use address::{AddressError, DISCOVERY_PORT, NVME_TCP_PORT, resolve};
+pub use address::{AddressError, DISCOVERY_PORT, NVME_RDMA_PORT, NVME_TCP_PORT, resolve, split_transport};
 pub use backoff::Backoff;
 pub use controller::{AdminReply, Controller, ControllerEvent};
 pub use discover::{DiscoveryLog, discover};
-pub use error::{Error, Loss};
+pub use error::{Error, Loss, RdmaRefusal};
 pub use group::Group;
 pub use namespace::{BlockRange, Namespace};
-pub use options::{Host, OnLoss, Options, Target};
+pub use options::{Host, OnLoss, Options, Target, TransportKind};
 pub use qpair::{Completion, Failure, Refused, Ticket, WaitError, Why};
 pub use queue::{IoQueue, RefusedPair};
 pub use session::{Session, SessionEvent, SessionOptions};
 pub use set::QueueSet;
 
 pub use nvme_spec;
+pub use spindle_rdma::registration::{Limits as RegistrationLimits, Mode as RegistrationMode};
 pub use spindle_reactor::clock::{Clock, Nanos};
 pub use spindle_reactor::mem::{Buf, Pages, Pool, PoolError, ZoneSpec};
 pub use spindle_tcp::host::HostData;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayString;
 use nvme_spec::Nqn;
+use spindle_rdma::registration::Limits as RegistrationLimits;
 
 /// Who the host is to a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,9 +86,30 @@ fn hash(bytes: &[u8]) -> [u8; 16] {
     id
 }
 
+/// How commands and data travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum TransportKind {
+    /// NVMe/TCP.
+    #[default]
+    Tcp,
+    /// NVMe/RDMA.
+    Rdma,
+}
+
+impl std::fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            TransportKind::Tcp => "tcp",
+            TransportKind::Rdma => "rdma",
+        })
+    }
+}
+
 /// A subsystem, and how this host gets there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
+    /// How.
+    pub transport: TransportKind,
     /// Where.
     pub address: SocketAddr,
     /// Which subsystem; [`Nqn::discovery`] for the discovery service.
@@ -142,6 +164,9 @@ pub struct Options {
     pub congestion: Option<ArrayString<16>>,
     /// Send and receive buffers of the sockets in bytes; 0: the kernel sizes them by itself.
     pub socket_buffer_bytes: usize,
+    /// RDMA: what becomes of registrations of the caller's buffers. They are kept and given up in batches, up
+    /// to 1 GiB for each device and thread.
+    pub registration: RegistrationLimits,
 }
 
 impl Default for Options {
@@ -160,6 +185,7 @@ impl Default for Options {
             batch_bytes: 256 << 10,
             congestion: ArrayString::from("cubic").ok(),
             socket_buffer_bytes: 0,
+            registration: RegistrationLimits::default(),
         }
     }
 }

@@ -9,9 +9,9 @@
 //!   Watched ──────────────────────────> Direct        Direct ──────────────────────────> Watched (all)
 //!       ^───── nothing outstanding for COLD_AFTER ──────┘
 //! ```
-//! All queues share one receive batch.
+//! All queues share one receive batch. A queue over RDMA is asked in memory, in every turn (`Polled`); before
+//! the set sleeps, its completions are armed, and it is asked once more.
 
-use std::io;
 use std::time::Duration;
 
 use spindle_reactor::clock::Nanos;
@@ -39,6 +39,8 @@ const READY_MAX: usize = 256;
 enum Mode {
     /// In each turn.
     Direct,
+    /// In each turn, whatever its load.
+    Polled,
     /// When epoll says so.
     Watched(Interest),
     /// Not at all: its connection has ended.
@@ -100,17 +102,17 @@ impl QueueSet {
     /// [`Error::Watch`], when the system cannot watch it.
     pub fn add(&mut self, queue: IoQueue) -> Result<usize, Error> {
         let index = self.members.len();
-        let mode = Mode::Watched(Interest::READ);
-        self.watch(index, &queue, Interest::READ).map_err(Error::Watch)?;
+        let link = queue.qpair().link();
+        let mode = if link.is_polled() { Mode::Polled } else { Mode::Watched(Interest::READ) };
+        link.watch(&self.readiness, index as u64, Interest::READ).map_err(Error::Watch)?;
         self.members.push(Member { queue, mode, is_busy: false, is_touched: false, active: Nanos::ZERO });
         // Room for all, so that a turn allocates nothing.
         self.direct.reserve(self.members.len());
         self.touched.reserve(self.members.len());
+        if mode == Mode::Polled {
+            self.direct.push(index);
+        }
         Ok(index)
-    }
-
-    fn watch(&self, index: usize, queue: &IoQueue, interest: Interest) -> io::Result<()> {
-        self.readiness.add(queue.qpair().link().socket(), index as u64, interest)
     }
 
     /// How many queues there are.
@@ -190,11 +192,24 @@ impl QueueSet {
         timeout: Duration,
         mut on_ready: impl FnMut(usize, &mut IoQueue),
     ) -> bool {
-        if self.poll(now, &mut on_ready) {
+        if self.poll(now, &mut on_ready) || self.arm_polled(now, &mut on_ready) {
             return true;
         }
         self.watch_all();
         self.poll_watched(now, timeout, &mut on_ready)
+    }
+
+    /// Have the polled queues told of what comes from now on, and take what came before. True when anything
+    /// had.
+    fn arm_polled(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> bool {
+        let mut has_come = false;
+        for index in 0..self.members.len() {
+            if self.members[index].mode == Mode::Polled {
+                self.members[index].queue.qpair_mut().link_mut().arm();
+                has_come |= self.turn(index, now, on_ready);
+            }
+        }
+        has_come
     }
 
     /// Send what was submitted to queues that were lent out, and ask them directly where that pays.
@@ -230,10 +245,8 @@ impl QueueSet {
     fn note_end(&mut self, index: usize, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
         let member = &mut self.members[index];
         match std::mem::replace(&mut member.mode, Mode::Down) {
-            Mode::Direct => self.direct.retain(|other| *other != index),
-            Mode::Watched(_) => {
-                let _ = self.readiness.remove(member.queue.qpair().link().socket());
-            }
+            Mode::Direct | Mode::Polled => self.direct.retain(|other| *other != index),
+            Mode::Watched(_) => member.queue.qpair().link().unwatch(&self.readiness),
             Mode::Down => return,
         }
         on_ready(index, &mut member.queue);
@@ -262,6 +275,9 @@ impl QueueSet {
     fn note_load(&mut self, index: usize, is_busy: bool, now: Nanos) {
         let member = &mut self.members[index];
         let was_busy = std::mem::replace(&mut member.is_busy, is_busy);
+        if member.mode == Mode::Polled {
+            return;
+        }
         self.busy = self.busy + usize::from(is_busy) - usize::from(was_busy);
         let (mode, active) = (member.mode, member.active);
         match mode {
@@ -274,14 +290,15 @@ impl QueueSet {
                 }
             }
             Mode::Direct if !is_busy && now - active >= COLD_AFTER => self.set_watched(index),
-            Mode::Direct => {}
+            Mode::Direct | Mode::Polled => {}
             // Its commands were told; what was counted as watched is no more.
             Mode::Down => self.recount(),
         }
     }
 
     fn recount(&mut self) {
-        self.busy = self.members.iter().filter(|member| member.is_busy).count();
+        let is_counted = |member: &&Member| member.is_busy && member.mode != Mode::Polled;
+        self.busy = self.members.iter().filter(is_counted).count();
         let is_watched = |member: &&Member| member.is_busy && matches!(member.mode, Mode::Watched(_));
         self.busy_watched = self.members.iter().filter(is_watched).count();
     }
@@ -289,7 +306,7 @@ impl QueueSet {
     fn set_direct(&mut self, index: usize) {
         let member = &mut self.members[index];
         if matches!(member.mode, Mode::Watched(_)) {
-            let _ = self.readiness.remove(member.queue.qpair().link().socket());
+            member.queue.qpair().link().unwatch(&self.readiness);
             self.busy_watched -= usize::from(member.is_busy);
             member.mode = Mode::Direct;
             self.direct.push(index);
@@ -309,9 +326,12 @@ impl QueueSet {
         if let Some(at) = self.direct.iter().position(|other| *other == index) {
             self.direct.swap_remove(at);
         }
+        if self.members[index].mode == Mode::Polled {
+            return self.direct.push(index);
+        }
         let link = self.members[index].queue.qpair().link();
         let interest = Interest { read: true, write: link.is_blocked() };
-        if self.readiness.add(link.socket(), index as u64, interest).is_ok() {
+        if link.watch(&self.readiness, index as u64, interest).is_ok() {
             self.members[index].mode = Mode::Watched(interest);
             self.busy_watched += usize::from(self.members[index].is_busy);
         } else {
@@ -327,7 +347,7 @@ impl QueueSet {
         let member = &mut self.members[index];
         let link = member.queue.qpair().link();
         let interest = Interest { read: true, write: link.is_blocked() };
-        if self.readiness.change(link.socket(), index as u64, interest).is_ok() {
+        if link.rewatch(&self.readiness, index as u64, interest).is_ok() {
             member.mode = Mode::Watched(interest);
         }
     }
@@ -346,6 +366,7 @@ impl QueueSet {
         for event in ready.drain(..) {
             let Ok(index) = usize::try_from(event.key) else { continue };
             if index < self.members.len() && self.members[index].mode != Mode::Down {
+                self.members[index].queue.qpair_mut().link_mut().on_told();
                 has_come |= self.turn(index, now, on_ready);
             }
         }
@@ -392,8 +413,16 @@ impl QueueSet {
         let result = attach(&mut self.members[index].queue);
         let member = &mut self.members[index];
         if member.mode == Mode::Down && member.queue.loss().is_none() {
-            member.mode = Mode::Direct;
-            self.set_watched(index);
+            let link = member.queue.qpair().link();
+            if link.is_polled() {
+                // Where it cannot be watched it is asked all the same; only a sleep is longer.
+                let _ = link.watch(&self.readiness, index as u64, Interest::READ);
+                member.mode = Mode::Polled;
+                self.direct.push(index);
+            } else {
+                member.mode = Mode::Direct;
+                self.set_watched(index);
+            }
             self.queue_mut(index);
         }
         result

@@ -237,5 +237,5 @@ impl Drop for Served {
 #[must_use]
 pub fn target(address: SocketAddr) -> host::Target {
     let nqn = Nqn::new(SUBSYSTEM).expect("well formed");
-    host::Target { address, nqn, host: host::Host::from_uuid([7; 16]) }
+    host::Target { transport: host::TransportKind::Tcp, address, nqn, host: host::Host::from_uuid([7; 16]) }
 }

@@ -69,8 +69,16 @@ pub enum BenchError {
     #[error(transparent)]
     Target(#[from] initiator::Error),
     /// The target offers nothing that can be measured.
-    #[error("{0} offers no NVM subsystem over TCP to this host (--nqn names one, --hostnqn says who asks)")]
-    NothingOffered(SocketAddr),
+    #[error(
+        "{address} offers no NVM subsystem over {} to this host (--nqn names one, --hostnqn says who asks)",
+        transport.to_string().to_uppercase()
+    )]
+    NothingOffered {
+        /// Who was asked.
+        address: SocketAddr,
+        /// Over what.
+        transport: initiator::TransportKind,
+    },
     /// Nobody listens at any of the addresses.
     #[error("nobody listens at {0}")]
     Unreachable(String),

@@ -16,7 +16,7 @@ use spindle_tcp::host::HostData;
 use super::admin::{execute, succeeded};
 use super::{ADMIN_ENTRIES, Controller, KeepAlive, admin_pool};
 use crate::error::Error;
-use crate::link::Link;
+use crate::link::{Link, QueueName};
 use crate::options::{OnLoss, Options, Target};
 use crate::qpair::Qpair;
 use crate::queue::IoQueue;
@@ -32,7 +32,7 @@ const LOOK_PERIODS: (Duration, Duration) = (Duration::from_micros(50), Duration:
 pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
     let pool = admin_pool()?;
     let depth = ADMIN_ENTRIES - 1;
-    let link = Link::open(target.address, options, depth)?;
+    let link = Link::open(target, options, QueueName { qid: 0, cntlid: 0, depth })?;
     // An admin queue has its own watch (keep alive), and an event request is outstanding for as long as
     // nothing happens.
     let admin_options =
@@ -176,11 +176,10 @@ impl Controller {
         let high = self.depth_max();
         in_range("commands outstanding", depth, 1, high)?;
         in_range("I/O queues", qid, 1, self.queues_granted)?;
-        let link = Link::open(self.target.address, &self.options, depth)?;
+        let link = Link::open(&self.target, &self.options, QueueName { qid, cntlid: self.cntlid, depth })?;
         let mut qpair = Qpair::new(link, depth, &self.options);
         connect_queue(&mut qpair, &self.pool, &self.target, &self.options, (qid, self.cntlid))?;
-        let offered = u32::try_from(self.identify.in_capsule_bytes()).unwrap_or(u32::MAX);
-        qpair.link_mut().set_in_capsule_bytes(offered.min(self.options.in_capsule_bytes_max));
+        qpair.link_mut().set_offered(&self.identify, self.options.in_capsule_bytes_max);
         Ok(IoQueue::new(qpair, qid, self.transfer_bytes_max()))
     }
 

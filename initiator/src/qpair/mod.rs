@@ -18,14 +18,15 @@ use std::collections::VecDeque;
 
 use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
+use spindle_rdma_verbs::VerbsError;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_tcp::RxBatch;
-use spindle_tcp::host::{HostData, HostEvent};
+use spindle_tcp::host::HostData;
 
 use crate::error::Loss;
-use crate::link::Link;
+use crate::link::{Link, LinkEvent};
 use crate::options::OnLoss;
 
 use replay::Replays;
@@ -101,6 +102,18 @@ pub enum Why {
         /// MDTS.
         allowed: u32,
     },
+    /// The buffer is in more pieces than a command of this queue can name (RDMA).
+    #[error("a buffer in {pieces} pieces, a command of this controller names {allowed}")]
+    Pieces {
+        /// As many as it takes.
+        pieces: usize,
+        /// As many as the controller allows.
+        allowed: usize,
+    },
+    /// The buffer cannot be registered with the device (RDMA): the process may not pin so much, or the device
+    /// has no room.
+    #[error("the buffer cannot be registered with the RDMA device: {0}")]
+    Register(VerbsError),
     /// A command has 1 to 256 ranges, and its buffer has room for them.
     #[error("{count} ranges in a buffer for {room}; 1 to 256 are allowed")]
     Ranges {
@@ -187,8 +200,8 @@ impl Qpair {
         if let Some(replays) = &mut self.replays {
             replays.note(slot, &sqe, &data);
         }
-        if let Err(data) = self.link.submit(sqe, data) {
-            return Err(Refused::new(Why::Down, into_buf(data)));
+        if let Err((why, data)) = self.link.submit(sqe, data) {
+            return Err(Refused::new(why, into_buf(data)));
         }
         if self.outstanding == 0 {
             self.quiet_since = Nanos::ZERO;
@@ -213,9 +226,9 @@ impl Qpair {
             return false;
         }
         let before = *outstanding;
-        let mut why = None;
-        let has_come = link.turn(batch, |event, is_open| match event {
-            HostEvent::Completed { cid, cqe, buf, result } => {
+        let mut ended = None;
+        let has_come = link.turn(batch, now, |event, is_open| match event {
+            LinkEvent::Completed { cid, cqe, buf, result } => {
                 let Some(slot) = entries.slot_at(usize::from(cid)) else { return };
                 let Some(entry) = entries.get_mut(slot) else { return };
                 let result = match result {
@@ -235,11 +248,10 @@ impl Qpair {
                 *outstanding -= 1;
                 ready.push_back(slot);
             }
-            HostEvent::Ready { .. } => {}
-            HostEvent::Closed { why: cause } => why = Some(cause),
+            LinkEvent::Closed(why) => ended = Some(why),
         });
-        if let Some(cause) = why {
-            *loss = Some(link.loss(cause));
+        if ended.is_some() {
+            *loss = ended;
         }
         if *outstanding < before {
             self.quiet_since = now;
@@ -253,7 +265,7 @@ impl Qpair {
     /// As [`Qpair::turn`] with its own batch.
     #[inline]
     pub(crate) fn poll(&mut self, now: Nanos) -> bool {
-        if self.batch.capacity() == 0 {
+        if self.batch.capacity() == 0 && self.link.wants_batch() {
             self.batch = RxBatch::new(self.batch_bytes);
         }
         let mut batch = std::mem::take(&mut self.batch);

@@ -102,7 +102,7 @@ impl Qpair {
                     }
                 }
                 // The new link is gone already; the next one will do.
-                Err(data) => replay.buf = super::into_buf(data),
+                Err((_, data)) => replay.buf = super::into_buf(data),
             }
         }
         held.len()

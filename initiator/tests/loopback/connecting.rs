@@ -10,7 +10,7 @@ use spindle_initiator::nvme_spec::register::Vs;
 use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::nvme_spec::{AdminOpcode, FabricsType};
 use spindle_initiator::{
-    Clock, Controller, ControllerEvent, Error, Host, Loss, Nanos, Options, Target, discover,
+    Clock, Controller, ControllerEvent, Error, Host, Loss, Nanos, Options, Target, TransportKind, discover,
 };
 
 use super::fake::{Act, BLOCK, Disk, Fake, QUEUES, TRANSFER_BYTES, nqn, options};
@@ -67,7 +67,8 @@ fn a_queue_out_of_range_is_refused_before_anything_is_sent() {
 fn nobody_at_the_address_and_nobody_who_answers_are_told_apart() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listens");
     let address = listener.local_addr().expect("address");
-    let target = Target { address, nqn: nqn(), host: Host::from_uuid([7; 16]) };
+    let target =
+        Target { transport: TransportKind::Tcp, address, nqn: nqn(), host: Host::from_uuid([7; 16]) };
     let impatient = Options { connect_timeout: Duration::from_millis(30), ..options() };
     let error = Controller::connect(&target, &impatient).expect_err("nobody answers");
     assert!(matches!(error, Error::TimedOut { step: "ICReq", .. }), "{error}");
@@ -91,7 +92,8 @@ fn a_target_that_talks_nonsense_is_left_with_the_reason() {
         stream.read_to_end(&mut rest).expect("reads");
         (hello[0], rest[0])
     });
-    let target = Target { address, nqn: nqn(), host: Host::from_uuid([7; 16]) };
+    let target =
+        Target { transport: TransportKind::Tcp, address, nqn: nqn(), host: Host::from_uuid([7; 16]) };
     let error = Controller::connect(&target, &options()).expect_err("no controller");
     assert!(matches!(error, Error::Lost { step: "ICReq", loss: Loss::Violation(_) }), "{error}");
     assert_eq!(talker.join().expect("a thread"), (0, 2), "ICReq, H2CTermReq");
@@ -112,7 +114,8 @@ fn a_log_that_changes_while_it_is_read_is_read_again() {
         Act::Execute
     };
     let fake = Fake::at("127.0.0.1:0".parse().expect("address"), disk, Box::new(script));
-    let found = discover(fake.address, &Host::from_uuid([7; 16]), &options()).expect("a log");
+    let found =
+        discover(TransportKind::Tcp, fake.address, &Host::from_uuid([7; 16]), &options()).expect("a log");
     assert_eq!((found.generation, found.entries.len()), (3, 40));
     for (index, entry) in found.entries.iter().enumerate() {
         assert_eq!(entry.subnqn().expect("a name").as_str(), format!("nqn.2026-01.io.spindle:{index}"));
@@ -132,7 +135,7 @@ fn a_log_that_never_stands_still_and_one_without_end_are_given_up() {
     };
     let fake = Fake::at("127.0.0.1:0".parse().expect("address"), disk, Box::new(script));
     let host = Host::from_uuid([7; 16]);
-    let error = discover(fake.address, &host, &options()).expect_err("it changes");
+    let error = discover(TransportKind::Tcp, fake.address, &host, &options()).expect_err("it changes");
     assert!(error.to_string().contains("changes faster"), "{error}");
     drop(fake);
     let disk = Disk::new();
@@ -143,7 +146,7 @@ fn a_log_that_never_stands_still_and_one_without_end_are_given_up() {
         Act::Execute
     };
     let fake = Fake::at("127.0.0.1:0".parse().expect("address"), disk, Box::new(script));
-    let error = discover(fake.address, &host, &options()).expect_err("too long");
+    let error = discover(TransportKind::Tcp, fake.address, &host, &options()).expect_err("too long");
     assert!(error.to_string().contains("NUMREC") && error.to_string().contains("70000"), "{error}");
 }
 

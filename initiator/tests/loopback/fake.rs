@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::nvme_spec::{Nqn, Sqe};
-use spindle_initiator::{Buf, Clock, Host, Options, Pages, Pool, Target, ZoneSpec};
+use spindle_initiator::{Buf, Clock, Host, Options, Pages, Pool, Target, TransportKind, ZoneSpec};
 use spindle_reactor::net::{Interest, Listener, Readiness, Received, Sent, Socket};
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_target::transport::{DataPointer, Event, Reply, Transport};
@@ -68,7 +68,12 @@ impl Fake {
 
     /// The subsystem, as a target.
     pub fn target(&self) -> Target {
-        Target { address: self.address, nqn: nqn(), host: Host::from_uuid([7; 16]) }
+        Target {
+            transport: TransportKind::Tcp,
+            address: self.address,
+            nqn: nqn(),
+            host: Host::from_uuid([7; 16]),
+        }
     }
 }
 

@@ -40,8 +40,9 @@ enum Operation {
 /// and those before it stay. `is_signalled`: it completes on its own. A failure does in any case. Without, its
 /// place in the queue becomes free, and its memory may be used again, when a later one completes.
 ///
-/// Where the device has no `ibv_wr_*` ([`QueuePair::road`]), every [`crate::LIST_BATCH`] requests go as they
-/// are added, with a doorbell of their own: those stay posted when the batch is dropped.
+/// Where the road is a list ([`QueuePair::road`]), what comes after [`crate::LIST_BATCH`] requests, and what
+/// comes after binding a window, has a doorbell of its own: those before it go at once, and stay posted when
+/// the batch is dropped.
 #[must_use = "nothing is posted without submit"]
 pub struct SendBatch<'a> {
     queue: &'a mut QueuePair,
@@ -176,6 +177,7 @@ impl<'a> SendBatch<'a> {
             return Err(VerbsError::new("ibv_wr_bind_mw", libc::EINVAL));
         }
         self.check(SendData::Local(&[]))?;
+        self.make_room()?;
         let key = window.next_key();
         let info = sys::ibv_mw_bind_info {
             mr: region.raw(),
@@ -194,7 +196,7 @@ impl<'a> SendBatch<'a> {
                 // SAFETY: alive and started; window and region are alive now and read now.
                 unsafe {
                     (*queue).wr_id = id;
-                    (*queue).wr_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+                    (*queue).wr_flags = SIGNALLED;
                     sys::ibv_wr_bind_mw(queue, window.raw(), key, &raw const info);
                 }
             }
@@ -266,6 +268,7 @@ impl<'a> SendBatch<'a> {
         data: SendData<'_>,
     ) -> Result<(), VerbsError> {
         self.check(data)?;
+        self.make_room()?;
         match &mut self.queue.post {
             Post::Extended(queue) => {
                 let queue = *queue;
@@ -276,9 +279,10 @@ impl<'a> SendBatch<'a> {
                 Ok(())
             }
             Post::List(list) => {
-                list.add(id, is_signalled, operation, data, self.queue.send_sge, self.queue.inline_bytes);
+                let (segments_max, inline_max) = (self.queue.send_sge, self.queue.inline_bytes);
+                list.add(id, is_signalled, operation, data, segments_max, inline_max);
                 self.added += 1;
-                if list.count == list.requests.len() { self.flush_list() } else { Ok(()) }
+                Ok(())
             }
         }
     }
@@ -289,6 +293,15 @@ impl<'a> SendBatch<'a> {
             self.queue.is_open = true;
             // SAFETY: alive, and not started.
             unsafe { sys::ibv_wr_start(queue) };
+        }
+    }
+
+    /// Post a list that is full.
+    #[inline]
+    fn make_room(&mut self) -> Result<(), VerbsError> {
+        match &self.queue.post {
+            Post::List(list) if list.count == list.requests.len() => self.flush_list(),
+            Post::List(_) | Post::Extended(_) => Ok(()),
         }
     }
 
@@ -335,6 +348,7 @@ impl Drop for SendBatch<'_> {
 }
 
 const SIGNALLED: u32 = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+const INLINE: u32 = sys::ibv_send_flags::IBV_SEND_INLINE.0;
 
 /// # Safety
 /// The queue pair is alive, a batch is started, it has all calls of `queue_pair::extended`, and the data are
@@ -351,6 +365,10 @@ unsafe fn add_extended(
     unsafe {
         (*queue).wr_id = id;
         (*queue).wr_flags = if is_signalled { SIGNALLED } else { 0 };
+        if let SendData::Inline(_) = data {
+            // Told by the setter below; soft-RoCE wants to hear it twice.
+            (*queue).wr_flags |= INLINE;
+        }
         match operation {
             Operation::Read { address, key } => sys::ibv_wr_rdma_read(queue, key, address),
             Operation::Write { address, key } => sys::ibv_wr_rdma_write(queue, key, address),
@@ -365,6 +383,7 @@ unsafe fn add_extended(
             }
         }
         match data {
+            SendData::Local([one]) => sys::ibv_wr_set_sge(queue, one.key, one.address, one.bytes),
             SendData::Local(segments) => {
                 sys::ibv_wr_set_sge_list(queue, segments.len(), segments.as_ptr().cast());
             }
@@ -437,7 +456,7 @@ impl List {
                 let bytes = u32::try_from(bytes.len()).unwrap_or(0);
                 self.segments[index * segments_max as usize] = Sge { address, bytes, key: 0 };
                 self.requests[index].num_sge = 1;
-                self.requests[index].send_flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
+                self.requests[index].send_flags |= INLINE;
             }
         }
         self.count += 1;
@@ -455,5 +474,54 @@ impl List {
             request.sg_list = segments.wrapping_add(index * segments_max as usize);
         }
         first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REMOTE: Operation = Operation::Write { address: 0x1000, key: 7 };
+
+    fn sge(address: u64) -> Sge {
+        Sge { address, bytes: 512, key: 9 }
+    }
+
+    #[test]
+    fn a_list_is_a_chain_of_requests_with_their_segments() {
+        let mut list = List::new(1000, 3, 16);
+        assert_eq!(list.requests.len(), 64);
+        list.add(1, false, REMOTE, SendData::Local(&[sge(1), sge(2), sge(3)]), 3, 16);
+        list.add(2, true, Operation::SendWithInvalidate { key: 5 }, SendData::Inline(b"abc"), 3, 16);
+        list.add(3, true, Operation::LocalInvalidate { key: 6 }, SendData::Local(&[]), 3, 16);
+        let count = list.count;
+        let first = list.link(count, 3);
+        // SAFETY: a chain of three, whose segments and bytes are the list's.
+        unsafe {
+            assert_eq!(
+                ((*first).wr_id, (*first).opcode, (*first).num_sge),
+                (1, opcode::IBV_WR_RDMA_WRITE, 3)
+            );
+            assert_eq!(((*first).send_flags, (*first).wr.rdma.remote_addr), (0, 0x1000));
+            assert_eq!((*(*first).sg_list.add(2)).addr, 3);
+            let second = (*first).next;
+            assert_eq!(((*second).wr_id, (*second).send_flags), (2, SIGNALLED | INLINE));
+            assert_eq!((*second).imm_data_invalidated_rkey_union.invalidated_rkey, 5);
+            let bytes = *(*second).sg_list;
+            assert_eq!(std::slice::from_raw_parts(bytes.addr as *const u8, 3), b"abc");
+            let third = (*second).next;
+            assert_eq!(((*third).wr_id, (*third).num_sge, (*third).next), (3, 0, ptr::null_mut()));
+        }
+    }
+
+    #[test]
+    fn a_request_shows_nothing_of_the_one_before_it() {
+        let mut list = List::new(1, 2, 0);
+        list.add(1, true, REMOTE, SendData::Local(&[sge(1), sge(2)]), 2, 0);
+        list.count = 0;
+        list.add(2, false, Operation::Send, SendData::Inline(&[]), 2, 0);
+        let request = &list.requests[0];
+        assert_eq!((request.wr_id, request.num_sge, request.send_flags), (2, 1, INLINE));
+        assert_eq!(list.segments[0].bytes, 0);
     }
 }

@@ -53,9 +53,9 @@ impl CmToken {
 pub struct ConnectParams<'a> {
     /// For the other side's event. How much fits is the transport's: 56 bytes to connect, 196 to accept.
     pub private_data: &'a [u8],
-    /// READs of the other side that this one serves at once.
+    /// READs of the other side that this one serves at once. 255: as many as the device does.
     pub responder_resources: u8,
-    /// READs that this side has outstanding at once.
+    /// READs that this side has outstanding at once. 255: as many as the device does.
     pub initiator_depth: u8,
     /// How often to repeat what is not acknowledged, at most 7.
     pub retry_count: u8,
@@ -118,6 +118,40 @@ impl IdInner {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         let _lock = channel.lock();
         what(self.raw)
+    }
+
+    /// The same with a verb that takes for granted, without looking, that the identifier has a device.
+    fn with_device(
+        &self,
+        verb: &'static str,
+        what: impl FnOnce(*mut sys::rdma_cm_id) -> c_int,
+    ) -> Result<(), VerbsError> {
+        self.with(|raw| {
+            // SAFETY: ours.
+            let has_device = !unsafe { (*raw).verbs }.is_null();
+            if has_device {
+                VerbsError::check(verb, what(raw))
+            } else {
+                Err(VerbsError::new(verb, libc::EINVAL))
+            }
+        })
+    }
+
+    /// The same with a verb that wants a queue pair, and so a device.
+    fn with_queue(
+        &self,
+        verb: &'static str,
+        what: impl FnOnce(*mut sys::rdma_cm_id) -> c_int,
+    ) -> Result<(), VerbsError> {
+        self.with(|raw| {
+            // SAFETY: ours. Only identifiers with a device get a queue pair.
+            let has_queue = !unsafe { (*raw).qp }.is_null();
+            if has_queue {
+                VerbsError::check(verb, what(raw))
+            } else {
+                Err(VerbsError::new(verb, libc::EINVAL))
+            }
+        })
     }
 
     fn migrate(&self, to: &Arc<ChannelInner>) -> Result<(), VerbsError> {
@@ -241,11 +275,9 @@ impl CmId {
     /// # Errors
     /// It cannot be begun.
     pub fn resolve_route(&self, timeout: Duration) -> Result<(), VerbsError> {
-        // SAFETY: ours.
-        VerbsError::check(
-            "rdma_resolve_route",
-            self.inner.with(|raw| unsafe { sys::rdma_resolve_route(raw, milliseconds(timeout)) }),
-        )
+        let timeout = milliseconds(timeout);
+        // SAFETY: has a device.
+        self.inner.with_device("rdma_resolve_route", |raw| unsafe { sys::rdma_resolve_route(raw, timeout) })
     }
 
     /// Which of these devices it is bound to.
@@ -314,12 +346,10 @@ impl CmId {
     /// # Errors
     /// It cannot be begun: no queue pair, too much private data, more READs than the device does.
     pub fn connect(&self, parameters: &ConnectParams<'_>) -> Result<(), VerbsError> {
-        let mut parameters = parameters.raw("rdma_connect")?;
-        // SAFETY: ours; the parameters are read.
-        VerbsError::check(
-            "rdma_connect",
-            self.inner.with(|raw| unsafe { sys::rdma_connect(raw, &raw mut parameters) }),
-        )
+        const VERB: &str = "rdma_connect";
+        let mut parameters = parameters.raw(VERB)?;
+        // SAFETY: has a queue pair; the parameters are read.
+        self.inner.with_queue(VERB, |raw| unsafe { sys::rdma_connect(raw, &raw mut parameters) })
     }
 
     /// Accept a connection request. Ends in `Established`.
@@ -327,12 +357,10 @@ impl CmId {
     /// # Errors
     /// As [`CmId::connect`], or the other side has given up.
     pub fn accept(&self, parameters: &ConnectParams<'_>) -> Result<(), VerbsError> {
-        let mut parameters = parameters.raw("rdma_accept")?;
-        // SAFETY: ours; the parameters are read.
-        VerbsError::check(
-            "rdma_accept",
-            self.inner.with(|raw| unsafe { sys::rdma_accept(raw, &raw mut parameters) }),
-        )
+        const VERB: &str = "rdma_accept";
+        let mut parameters = parameters.raw(VERB)?;
+        // SAFETY: has a queue pair; the parameters are read.
+        self.inner.with_queue(VERB, |raw| unsafe { sys::rdma_accept(raw, &raw mut parameters) })
     }
 
     /// Refuse a connection request.
@@ -348,10 +376,12 @@ impl CmId {
         )
     }
 
-    /// End the connection; the queue pair goes to its error state. Both sides get `Disconnected`.
+    /// End the connection, or answer the other side's end of it; the queue pair goes to its error state. Both
+    /// sides get `Disconnected`: the one that begins when the other has answered by this same call (or by
+    /// dropping its identifier), or else after a minute of repeating.
     ///
     /// # Errors
-    /// There is no connection.
+    /// There is no connection, or not any more.
     pub fn disconnect(&self) -> Result<(), VerbsError> {
         // SAFETY: ours.
         VerbsError::check("rdma_disconnect", self.inner.with(|raw| unsafe { sys::rdma_disconnect(raw) }))

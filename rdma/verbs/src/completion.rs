@@ -80,10 +80,11 @@ pub struct WorkCompletion {
 }
 
 impl WorkCompletion {
-    fn new(raw: &sys::ibv_wc) -> WorkCompletion {
+    /// `invalidated`: the flag for it.
+    fn new(raw: &sys::ibv_wc, invalidated: u32) -> WorkCompletion {
         let status = WcStatus(raw.status);
         let is_ok = status == WcStatus::SUCCESS;
-        let has = |flag: sys::ibv_wc_flags| is_ok && raw.wc_flags & flag.0 != 0;
+        let has = |flag: u32| is_ok && raw.wc_flags & flag != 0;
         // SAFETY: both members are 32 bits of any value.
         let (key, immediate) = unsafe {
             let union = &raw.imm_data_invalidated_rkey_union;
@@ -96,11 +97,16 @@ impl WorkCompletion {
             vendor_error: if is_ok { 0 } else { raw.vendor_err },
             bytes: if is_ok { raw.byte_len } else { 0 },
             queue_pair: raw.qp_num,
-            invalidated_key: has(sys::ibv_wc_flags::IBV_WC_WITH_INV).then_some(key),
-            immediate: has(sys::ibv_wc_flags::IBV_WC_WITH_IMM).then(|| u32::from_be(immediate)),
+            invalidated_key: has(invalidated).then_some(key),
+            immediate: has(sys::ibv_wc_flags::IBV_WC_WITH_IMM.0).then(|| u32::from_be(immediate)),
         }
     }
 }
+
+const INVALIDATED: u32 = sys::ibv_wc_flags::IBV_WC_WITH_INV.0;
+/// Its completions have the kernel's own number, which reads as `IBV_WC_IP_CSUM_OK`: not a flag that a
+/// reliable connection has.
+const INVALIDATED_SOFT_ROCE: u32 = INVALIDATED | sys::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
 
 #[derive(Debug)]
 struct ChannelInner {
@@ -204,6 +210,8 @@ pub struct CompletionQueue {
     inner: Arc<QueueInner>,
     entries: u32,
     is_broken: bool,
+    /// The flag of a completion with an invalidated key.
+    invalidated: u32,
     _not_sync: PhantomData<Cell<()>>,
 }
 
@@ -244,7 +252,8 @@ impl CompletionQueue {
         let channel = channel.map(|channel| Arc::clone(&channel.inner));
         let inner = Arc::new(QueueInner { raw, _channel: channel, device: Arc::clone(device) });
         let entries = u32::try_from(granted).unwrap_or(entries).max(entries);
-        Ok(CompletionQueue { inner, entries, is_broken: false, _not_sync: PhantomData })
+        let invalidated = if device.is_soft_roce() { INVALIDATED_SOFT_ROCE } else { INVALIDATED };
+        Ok(CompletionQueue { inner, entries, is_broken: false, invalidated, _not_sync: PhantomData })
     }
 
     /// Lend up to [`POLL_BATCH`] completions to `each`, and say how many: fewer than that means that there
@@ -262,7 +271,7 @@ impl CompletionQueue {
         };
         for raw in raw.iter().take(count) {
             // SAFETY: the verb has written the first `count`.
-            each(WorkCompletion::new(unsafe { raw.assume_init_ref() }));
+            each(WorkCompletion::new(unsafe { raw.assume_init_ref() }, self.invalidated));
         }
         count
     }
@@ -315,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_failed_completion_says_nothing_but_whose_it_is_and_why() {
-        let completion = WorkCompletion::new(&raw(5, u32::MAX));
+        let completion = WorkCompletion::new(&raw(5, u32::MAX), INVALIDATED);
         assert!(!completion.is_ok && completion.status == WcStatus::FLUSHED);
         assert_eq!((completion.id, completion.queue_pair, completion.vendor_error), (7, 17, 3));
         assert_eq!((completion.bytes, completion.invalidated_key, completion.immediate), (0, None, None));
@@ -323,12 +332,15 @@ mod tests {
 
     #[test]
     fn key_and_immediate_are_there_where_the_flags_say_so() {
-        let completion = WorkCompletion::new(&raw(0, sys::ibv_wc_flags::IBV_WC_WITH_INV.0));
+        let completion = WorkCompletion::new(&raw(0, INVALIDATED), INVALIDATED);
         assert_eq!((completion.invalidated_key, completion.immediate), (Some(0x0102_0304), None));
-        let completion = WorkCompletion::new(&raw(0, sys::ibv_wc_flags::IBV_WC_WITH_IMM.0));
+        let completion = WorkCompletion::new(&raw(0, sys::ibv_wc_flags::IBV_WC_WITH_IMM.0), INVALIDATED);
         let immediate = u32::from_be(0x0102_0304);
         assert_eq!((completion.invalidated_key, completion.immediate), (None, Some(immediate)));
         assert_eq!((completion.is_ok, completion.bytes, completion.vendor_error), (true, 64, 0));
+        let checksum = raw(0, sys::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0);
+        assert_eq!(WorkCompletion::new(&checksum, INVALIDATED).invalidated_key, None);
+        assert!(WorkCompletion::new(&checksum, INVALIDATED_SOFT_ROCE).invalidated_key.is_some());
     }
 
     #[test]

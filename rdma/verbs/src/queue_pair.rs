@@ -44,7 +44,7 @@ pub struct QueuePairConfig<'a> {
 /// How work requests are posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Road {
-    /// `ibv_wr_*` where the device has it, a list otherwise.
+    /// `ibv_wr_*` where the device has it and does it well, a list otherwise.
     Best,
     /// By `ibv_wr_*`: straight into the device's queue.
     Extended,
@@ -109,6 +109,7 @@ impl QueuePair {
     ) -> Result<QueuePair, VerbsError> {
         config.check(device)?;
         let roads: &[Road] = match road {
+            Road::Best if device.is_soft_roce() => &[Road::List],
             Road::Best => &[Road::Extended, Road::List],
             Road::Extended => &[Road::Extended],
             Road::List => &[Road::List],
@@ -142,7 +143,10 @@ impl QueuePair {
                         _not_sync: PhantomData,
                     };
                     queue_pair.post = match road {
-                        Road::List => Post::List(List::new(&queue_pair)),
+                        Road::List => {
+                            let inline_bytes = queue_pair.inline_bytes;
+                            Post::List(List::new(queue_pair.send_wr, config.send_sge, inline_bytes))
+                        }
                         Road::Best | Road::Extended => match extended(raw) {
                             Some(extended) => Post::Extended(extended),
                             None if roads.len() > 1 => continue,
@@ -237,6 +241,8 @@ impl QueuePair {
         // SAFETY: numbers.
         let mut attributes: sys::ibv_qp_attr = unsafe { mem::zeroed() };
         attributes.qp_state = sys::ibv_qp_state::IBV_QPS_ERR;
+        // One that was forgotten would still hold the device's lock.
+        drop(self.batch());
         let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
         // SAFETY: alive; the attributes are read.
         VerbsError::check("ibv_modify_qp", unsafe { sys::ibv_modify_qp(self.raw, &raw mut attributes, mask) })
@@ -245,6 +251,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        drop(self.batch());
         // SAFETY: it is the identifier's queue pair, and alive.
         self.id.with(|raw| unsafe { sys::rdma_destroy_qp(raw) });
     }
@@ -336,20 +343,21 @@ fn extended(raw: *mut sys::ibv_qp) -> Option<*mut sys::ibv_qp_ex> {
         && calls.wr_send.is_some()
         && calls.wr_send_inv.is_some()
         && calls.wr_local_inv.is_some()
+        && calls.wr_set_sge.is_some()
         && calls.wr_set_sge_list.is_some()
         && calls.wr_set_inline_data.is_some();
     has_all.then_some(extended)
 }
 
 impl List {
-    fn new(queue_pair: &QueuePair) -> List {
-        let count = queue_pair.send_wr.min(LIST_BATCH) as usize;
-        let segments = count * queue_pair.send_sge as usize;
+    pub(crate) fn new(send_wr: u32, send_sge: u32, inline_bytes: u32) -> List {
+        let count = send_wr.min(LIST_BATCH) as usize;
+        let segments = count * send_sge as usize;
         List {
             // SAFETY: numbers, and pointers that are set before they are used.
             requests: (0..count).map(|_| unsafe { mem::zeroed() }).collect(),
             segments: vec![Sge { address: 0, bytes: 0, key: 0 }; segments].into(),
-            inline: vec![0; count * queue_pair.inline_bytes as usize].into(),
+            inline: vec![0; count * inline_bytes as usize].into(),
             count: 0,
         }
     }

@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicU64;
 
 use arrayvec::ArrayVec;
 
+use super::area::Area;
 use super::frames::{FrameCore, Place};
 use super::pool::PoolCore;
 
@@ -371,6 +372,18 @@ impl Buf {
             left -= 1;
         }
         bytes
+    }
+
+    /// The memory that it lies in, to be registered with a device. Segments that read as zeroes without being
+    /// stored lie in [`Area::zeroes`] instead. `None` for the heap's, which no device is given.
+    #[must_use]
+    pub fn area(&self) -> Option<Area> {
+        match &self.home {
+            Home::Pool(pool, ..) => Some(pool.area()),
+            Home::Frames(frames, ..) => Some(frames.store().area()),
+            Home::Zeroes => Some(Area::zeroes()),
+            Home::Heap(_) => None,
+        }
     }
 
     /// True when it is in one piece.

@@ -64,6 +64,10 @@ pub(super) struct PoolCore {
 }
 
 impl PoolCore {
+    pub(super) fn area(&self) -> Area {
+        Area::of(&self.region)
+    }
+
     pub(super) fn buffer_bytes(&self, zone: u8) -> u32 {
         self.zones[usize::from(zone)].spec.buffer_bytes
     }
@@ -170,7 +174,7 @@ impl Pool {
     /// Its memory, to be registered with a device.
     #[must_use]
     pub fn area(&self) -> Area {
-        Area::of(&self.0.region)
+        self.0.area()
     }
 
     /// The largest buffer that can ever be taken, in bytes.

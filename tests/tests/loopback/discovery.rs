@@ -5,7 +5,7 @@ use std::process::Command;
 
 use spindle_initiator::nvme_spec::Nqn;
 use spindle_initiator::nvme_spec::log::{AddressFamily, SubsystemType};
-use spindle_initiator::{Host, Options, discover};
+use spindle_initiator::{Host, Options, TransportKind, discover};
 use spindle_tests::loopback::{Folder, binary, free_port};
 
 use super::RAM;
@@ -32,7 +32,7 @@ fn configuration(v4: SocketAddr, v6: SocketAddr) -> String {
 /// for the discovery service itself.
 fn offered(address: SocketAddr, host: &str) -> Vec<(u16, AddressFamily, String)> {
     let host = Host::from_nqn(Nqn::new(host).expect("well formed"));
-    let log = discover(address, &host, &Options::default()).expect("answers");
+    let log = discover(TransportKind::Tcp, address, &host, &Options::default()).expect("answers");
     let mut found = Vec::new();
     for entry in &log.entries {
         let port: u16 = entry.trsvcid().parse().expect("a port");

@@ -6,12 +6,15 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use initiator::nvme_spec::Nqn;
 use initiator::nvme_spec::log::{SubsystemType, TransportType};
-use initiator::{Controller, Host, IoQueue, NVME_TCP_PORT, Namespace, Options, Target};
+use initiator::{
+    Controller, Host, IoQueue, NVME_RDMA_PORT, NVME_TCP_PORT, Namespace, Options, RegistrationLimits,
+    RegistrationMode, Target, TransportKind,
+};
 use spindle_initiator as initiator;
 
 use super::{BenchError, Plan, WARM_UP};
 use crate::bench::verify;
-use crate::cli::BenchTargetArgs;
+use crate::cli::{BenchTargetArgs, Registration};
 use crate::size::Bytes;
 
 /// Commands that a queue is made for that has none to send: as many as a Linux host makes its queues for.
@@ -43,6 +46,8 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
         io_queues: u16::try_from(depths.len()).unwrap_or(u16::MAX),
         header_digest: args.header_digest,
         data_digest: args.data_digest,
+        in_capsule_bytes_max: in_capsule(args),
+        registration: registration(args),
         ..Options::default()
     };
     let target = find(args, &host, &options)?;
@@ -75,6 +80,20 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
     Ok(Connected { target, controllers, queues, namespace, connected_in: began.elapsed() })
 }
 
+/// Most bytes of a write that go with their command.
+fn in_capsule(args: &BenchTargetArgs) -> u32 {
+    args.in_capsule.map_or(u32::MAX, |bytes| u32::try_from(bytes.get()).unwrap_or(u32::MAX))
+}
+
+fn registration(args: &BenchTargetArgs) -> RegistrationLimits {
+    let mode = match args.registration {
+        Registration::Off => RegistrationMode::Off,
+        Registration::PinDown => RegistrationMode::PinDown,
+        Registration::Batched => RegistrationMode::Batched,
+    };
+    RegistrationLimits { mode, bytes: args.registration_bytes.as_len(), ..RegistrationLimits::default() }
+}
+
 /// Who asks.
 pub(crate) fn host(nqn: Option<&str>) -> Result<Host, BenchError> {
     match nqn {
@@ -91,18 +110,23 @@ fn name(option: &'static str, value: &str) -> Result<Nqn, BenchError> {
 /// first that answers.
 fn find(args: &BenchTargetArgs, host: &Host, options: &Options) -> Result<Target, BenchError> {
     let text = args.address.as_deref().unwrap_or_default();
-    let addresses = initiator::resolve(text, NVME_TCP_PORT)?;
+    let (transport, text) = initiator::split_transport(text);
+    let port = match transport {
+        TransportKind::Tcp => NVME_TCP_PORT,
+        TransportKind::Rdma => NVME_RDMA_PORT,
+    };
+    let addresses = initiator::resolve(text, port)?;
     let nqn = args.nqn.as_deref().map(|nqn| name("--nqn", nqn)).transpose()?;
     let is_one = addresses.len() == 1;
-    let mut last = BenchError::NothingOffered(addresses[0]);
+    let mut last = BenchError::NothingOffered { address: addresses[0], transport };
     for address in addresses {
         let found = match nqn {
-            Some(nqn) if is_one => Ok((address, nqn)),
+            Some(nqn) if is_one || transport == TransportKind::Rdma => Ok((address, nqn)),
             Some(nqn) => reachable(address, options).map(|()| (address, nqn)),
-            None => first_offered(address, host, options),
+            None => first_offered(transport, address, host, options),
         };
         match found {
-            Ok((address, nqn)) => return Ok(Target { address, nqn, host: host.clone() }),
+            Ok((address, nqn)) => return Ok(Target { transport, address, nqn, host: host.clone() }),
             Err(error @ BenchError::Target(initiator::Error::Connect { .. })) => last = error,
             Err(error) => return Err(error),
         }
@@ -117,21 +141,24 @@ fn reachable(address: SocketAddr, options: &Options) -> Result<(), BenchError> {
 }
 
 fn first_offered(
+    transport: TransportKind,
     address: SocketAddr,
     host: &Host,
     options: &Options,
 ) -> Result<(SocketAddr, Nqn), BenchError> {
-    let log = initiator::discover(address, host, options)?;
-    let usable = log
-        .entries
-        .iter()
-        .filter(|entry| entry.subtype == SubsystemType::NVM && entry.trtype == TransportType::TCP);
+    let log = initiator::discover(transport, address, host, options)?;
+    let trtype = match transport {
+        TransportKind::Tcp => TransportType::TCP,
+        TransportKind::Rdma => TransportType::RDMA,
+    };
+    let usable =
+        log.entries.iter().filter(|entry| entry.subtype == SubsystemType::NVM && entry.trtype == trtype);
     let mut offered = usable.filter_map(|entry| {
         let ip = entry.traddr().parse().ok()?;
         let port = entry.trsvcid().parse().ok()?;
         Some((SocketAddr::new(ip, port), entry.subnqn().ok()?))
     });
-    offered.next().ok_or(BenchError::NothingOffered(address))
+    offered.next().ok_or(BenchError::NothingOffered { address, transport })
 }
 
 fn namespace(args: &BenchTargetArgs, controller: &mut Controller) -> Result<Namespace, BenchError> {

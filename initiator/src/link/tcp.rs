@@ -1,4 +1,4 @@
-//! One connection's bytes: a socket and the host's end of NVMe/TCP, joined. It knows no command.
+//! [`TcpLink`]: a socket and the host's end of NVMe/TCP, joined.
 //!
 //! A turn sends everything that is queued in one call, receives once, and hands on what came of it:
 //!
@@ -18,6 +18,7 @@ use spindle_reactor::net::{Errno, PIECES_MAX, Received, Sent, Socket};
 use spindle_tcp::host::{CloseCause, Conn, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Expectation, Phase, RxBatch};
 
+use super::LinkEvent;
 use crate::error::{Error, Loss};
 use crate::options::Options;
 
@@ -33,7 +34,7 @@ const USER_TIMEOUT_MS: u32 = 30_000;
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct TcpLink {
     socket: Socket,
     conn: Conn,
     /// Why it ended, where that was seen here.
@@ -44,9 +45,9 @@ pub(crate) struct Link {
     expects: Expectation,
 }
 
-impl Link {
+impl TcpLink {
     /// Connect the socket, say hello and wait for the answer.
-    pub(crate) fn open(address: SocketAddr, options: &Options, depth: u16) -> Result<Link, Error> {
+    pub(super) fn open(address: SocketAddr, options: &Options, depth: u16) -> Result<TcpLink, Error> {
         let failed = |source| Error::Connect { address, source };
         let socket = Socket::connect(address, options.connect_timeout).map_err(failed)?;
         configure(&socket, options).map_err(failed)?;
@@ -60,7 +61,7 @@ impl Link {
         };
         let mut conn = Conn::new(config, Clock::now());
         conn.connect();
-        let mut link = Link {
+        let mut link = TcpLink {
             socket,
             conn,
             cause: None,
@@ -80,12 +81,12 @@ impl Link {
         loop {
             let mut why = None;
             self.turn(&mut batch, |event, _| {
-                if let HostEvent::Closed { why: cause } = event {
-                    why = Some(cause);
+                if let LinkEvent::Closed(loss) = event {
+                    why = Some(loss);
                 }
             });
-            if let Some(cause) = why {
-                return Err(Error::Lost { step, loss: self.loss(cause) });
+            if let Some(loss) = why {
+                return Err(Error::Lost { step, loss });
             }
             if self.conn.limits().is_some() {
                 return Ok(());
@@ -98,36 +99,36 @@ impl Link {
         }
     }
 
-    /// Queue a command; it leaves with the next [`Link::send`] or [`Link::turn`].
+    /// Queue a command; it leaves with the next [`TcpLink::send`] or [`TcpLink::turn`].
     #[inline]
-    pub(crate) fn submit(&mut self, sqe: nvme_spec::Sqe, data: HostData) -> Result<(), HostData> {
+    pub(super) fn submit(&mut self, sqe: nvme_spec::Sqe, data: HostData) -> Result<(), HostData> {
         self.conn.submit(sqe, data).map_err(|full| full.0)
     }
 
     /// True while commands can be submitted.
     #[inline]
-    pub(crate) fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.conn.phase() == Phase::Open
     }
 
     /// True when there is something to send and the kernel takes none of it: wait for room.
-    pub(crate) fn is_blocked(&self) -> bool {
+    pub(super) fn is_blocked(&self) -> bool {
         self.is_full && self.conn.wants_send()
     }
 
     /// See [`Conn::set_in_capsule_bytes`].
-    pub(crate) fn set_in_capsule_bytes(&mut self, bytes: u32) {
+    pub(super) fn set_in_capsule_bytes(&mut self, bytes: u32) {
         self.conn.set_in_capsule_bytes(bytes);
     }
 
     /// The socket, to be watched.
-    pub(crate) fn socket(&self) -> &Socket {
+    pub(super) fn socket(&self) -> &Socket {
         &self.socket
     }
 
     /// Send what is queued, as far as the kernel takes it.
     #[inline]
-    pub(crate) fn send(&mut self) {
+    pub(super) fn send(&mut self) {
         if self.conn.wants_send() {
             self.send_queued();
         }
@@ -155,7 +156,7 @@ impl Link {
     /// Send, receive once, and tell what came of it, each with whether the connection was open. True when
     /// anything came.
     #[inline]
-    pub(crate) fn turn(&mut self, batch: &mut RxBatch, mut on_event: impl FnMut(HostEvent, bool)) -> bool {
+    pub(super) fn turn(&mut self, batch: &mut RxBatch, mut on_event: impl FnMut(LinkEvent, bool)) -> bool {
         let has_sent = self.conn.wants_send();
         if has_sent {
             self.send_queued();
@@ -170,7 +171,7 @@ impl Link {
                 batch.filled(count - in_place);
                 self.conn.load(std::mem::take(batch));
                 while let Some(event) = self.conn.next_event() {
-                    on_event(event, self.is_open());
+                    self.tell(event, &mut on_event);
                 }
                 *batch = self.conn.unload();
             }
@@ -183,10 +184,20 @@ impl Link {
         if !matches!(received, Received::Bytes(_)) || !self.is_open() {
             self.settle();
             while let Some(event) = self.conn.next_event() {
-                on_event(event, self.is_open());
+                self.tell(event, &mut on_event);
             }
         }
         received != Received::Empty
+    }
+
+    #[inline]
+    fn tell(&self, event: HostEvent, on_event: &mut impl FnMut(LinkEvent, bool)) {
+        let event = match event {
+            HostEvent::Completed { cid, cqe, buf, result } => LinkEvent::Completed { cid, cqe, buf, result },
+            HostEvent::Closed { why } => LinkEvent::Closed(self.loss(why)),
+            HostEvent::Ready { .. } => return,
+        };
+        on_event(event, self.is_open());
     }
 
     /// What the state of a connection that ends asks of its socket.
@@ -207,19 +218,19 @@ impl Link {
 
     /// End it at once; every command is told in the next turn.
     #[cold]
-    pub(crate) fn fail(&mut self, loss: Loss) {
+    pub(super) fn fail(&mut self, loss: Loss) {
         self.cause.get_or_insert(loss);
         self.conn.on_reset();
     }
 
     /// End it: what is queued leaves first.
-    pub(crate) fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         self.conn.close();
         self.settle();
     }
 
     /// Why it ended, as seen from here.
-    pub(crate) fn loss(&self, cause: CloseCause) -> Loss {
+    fn loss(&self, cause: CloseCause) -> Loss {
         match (self.cause, cause) {
             (Some(loss), _) => loss,
             (None, CloseCause::Requested) => Loss::Requested,
@@ -230,7 +241,7 @@ impl Link {
     }
 
     /// Sleep until there is something to receive (or room, where that is waited for), at most `timeout`.
-    pub(crate) fn wait_io(&self, timeout: Duration) {
+    pub(super) fn wait_io(&self, timeout: Duration) {
         let flags = if self.is_blocked() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let timeout = Timespec::try_from(timeout).ok();
         // A signal or an error ends the wait early; the next turn sees what there is.

@@ -1,0 +1,204 @@
+//! [`Link`]: one connection, over TCP or RDMA. It knows no command.
+//!
+//! Both are the host's end of their protocol joined to what moves its bytes, and both are asked in turns:
+//! send what is queued, take what came, tell what came of it.
+
+mod rdma;
+mod tcp;
+
+use std::io;
+use std::time::Duration;
+
+use nvme_spec::identify::IdentifyController;
+use nvme_spec::status::Status;
+use nvme_spec::{Cqe, Sqe};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
+use spindle_reactor::net::{Interest, Readiness};
+use spindle_tcp::RxBatch;
+use spindle_tcp::host::HostData;
+
+use crate::error::{Error, Loss};
+use crate::options::{Options, Target, TransportKind};
+use crate::qpair::Why;
+
+use rdma::RdmaLink;
+use tcp::TcpLink;
+
+/// Which queue a connection is for. RDMA tells it when it connects.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueueName {
+    /// QID.
+    pub(crate) qid: u16,
+    /// CNTLID; of an admin queue 0.
+    pub(crate) cntlid: u16,
+    /// Commands that may be outstanding.
+    pub(crate) depth: u16,
+}
+
+/// What happened on a connection.
+#[derive(Debug)]
+pub(crate) enum LinkEvent {
+    /// A command is over. Its CID is free again.
+    Completed { cid: u16, cqe: Cqe, buf: Option<Buf>, result: Result<(), Status> },
+    /// The connection is gone. Comes once, last.
+    Closed(Loss),
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) enum Link {
+    Tcp(TcpLink),
+    /// Boxed: TCP's is small, and is not to grow by this.
+    Rdma(Box<RdmaLink>),
+}
+
+impl Link {
+    /// Connect, and wait until commands can be submitted.
+    pub(crate) fn open(target: &Target, options: &Options, name: QueueName) -> Result<Link, Error> {
+        match target.transport {
+            TransportKind::Tcp => TcpLink::open(target.address, options, name.depth).map(Link::Tcp),
+            TransportKind::Rdma => Ok(Link::Rdma(Box::new(RdmaLink::open(target.address, options, name)?))),
+        }
+    }
+
+    /// Queue a command; it leaves with the next [`Link::send`] or [`Link::turn`].
+    #[inline]
+    pub(crate) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Why, HostData)> {
+        match self {
+            Link::Tcp(link) => link.submit(sqe, data).map_err(|data| (Why::Down, data)),
+            Link::Rdma(link) => link.submit(sqe, data),
+        }
+    }
+
+    /// True while commands can be submitted.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        match self {
+            Link::Tcp(link) => link.is_open(),
+            Link::Rdma(link) => link.is_open(),
+        }
+    }
+
+    /// True when there is something to send and the kernel takes none of it: wait for room.
+    #[inline]
+    pub(crate) fn is_blocked(&self) -> bool {
+        match self {
+            Link::Tcp(link) => link.is_blocked(),
+            Link::Rdma(_) => false,
+        }
+    }
+
+    /// True when it is asked in memory, at no cost worth a system call: in every turn.
+    pub(crate) fn is_polled(&self) -> bool {
+        matches!(self, Link::Rdma(_))
+    }
+
+    /// True when [`Link::turn`] receives into the batch.
+    #[inline]
+    pub(crate) fn wants_batch(&self) -> bool {
+        matches!(self, Link::Tcp(_))
+    }
+
+    /// What the controller takes of an I/O queue: in-capsule data, up to `in_capsule_max`, and descriptors.
+    pub(crate) fn set_offered(&mut self, identify: &IdentifyController, in_capsule_max: u32) {
+        let offered = u32::try_from(identify.in_capsule_bytes()).unwrap_or(u32::MAX);
+        match self {
+            Link::Tcp(link) => link.set_in_capsule_bytes(offered.min(in_capsule_max)),
+            Link::Rdma(link) => link.set_offered(offered.min(in_capsule_max), identify.msdbd),
+        }
+    }
+
+    /// Have it told by `readiness`.
+    pub(crate) fn watch(&self, readiness: &Readiness, key: u64, interest: Interest) -> io::Result<()> {
+        match self {
+            Link::Tcp(link) => readiness.add(link.socket(), key, interest),
+            Link::Rdma(link) => link.watch(readiness, key),
+        }
+    }
+
+    /// Have it told of something else.
+    pub(crate) fn rewatch(&self, readiness: &Readiness, key: u64, interest: Interest) -> io::Result<()> {
+        match self {
+            Link::Tcp(link) => readiness.change(link.socket(), key, interest),
+            Link::Rdma(_) => Ok(()),
+        }
+    }
+
+    /// Have it told no longer.
+    pub(crate) fn unwatch(&self, readiness: &Readiness) {
+        match self {
+            Link::Tcp(link) => {
+                let _ = readiness.remove(link.socket());
+            }
+            // Its descriptors are closed with the connection, and that ends it.
+            Link::Rdma(_) => {}
+        }
+    }
+
+    /// A polled link is about to be slept on: have its next completion told. One that came before is not; so
+    /// take a turn afterwards.
+    pub(crate) fn arm(&mut self) {
+        match self {
+            Link::Tcp(_) => {}
+            Link::Rdma(link) => link.arm(),
+        }
+    }
+
+    /// It was told: whatever told it is taken.
+    pub(crate) fn on_told(&mut self) {
+        match self {
+            Link::Tcp(_) => {}
+            Link::Rdma(link) => link.on_told(),
+        }
+    }
+
+    /// Send what is queued, as far as it is taken.
+    #[inline]
+    pub(crate) fn send(&mut self) {
+        match self {
+            Link::Tcp(link) => link.send(),
+            Link::Rdma(link) => link.send(),
+        }
+    }
+
+    /// Send, receive once, and tell what came of it, each with whether the connection was open. True when
+    /// anything came.
+    #[inline]
+    pub(crate) fn turn(
+        &mut self,
+        batch: &mut RxBatch,
+        now: Nanos,
+        on_event: impl FnMut(LinkEvent, bool),
+    ) -> bool {
+        match self {
+            Link::Tcp(link) => link.turn(batch, on_event),
+            Link::Rdma(link) => link.turn(now, on_event),
+        }
+    }
+
+    /// End it at once; every command is told in the next turn.
+    pub(crate) fn fail(&mut self, loss: Loss) {
+        match self {
+            Link::Tcp(link) => link.fail(loss),
+            Link::Rdma(link) => link.fail(loss),
+        }
+    }
+
+    /// End it: over TCP what is queued leaves first.
+    pub(crate) fn close(&mut self) {
+        match self {
+            Link::Tcp(link) => link.close(),
+            Link::Rdma(link) => link.fail(Loss::Requested),
+        }
+    }
+
+    /// Sleep until there is something to receive (or room, where that is waited for), at most `timeout`; it
+    /// may return early.
+    pub(crate) fn wait_io(&mut self, timeout: Duration) {
+        match self {
+            Link::Tcp(link) => link.wait_io(timeout),
+            Link::Rdma(link) => link.wait_io(timeout),
+        }
+    }
+}
