@@ -139,7 +139,7 @@ impl Env {
         if bytes <= self.admin_pool.buffer_bytes_max() {
             return self.admin_pool.take(bytes);
         }
-        self.pool.take(bytes)
+        self.pool.take_contiguous(bytes)
     }
 
     /// Send to one core.

@@ -21,10 +21,11 @@ mod frames;
 mod pool;
 mod prefetch;
 mod region;
+mod share;
 
 pub use area::Area;
 pub use buf::{Buf, SEGMENTS_MAX};
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
-pub use pool::{Pool, PoolError, ZoneSpec, ZoneUse};
+pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, ZoneUse};
 pub use prefetch::prefetch;
 pub use region::{Pages, Region, RegionError};
