@@ -29,3 +29,4 @@ pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
 pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, ZoneUse};
 pub use prefetch::prefetch;
 pub use region::{Pages, Region, RegionError};
+pub use share::SHARE_BYTES;

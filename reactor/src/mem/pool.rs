@@ -2,8 +2,8 @@
 //!
 //! A buffer comes from the smallest zone that fits. Where that is empty a larger one serves, and where all of
 //! those are empty, smaller pieces: a buffer of several segments. A pool that has neither is no error:
-//! [`Pool::take`] says `None`, the request waits in its queue, and the miss is counted. Last in, first out, so
-//! that a busy core keeps using the same few cache-warm buffers and an idle one touches none.
+//! [`Pool::take`] says `None`, the request waits in its queue, and the miss is counted. Last in, first out,
+//! so that a busy core keeps using the same few cache-warm buffers and an idle one touches none.
 //!
 //! Whose a buffer is, is counted until it is dropped, wherever that is: see [`Share`].
 //! UNSAFETY: makes segments out of a region; exclusiveness is the free list's.
@@ -20,6 +20,7 @@ use super::area::Area;
 use super::buf::{Buf, Home, Segment, Tail};
 use super::region::{Pages, Region, RegionError};
 use super::share::{Owner, Shares};
+use crate::slab::Slot;
 
 /// Most buffers that are put together to one: a device takes no longer list in one work request, and who
 /// needs more small ones than that had better wait.
@@ -239,8 +240,8 @@ pub struct Pool(Rc<PoolCore>);
 /// One owner's way to a pool: what it takes is charged to it until the buffer is dropped, wherever it is.
 ///
 /// An owner is within its share as long as it holds at most what is left free (a dynamic threshold with
-/// factor 1, Choudhury and Hahne 1998): a single greedy one gets half of the pool, n of them 1/(n+1) each, and
-/// a newcomer always finds some. Who holds nothing may take the last buffer.
+/// factor 1, Choudhury and Hahne 1998): a single greedy one gets half of the pool, n of them 1/(n+1) each,
+/// and a newcomer always finds some. Who holds nothing may take the last buffer.
 #[derive(Clone, Copy)]
 pub struct Share<'a> {
     pool: &'a Pool,
@@ -271,7 +272,22 @@ impl Share<'_> {
         if self.is_within() { core.take(bytes, self.owner, core.kept_from.get()) } else { None }
     }
 
-    /// The same, in one piece.
+    /// Two buffers or none; of 0 bytes: no buffer.
+    #[must_use]
+    pub fn take_both(&self, bytes: [u32; 2]) -> Option<(Option<Buf>, Option<Buf>)> {
+        let core = &self.pool.0;
+        let [first, second] = bytes;
+        if first.max(second) > 0 && !self.is_within() {
+            return None;
+        }
+        // What the first took is not held against the second.
+        let take = |bytes| core.take(bytes, self.owner, core.kept_from.get());
+        let first = if first == 0 { None } else { Some(take(first)?) };
+        let second = if second == 0 { None } else { Some(take(second)?) };
+        Some((first, second))
+    }
+
+    /// The same as [`Share::take`], in one piece.
     #[must_use]
     pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
         let core = &self.pool.0;
@@ -363,16 +379,16 @@ impl Pool {
         self.0.take_one(bytes, Owner::NOBODY, usize::MAX)
     }
 
-    /// Make room for the counts of `owners`, numbered from 0. Beyond that nobody is charged.
+    /// Make room for the counts of `owners`, which are entries of a slab. Beyond that nobody is charged.
     pub fn set_owners(&self, owners: usize) {
         self.0.shares.set_owners(owners);
     }
 
-    /// The share of owner number `index`.
+    /// The share of an owner.
     #[inline]
     #[must_use]
-    pub fn share(&self, index: usize) -> Share<'_> {
-        Share { pool: self, owner: Owner::new(index) }
+    pub fn share(&self, owner: Slot) -> Share<'_> {
+        Share { pool: self, owner: Owner(owner) }
     }
 
     /// Keep what serves a request of `bytes` in one piece for one that has waited long: [`Share::take`] gives
@@ -552,19 +568,29 @@ mod tests {
     fn an_owner_takes_while_it_holds_no_more_than_is_free() {
         let pool = zoned(&[(4096, 16)]);
         pool.set_owners(3);
-        let take_all = |owner| std::iter::from_fn(|| pool.share(owner).take(1)).collect::<Vec<Buf>>();
+        let owner = |index: u32| Slot::from_wire(1 << 16 | index);
+        let share = |index| pool.share(owner(index));
+        let take_all = |index| std::iter::from_fn(|| share(index).take(1)).collect::<Vec<Buf>>();
         let greedy = take_all(0);
         assert_eq!(greedy.len(), 9, "the one that goes above the half");
         let (second, third) = (take_all(1), take_all(2));
         assert_eq!((second.len(), third.len(), pool.free_bytes()), (4, 2, 4096));
-        assert!(!pool.share(0).is_within() && pool.share(0).take_more(1).is_some(), "what has begun goes on");
+        assert!(!share(0).is_within() && share(0).take_more(1).is_some(), "what has begun goes on");
         let all: Vec<Buf> = std::iter::from_fn(|| pool.take(1)).collect();
         assert!(all.len() == 1 && pool.free_bytes() == 0);
         drop(third);
-        let last = pool.share(2).take(1);
+        let last = share(2).take(1);
         assert!(last.is_some(), "who holds nothing takes what there is");
-        drop((greedy, second, all, last));
-        assert_eq!((0..3).map(|owner| pool.share(owner).held()).collect::<Vec<_>>(), [0; 3]);
+        // The next in the same place begins with nothing; what comes home late is not its own.
+        let next = pool.share(Slot::from_wire(2 << 16));
+        assert_eq!((next.held(), share(0).held()), (0, 9 * 4096));
+        drop((second, all, last));
+        let own = next.take(1);
+        assert_eq!((own.is_some(), next.held()), (true, 4096));
+        drop(greedy);
+        assert_eq!((next.held(), share(0).held()), (4096, 0));
+        drop(own);
+        assert_eq!((0..3).map(|index| share(index).held() + next.held()).collect::<Vec<_>>(), [0; 3]);
     }
 
     #[test]
@@ -572,7 +598,7 @@ mod tests {
         let pool = zoned(&[(4096, 2), (65536, 1), (131_072, 1)]);
         pool.set_owners(1);
         pool.keep_for(Some(65536));
-        let share = pool.share(0);
+        let share = pool.share(Slot::from_wire(1 << 16));
         let small = [share.take(1), share.take(1)];
         assert!(small.iter().all(Option::is_some));
         assert!(share.take(1).is_none() && share.take(65536).is_none() && share.take(131_072).is_none());

@@ -118,8 +118,8 @@ impl Region {
     }
 
     /// Give the pages of `offset .. offset + bytes` back to the kernel; nobody relies on what it reads as
-    /// afterwards. Reserved huge pages are kept (the kernel gives them back whole or not at all), and so are pages
-    /// that a device knows: it would go on with the old ones.
+    /// afterwards. Reserved huge pages are kept (the kernel gives them back whole or not at all), and so are
+    /// pages that a device knows: it would go on with the old ones.
     pub(super) fn release(&self, offset: usize, bytes: usize) {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
