@@ -181,7 +181,9 @@ impl CoreLoop {
             self.accept(now);
         }
         has_worked |= self.core.poll();
-        self.shell.flush(&mut self.core);
+        while let Some(id) = self.core.next_touched() {
+            self.shell.flush(&mut self.core, id);
+        }
         self.send_messages();
         self.log_notices();
         has_worked
@@ -345,6 +347,7 @@ fn log(core: usize, notice: &Notice) {
         Notice::Refused { .. }
         | Notice::HostError { .. }
         | Notice::Violation { .. }
+        | Notice::ConnectionRefused { .. }
         | Notice::KeepAliveExpired { .. } => tracing::warn!(core, "{notice}"),
         Notice::DiskOpen { .. } | Notice::DiskError { .. } => tracing::error!(core, "{notice}"),
     }

@@ -2,16 +2,17 @@
 //!
 //! **What it is.** Every structure that crosses a wire or a device boundary in Spindle is declared here
 //! once: command and completion entries, status codes, Identify data, log pages, features, Fabrics
-//! commands, TCP PDUs, names. Revisions: NVM Express Base 2.0 and 2.1, NVM Command Set 1.0 and 1.1, NVMe
-//! over PCIe Transport 1.0, NVMe/TCP Transport 1.0 and 1.1 (<https://nvmexpress.org/specifications/>). A
-//! section number in a comment is that of Base 2.0 where nothing else is said.
+//! commands, TCP PDUs, RDMA private data, names. Revisions: NVM Express Base 2.0 and 2.1, NVM Command Set
+//! 1.0 and 1.1, NVMe over PCIe Transport 1.0, NVMe/TCP Transport 1.0 and 1.1, NVMe RDMA Transport 1.0
+//! (<https://nvmexpress.org/specifications/>). A section number in a comment is that of Base 2.0 where
+//! nothing else is said.
 //!
 //! **Flow.**
 //! ```text
 //! bytes --zerocopy--> Sqe --view--> ReadWrite, Connect, GetLogPage ..   (target reads)
 //! Sqe::read(..), IdentifyController { .. } --zerocopy--> bytes          (initiator and target write)
 //!
-//! tcp::* , sqe, cqe          what travels          opcode, status        codes, unknown values stay values
+//! tcp::*, rdma, sqe, cqe     what travels          opcode, status        codes, unknown values stay values
 //! fabrics, io, admin, log,   what a command says    identify, log,        what a data buffer holds
 //! feature                                           feature, register
 //! ```
@@ -23,7 +24,7 @@
 //!
 //! **What it does not do.** It checks no rule that needs state or limits (whether a queue exists, a range
 //! fits, a digest is right), allocates nothing, keeps nothing, does no I/O and has no unsafe code. It has
-//! no command set but NVM, no keyed RDMA private data yet, and no PRP lists: those are the PCIe driver's.
+//! no command set but NVM, and no PRP lists: those are the PCIe driver's.
 //!
 //! **Limits.** Names ([`nqn::Nqn`]) hold 223 bytes; TCP PDU lengths are 32 bits; a command names at most
 //! 65,536 logical blocks. Structures of 4 KiB (`IdentifyController` and others) are plain values: build
@@ -47,6 +48,7 @@ pub mod io;
 pub mod log;
 pub mod nqn;
 pub mod opcode;
+pub mod rdma;
 pub mod register;
 pub mod sqe;
 pub mod status;

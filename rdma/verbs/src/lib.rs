@@ -1,1 +1,56 @@
 //! libibverbs and librdmacm, as safe as they can be made. All `unsafe` of RDMA is here, and nothing else.
+//!
+//! ```text
+//!   Device ─ MemoryRegion, MemoryWindow          CmChannel ─ next_event ─> CmEvent { ConnectRequest: CmId }
+//!      ├─ CompletionChannel ─ CompletionQueue ─┐     └─ CmId ─ resolve, listen, connect, accept, reject
+//!      └─ SharedReceiveQueue ──────────────────┴──────────┴─ create_queue_pair ─> QueuePair ─ SendBatch
+//! ```
+//!
+//! **Order.** Each object keeps alive what it needs (a queue pair its identifier, completion queues, shared
+//! receive queue and device), so that they may be dropped in any order.
+//!
+//! **Polled.** Nothing blocks and nothing on the data path (post, poll) allocates. What can be waited for has
+//! a file descriptor for epoll: completion channel, connection manager's channel, device.
+//!
+//! **Threads.** What is used by one core is `Send`, not `Sync`: queue pair, completion queue, shared receive
+//! queue, identifier, channels. Devices and memory regions are shared. An identifier may be on another thread
+//! than the channel that tells its events: both take the channel's lock, on the control path only.
+//!
+//! **What remains the caller's duty.** A work request names memory by address and key. The device checks
+//! keys: it touches nothing but what a living [`MemoryRegion`] covers, and that keeps its memory mapped. But
+//! it writes there at its own time. So until the completion of a READ or a RECV has been polled, its buffer
+//! is neither read, nor written, nor lent to anybody; until that of a SEND or WRITE (not inline) its buffer
+//! is not written. The same holds for memory whose remote key a peer knows, until the key is invalid. A
+//! completion queue has room for every work request that may complete to it.
+//!
+//! **Limits** are checked: more segments, inline bytes or work requests than a queue was made for are an
+//! error of the verb, and nothing of that request is posted.
+//!
+//! **Fork.** `ibv_fork_init` is not called: it makes each registration split mappings by `madvise`, huge
+//! pages among them, and keep a tree of pages under a lock. Only a child that shares our memory and outlives
+//! the fork would need it. We have none: a child of ours does nothing but `exec`, and since 5.12 the kernel
+//! copies pinned pages for the child, not for us.
+//!
+//! What it does not do: datagrams, atomics, multicast, InfiniBand's own addresses, memory on demand. It
+//! knows no NVMe.
+
+mod address;
+mod batch;
+mod cm_channel;
+mod cm_id;
+mod completion;
+mod device;
+mod error;
+mod memory;
+mod queue_pair;
+mod receive;
+
+pub use batch::{SendBatch, SendData};
+pub use cm_channel::{CmChannel, CmEvent, CmEventKind, PRIVATE_DATA_BYTES_MAX};
+pub use cm_id::{CmId, CmToken, ConnectParams};
+pub use completion::{CompletionChannel, CompletionQueue, POLL_BATCH, WcStatus, WorkCompletion};
+pub use device::{AsyncEvent, Device, DeviceLimits};
+pub use error::{SubmitError, VerbsError};
+pub use memory::{Access, MemoryRegion, MemoryWindow, Sge};
+pub use queue_pair::{LIST_BATCH, QueuePair, QueuePairConfig, Road};
+pub use receive::SharedReceiveQueue;

@@ -73,8 +73,7 @@ impl<T: Transport> Qpair<T> {
         if request.buf.is_none() {
             if request.state == State::New {
                 env.waits += 1;
-                request.state = State::NeedBuffer;
-                self.waiting.push_back(slot);
+                self.wait_for_buffer(slot);
             }
             return;
         }

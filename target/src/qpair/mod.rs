@@ -15,7 +15,8 @@
 //!
 //! Files: `request` (the states), `at_once` (the short way), `io` (parse and check), `admin` (Connect,
 //! properties, admin commands, Abort), `compound` (commands of several disk steps), `fused` (Compare and
-//! Write), `memory` (who takes what, and who waits for what), `fetches` (data that does not come).
+//! Write), `memory` (who takes what, and who waits for what), `waiting` (the line for memory), `fetches`
+//! (data that does not come).
 
 mod admin;
 mod at_once;
@@ -25,6 +26,7 @@ mod fused;
 pub mod io;
 pub(crate) mod memory;
 pub mod request;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -245,6 +247,7 @@ impl<T: Transport> Qpair<T> {
         let Ok(slot) = self.requests.insert(Request::new(sqe, pointer)) else {
             return; // room was checked above
         };
+        self.transport.set_slot(slot);
         if let Err(status) = data {
             self.refuse_io(env, slot, Refusal { status, field: Some(io::field::SGL_IDENTIFIER) });
             return;
@@ -317,8 +320,7 @@ impl<T: Transport> Qpair<T> {
         if is_behind || !take_buffers(env, request, &io) {
             if request.state == State::New {
                 env.waits += 1;
-                request.state = State::NeedBuffer;
-                self.waiting.push_back(slot);
+                self.wait_for_buffer(slot);
             }
             return;
         }

@@ -1,0 +1,459 @@
+//! [`SendBatch`]: work requests for the send queue that share a doorbell.
+//!
+//! UNSAFETY: what a work request points to is copied when it is added, or lies in the queue pair's list.
+#![expect(unsafe_code, reason = "calls libibverbs")]
+
+use std::ptr;
+use std::sync::Arc;
+
+use rdma_sys as sys;
+use rdma_sys::ibv_wr_opcode as opcode;
+
+use crate::error::{SubmitError, VerbsError};
+use crate::memory::{Access, MemoryRegion, MemoryWindow, Sge};
+use crate::queue_pair::{List, Post, QueuePair};
+use crate::receive::before;
+
+/// What a send carries.
+#[derive(Debug, Clone, Copy)]
+pub enum SendData<'a> {
+    /// Registered memory, which stays as it is until the completion.
+    Local(&'a [Sge]),
+    /// Bytes that are copied now.
+    Inline(&'a [u8]),
+}
+
+/// What a work request does.
+#[derive(Clone, Copy)]
+enum Operation {
+    Read { address: u64, key: u32 },
+    Write { address: u64, key: u32 },
+    WriteWithImmediate { address: u64, key: u32, immediate: u32 },
+    Send,
+    SendWithInvalidate { key: u32 },
+    LocalInvalidate { key: u32 },
+}
+
+/// Collects work requests. Nothing is posted before [`SendBatch::submit`]; dropped instead, it posts nothing.
+///
+/// A request that is refused (too many segments or bytes, or more requests than the queue has) is left out,
+/// and those before it stay. `is_signalled`: it completes on its own. A failure does in any case. Without, its
+/// place in the queue becomes free, and its memory may be used again, when a later one completes.
+///
+/// Where the device has no `ibv_wr_*` ([`QueuePair::road`]), every [`crate::LIST_BATCH`] requests go as they
+/// are added, with a doorbell of their own: those stay posted when the batch is dropped.
+#[must_use = "nothing is posted without submit"]
+pub struct SendBatch<'a> {
+    queue: &'a mut QueuePair,
+    /// Added, less what was posted.
+    added: u32,
+    posted: u32,
+    failed: Option<VerbsError>,
+}
+
+const VERB_LIST: &str = "ibv_post_send";
+const VERB_EXTENDED: &str = "ibv_wr_complete";
+
+impl<'a> SendBatch<'a> {
+    pub(crate) fn new(queue: &'a mut QueuePair) -> SendBatch<'a> {
+        let mut batch = SendBatch { queue, added: 0, posted: 0, failed: None };
+        // One that was forgotten, not dropped.
+        batch.discard();
+        batch
+    }
+
+    /// RDMA READ from the other side's memory into ours.
+    ///
+    /// # Errors
+    /// See [`SendBatch`].
+    #[inline]
+    pub fn read(
+        &mut self,
+        id: u64,
+        is_signalled: bool,
+        local: &[Sge],
+        remote_address: u64,
+        remote_key: u32,
+    ) -> Result<(), VerbsError> {
+        let operation = Operation::Read { address: remote_address, key: remote_key };
+        self.add(id, is_signalled, operation, SendData::Local(local))
+    }
+
+    /// RDMA WRITE of our memory to the other side's.
+    ///
+    /// # Errors
+    /// See [`SendBatch`].
+    #[inline]
+    pub fn write(
+        &mut self,
+        id: u64,
+        is_signalled: bool,
+        local: &[Sge],
+        remote_address: u64,
+        remote_key: u32,
+    ) -> Result<(), VerbsError> {
+        let operation = Operation::Write { address: remote_address, key: remote_key };
+        self.add(id, is_signalled, operation, SendData::Local(local))
+    }
+
+    /// RDMA WRITE that takes a RECV of the other side, whose completion has the number.
+    ///
+    /// # Errors
+    /// See [`SendBatch`].
+    #[inline]
+    pub fn write_with_immediate(
+        &mut self,
+        id: u64,
+        is_signalled: bool,
+        local: &[Sge],
+        remote_address: u64,
+        remote_key: u32,
+        immediate: u32,
+    ) -> Result<(), VerbsError> {
+        let operation = Operation::WriteWithImmediate { address: remote_address, key: remote_key, immediate };
+        self.add(id, is_signalled, operation, SendData::Local(local))
+    }
+
+    /// SEND of registered memory.
+    ///
+    /// # Errors
+    /// See [`SendBatch`].
+    #[inline]
+    pub fn send(&mut self, id: u64, is_signalled: bool, local: &[Sge]) -> Result<(), VerbsError> {
+        self.add(id, is_signalled, Operation::Send, SendData::Local(local))
+    }
+
+    /// SEND of bytes that are copied now: at most [`QueuePair::inline_bytes`].
+    ///
+    /// # Errors
+    /// See [`SendBatch`].
+    #[inline]
+    pub fn send_inline(&mut self, id: u64, is_signalled: bool, bytes: &[u8]) -> Result<(), VerbsError> {
+        self.add(id, is_signalled, Operation::Send, SendData::Inline(bytes))
+    }
+
+    /// SEND that invalidates a remote key of the other side.
+    ///
+    /// # Errors
+    /// See [`SendBatch`].
+    #[inline]
+    pub fn send_with_invalidate(
+        &mut self,
+        id: u64,
+        is_signalled: bool,
+        data: SendData<'_>,
+        remote_key: u32,
+    ) -> Result<(), VerbsError> {
+        self.add(id, is_signalled, Operation::SendWithInvalidate { key: remote_key }, data)
+    }
+
+    /// Invalidate a key of our own window. Completes on its own.
+    ///
+    /// # Errors
+    /// See [`SendBatch`].
+    #[inline]
+    pub fn local_invalidate(&mut self, id: u64, key: u32) -> Result<(), VerbsError> {
+        self.add(id, true, Operation::LocalInvalidate { key }, SendData::Local(&[]))
+    }
+
+    /// Bind a window to part of a region: the key that is returned opens it to the other side once this has
+    /// completed. Completes on its own. The window must not be bound now, nor being bound.
+    ///
+    /// # Errors
+    /// The part is not within the region, or the device has no windows; else see [`SendBatch`].
+    pub fn bind_window(
+        &mut self,
+        id: u64,
+        window: &mut MemoryWindow,
+        region: &Arc<MemoryRegion>,
+        address: usize,
+        bytes: u32,
+        access: Access,
+    ) -> Result<u32, VerbsError> {
+        let is_same = Arc::ptr_eq(region.device(), self.queue.device())
+            && Arc::ptr_eq(window.device(), self.queue.device());
+        if region.sge(address, bytes).is_none() || !is_same {
+            return Err(VerbsError::new("ibv_wr_bind_mw", libc::EINVAL));
+        }
+        self.check(SendData::Local(&[]))?;
+        let key = window.next_key();
+        let info = sys::ibv_mw_bind_info {
+            mr: region.raw(),
+            addr: address as u64,
+            length: u64::from(bytes),
+            mw_access_flags: access.flags(),
+        };
+        match &mut self.queue.post {
+            Post::Extended(queue) => {
+                let queue = *queue;
+                // SAFETY: alive.
+                if unsafe { (*queue).wr_bind_mw }.is_none() {
+                    return Err(VerbsError::new("ibv_wr_bind_mw", libc::EOPNOTSUPP));
+                }
+                self.open(queue);
+                // SAFETY: alive and started; window and region are alive now and read now.
+                unsafe {
+                    (*queue).wr_id = id;
+                    (*queue).wr_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+                    sys::ibv_wr_bind_mw(queue, window.raw(), key, &raw const info);
+                }
+            }
+            Post::List(list) => {
+                let request = list.next(id, true, opcode::IBV_WR_BIND_MW);
+                request.bind_mw_tso_union.bind_mw =
+                    sys::bind_mw_t { mw: window.raw(), rkey: key, bind_info: info };
+                list.count += 1;
+            }
+        }
+        self.added += 1;
+        // The list points to the window and the region, which are only lent.
+        if matches!(self.queue.post, Post::List(_)) {
+            self.flush_list()?;
+        }
+        window.set_bound(region, key);
+        Ok(key)
+    }
+
+    /// Work requests that were added.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.added + self.posted
+    }
+
+    /// Post them all, with one doorbell.
+    ///
+    /// # Errors
+    /// The queue has no room for all of them, or is dead. It says how many of them were posted.
+    #[inline]
+    pub fn submit(mut self) -> Result<(), SubmitError> {
+        if let Some(error) = self.failed {
+            return Err(SubmitError { error, posted: self.posted });
+        }
+        let outcome = match self.queue.post {
+            Post::Extended(queue) if self.queue.is_open => {
+                self.queue.is_open = false;
+                // SAFETY: alive, and started.
+                VerbsError::check(VERB_EXTENDED, unsafe { sys::ibv_wr_complete(queue) })
+            }
+            Post::Extended(_) => Ok(()),
+            Post::List(_) => self.flush_list(),
+        };
+        outcome.map_err(|error| SubmitError { error, posted: self.posted })
+    }
+
+    /// Limits, before anything is touched.
+    #[inline]
+    fn check(&self, data: SendData<'_>) -> Result<(), VerbsError> {
+        let (length, max) = match data {
+            SendData::Local(segments) => (segments.len(), self.queue.send_sge),
+            SendData::Inline(bytes) => (bytes.len(), self.queue.inline_bytes),
+        };
+        if length > max as usize {
+            return Err(VerbsError::new(VERB_LIST, libc::EINVAL));
+        }
+        if self.added + self.posted >= self.queue.send_wr {
+            return Err(VerbsError::new(VERB_LIST, libc::ENOMEM));
+        }
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    #[inline]
+    fn add(
+        &mut self,
+        id: u64,
+        is_signalled: bool,
+        operation: Operation,
+        data: SendData<'_>,
+    ) -> Result<(), VerbsError> {
+        self.check(data)?;
+        match &mut self.queue.post {
+            Post::Extended(queue) => {
+                let queue = *queue;
+                self.open(queue);
+                // SAFETY: alive and started, and has these calls; the data are within limits.
+                unsafe { add_extended(queue, id, is_signalled, operation, data) };
+                self.added += 1;
+                Ok(())
+            }
+            Post::List(list) => {
+                list.add(id, is_signalled, operation, data, self.queue.send_sge, self.queue.inline_bytes);
+                self.added += 1;
+                if list.count == list.requests.len() { self.flush_list() } else { Ok(()) }
+            }
+        }
+    }
+
+    #[inline]
+    fn open(&mut self, queue: *mut sys::ibv_qp_ex) {
+        if !self.queue.is_open {
+            self.queue.is_open = true;
+            // SAFETY: alive, and not started.
+            unsafe { sys::ibv_wr_start(queue) };
+        }
+    }
+
+    /// Post what is in the list.
+    fn flush_list(&mut self) -> Result<(), VerbsError> {
+        let raw = self.queue.raw;
+        let Post::List(list) = &mut self.queue.post else { return Ok(()) };
+        let count = std::mem::take(&mut list.count);
+        self.added = 0;
+        if count == 0 {
+            return Ok(());
+        }
+        let first = list.link(count, self.queue.send_sge);
+        let mut bad = ptr::null_mut();
+        // SAFETY: alive; the list is ours, and read before this returns.
+        let returned = unsafe { sys::ibv_post_send(raw, first, &raw mut bad) };
+        match VerbsError::check(VERB_LIST, returned) {
+            Ok(()) => self.posted += u32::try_from(count).unwrap_or(u32::MAX),
+            Err(error) => {
+                self.posted += before(first, bad, count);
+                self.failed = Some(error);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self) {
+        let is_open = std::mem::take(&mut self.queue.is_open);
+        match &mut self.queue.post {
+            // SAFETY: alive, and started.
+            Post::Extended(queue) if is_open => unsafe { sys::ibv_wr_abort(*queue) },
+            Post::Extended(_) => {}
+            Post::List(list) => list.count = 0,
+        }
+    }
+}
+
+impl Drop for SendBatch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.discard();
+    }
+}
+
+const SIGNALLED: u32 = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+
+/// # Safety
+/// The queue pair is alive, a batch is started, it has all calls of `queue_pair::extended`, and the data are
+/// within its limits.
+#[inline]
+unsafe fn add_extended(
+    queue: *mut sys::ibv_qp_ex,
+    id: u64,
+    is_signalled: bool,
+    operation: Operation,
+    data: SendData<'_>,
+) {
+    // SAFETY: by contract. Segments and bytes are copied by the calls.
+    unsafe {
+        (*queue).wr_id = id;
+        (*queue).wr_flags = if is_signalled { SIGNALLED } else { 0 };
+        match operation {
+            Operation::Read { address, key } => sys::ibv_wr_rdma_read(queue, key, address),
+            Operation::Write { address, key } => sys::ibv_wr_rdma_write(queue, key, address),
+            Operation::WriteWithImmediate { address, key, immediate } => {
+                sys::ibv_wr_rdma_write_imm(queue, key, address, immediate.to_be());
+            }
+            Operation::Send => sys::ibv_wr_send(queue),
+            Operation::SendWithInvalidate { key } => sys::ibv_wr_send_inv(queue, key),
+            Operation::LocalInvalidate { key } => {
+                sys::ibv_wr_local_inv(queue, key);
+                return;
+            }
+        }
+        match data {
+            SendData::Local(segments) => {
+                sys::ibv_wr_set_sge_list(queue, segments.len(), segments.as_ptr().cast());
+            }
+            SendData::Inline(bytes) => {
+                sys::ibv_wr_set_inline_data(queue, bytes.as_ptr().cast_mut().cast(), bytes.len());
+            }
+        }
+    }
+}
+
+impl List {
+    /// The next request, with no data. There is room for it.
+    #[inline]
+    fn next(&mut self, id: u64, is_signalled: bool, opcode: opcode::Type) -> &mut sys::ibv_send_wr {
+        let request = &mut self.requests[self.count];
+        request.wr_id = id;
+        request.opcode = opcode;
+        request.send_flags = if is_signalled { SIGNALLED } else { 0 };
+        request.num_sge = 0;
+        request
+    }
+
+    /// Append a request. There is room for it, and the data are within limits.
+    #[inline]
+    fn add(
+        &mut self,
+        id: u64,
+        is_signalled: bool,
+        operation: Operation,
+        data: SendData<'_>,
+        segments_max: u32,
+        inline_max: u32,
+    ) {
+        let rdma = |remote_addr, rkey| sys::wr_t { rdma: sys::rdma_t { remote_addr, rkey } };
+        let index = self.count;
+        match operation {
+            Operation::Read { address, key } => {
+                self.next(id, is_signalled, opcode::IBV_WR_RDMA_READ).wr = rdma(address, key);
+            }
+            Operation::Write { address, key } => {
+                self.next(id, is_signalled, opcode::IBV_WR_RDMA_WRITE).wr = rdma(address, key);
+            }
+            Operation::WriteWithImmediate { address, key, immediate } => {
+                let request = self.next(id, is_signalled, opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
+                request.wr = rdma(address, key);
+                request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+            }
+            Operation::Send => {
+                self.next(id, is_signalled, opcode::IBV_WR_SEND);
+            }
+            Operation::SendWithInvalidate { key } => {
+                let request = self.next(id, is_signalled, opcode::IBV_WR_SEND_WITH_INV);
+                request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
+            }
+            Operation::LocalInvalidate { key } => {
+                let request = self.next(id, is_signalled, opcode::IBV_WR_LOCAL_INV);
+                request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
+            }
+        }
+        match data {
+            SendData::Local(segments) => {
+                let start = index * segments_max as usize;
+                self.segments[start..start + segments.len()].copy_from_slice(segments);
+                self.requests[index].num_sge = i32::try_from(segments.len()).unwrap_or(0);
+            }
+            SendData::Inline(bytes) => {
+                let start = index * inline_max as usize;
+                self.inline[start..start + bytes.len()].copy_from_slice(bytes);
+                let address = self.inline[start..].as_ptr() as u64;
+                let bytes = u32::try_from(bytes.len()).unwrap_or(0);
+                self.segments[index * segments_max as usize] = Sge { address, bytes, key: 0 };
+                self.requests[index].num_sge = 1;
+                self.requests[index].send_flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
+            }
+        }
+        self.count += 1;
+    }
+
+    /// Make the first `count` requests a chain that knows its segments, and give its begin.
+    fn link(&mut self, count: usize, segments_max: u32) -> *mut sys::ibv_send_wr {
+        let first = self.requests.as_mut_ptr();
+        let segments = self.segments.as_mut_ptr().cast::<sys::ibv_sge>();
+        for index in 0..count.min(self.requests.len()) {
+            let is_last = index + 1 == count;
+            // SAFETY: within the array, which nothing else refers to.
+            let request = unsafe { &mut *first.add(index) };
+            request.next = if is_last { ptr::null_mut() } else { first.wrapping_add(index + 1) };
+            request.sg_list = segments.wrapping_add(index * segments_max as usize);
+        }
+        first
+    }
+}

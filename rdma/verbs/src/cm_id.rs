@@ -1,0 +1,388 @@
+//! [`CmId`]: one end of a connection, or a listener.
+//!
+//! UNSAFETY: an identifier is used under the lock of the channel that it is on (see `cm_channel`), and is
+//! destroyed after its queue pair and before its channel.
+#![expect(unsafe_code, reason = "calls librdmacm")]
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use libc::c_int;
+use rdma_sys as sys;
+
+use crate::address::{self, RawAddress};
+use crate::cm_channel::{ChannelInner, CmChannel};
+use crate::device::Device;
+use crate::error::VerbsError;
+use crate::queue_pair::{QueuePair, QueuePairConfig, Road};
+
+/// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_AFONLY`: enums without a name, which rdma-sys does not bind.
+const OPTION_ID: c_int = 0;
+const OPTION_ID_AFONLY: c_int = 2;
+
+/// Names an identifier. No two of a process are the same, ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CmToken(usize);
+
+impl CmToken {
+    fn next() -> CmToken {
+        static NEXT: AtomicUsize = AtomicUsize::new(1);
+        CmToken(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// It is kept in the place that the library leaves to its user.
+    fn context(self) -> *mut libc::c_void {
+        ptr::without_provenance_mut(self.0)
+    }
+
+    /// # Safety
+    /// The identifier is alive.
+    pub(crate) unsafe fn of(raw: *mut sys::rdma_cm_id) -> CmToken {
+        // SAFETY: by contract.
+        CmToken(unsafe { (*raw).context }.addr())
+    }
+}
+
+/// What two sides tell each other when they connect.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectParams<'a> {
+    /// For the other side's event. How much fits is the transport's: 56 bytes to connect, 196 to accept.
+    pub private_data: &'a [u8],
+    /// READs of the other side that this one serves at once.
+    pub responder_resources: u8,
+    /// READs that this side has outstanding at once.
+    pub initiator_depth: u8,
+    /// How often to repeat what is not acknowledged, at most 7.
+    pub retry_count: u8,
+    /// How often to repeat what finds no RECV, at most 7: for ever.
+    pub rnr_retry_count: u8,
+}
+
+impl Default for ConnectParams<'_> {
+    fn default() -> Self {
+        ConnectParams {
+            private_data: &[],
+            responder_resources: 0,
+            initiator_depth: 0,
+            retry_count: 7,
+            rnr_retry_count: 7,
+        }
+    }
+}
+
+impl ConnectParams<'_> {
+    fn raw(&self, verb: &'static str) -> Result<sys::rdma_conn_param, VerbsError> {
+        Ok(sys::rdma_conn_param {
+            private_data: self.private_data.as_ptr().cast(),
+            private_data_len: length(self.private_data, verb)?,
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            flow_control: 1,
+            retry_count: self.retry_count.min(7),
+            rnr_retry_count: self.rnr_retry_count.min(7),
+            srq: 0,
+            qp_num: 0,
+        })
+    }
+}
+
+fn length(private_data: &[u8], verb: &'static str) -> Result<u8, VerbsError> {
+    u8::try_from(private_data.len()).map_err(|_| VerbsError::new(verb, libc::EINVAL))
+}
+
+fn milliseconds(timeout: Duration) -> c_int {
+    c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX)
+}
+
+#[derive(Debug)]
+pub(crate) struct IdInner {
+    raw: *mut sys::rdma_cm_id,
+    token: CmToken,
+    /// The one that it is on now.
+    channel: Mutex<Arc<ChannelInner>>,
+}
+
+// SAFETY: the identifier is used under the lock of its channel.
+unsafe impl Send for IdInner {}
+// SAFETY: as above.
+unsafe impl Sync for IdInner {}
+
+impl IdInner {
+    /// Do something with the identifier while nobody takes events of it.
+    pub(crate) fn with<R>(&self, what: impl FnOnce(*mut sys::rdma_cm_id) -> R) -> R {
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = channel.lock();
+        what(self.raw)
+    }
+
+    fn migrate(&self, to: &Arc<ChannelInner>) -> Result<(), VerbsError> {
+        let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::ptr_eq(&channel, to) {
+            return Ok(());
+        }
+        let from = Arc::clone(&channel);
+        // In the order of their addresses: two that cross do not wait for each other.
+        let is_first = Arc::as_ptr(&from) < Arc::as_ptr(to);
+        let (first, second) = if is_first { (&from, to) } else { (to, &from) };
+        let (_first, _second) = (first.lock(), second.lock());
+        // SAFETY: ours, both channels are alive, and no event of them is being taken.
+        VerbsError::check("rdma_migrate_id", unsafe { sys::rdma_migrate_id(self.raw, to.raw()) })?;
+        *channel = Arc::clone(to);
+        Ok(())
+    }
+}
+
+impl Drop for IdInner {
+    fn drop(&mut self) {
+        // SAFETY: ours, its queue pair held it, and its events were acknowledged as they were taken.
+        self.with(|raw| unsafe { sys::rdma_destroy_id(raw) });
+    }
+}
+
+/// An identifier of the connection manager, of the reliable connected kind.
+///
+/// Its queue pair keeps it alive: it is destroyed when both are dropped. Until then events of it may come.
+#[derive(Debug)]
+pub struct CmId {
+    inner: Arc<IdInner>,
+    _not_sync: PhantomData<Cell<()>>,
+}
+
+impl CmId {
+    /// Make one.
+    ///
+    /// # Errors
+    /// No RDMA here, or no more identifiers.
+    pub fn new(channel: &CmChannel) -> Result<CmId, VerbsError> {
+        let token = CmToken::next();
+        let mut raw = ptr::null_mut();
+        let space = sys::rdma_port_space::RDMA_PS_TCP;
+        let inner = channel.inner();
+        // SAFETY: the channel is alive, and kept; the pointer is written.
+        VerbsError::check("rdma_create_id", unsafe {
+            sys::rdma_create_id(inner.raw(), &raw mut raw, token.context(), space)
+        })?;
+        let channel = Mutex::new(Arc::clone(inner));
+        Ok(CmId { inner: Arc::new(IdInner { raw, token, channel }), _not_sync: PhantomData })
+    }
+
+    /// Own what a connection request brought.
+    ///
+    /// # Safety
+    /// The identifier is on this channel, whose lock is held, and nobody else has it.
+    pub(crate) unsafe fn adopt(raw: *mut sys::rdma_cm_id, channel: &Arc<ChannelInner>) -> CmId {
+        let token = CmToken::next();
+        // SAFETY: by contract. It came with the listener's.
+        unsafe { (*raw).context = token.context() };
+        let channel = Mutex::new(Arc::clone(channel));
+        CmId { inner: Arc::new(IdInner { raw, token, channel }), _not_sync: PhantomData }
+    }
+
+    /// Its name in events.
+    #[must_use]
+    pub fn token(&self) -> CmToken {
+        self.inner.token
+    }
+
+    /// Listen for connections; they come as events. IPv4 and IPv6 are apart: the same port can have both.
+    /// Port 0 takes any; [`CmId::local_address`] says which.
+    ///
+    /// # Errors
+    /// The address is taken, or not of this machine.
+    pub fn listen(&self, address: SocketAddr, backlog: u32) -> Result<(), VerbsError> {
+        let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
+        let is_v6 = address.is_ipv6();
+        let mut address = RawAddress::new(address);
+        self.inner.with(|raw| {
+            if is_v6 {
+                let mut is_only: c_int = 1;
+                let value = (&raw mut is_only).cast();
+                // SAFETY: ours; the option is read.
+                VerbsError::check("rdma_set_option", unsafe {
+                    sys::rdma_set_option(raw, OPTION_ID, OPTION_ID_AFONLY, value, size_of::<c_int>())
+                })?;
+            }
+            // SAFETY: ours; the address is read.
+            VerbsError::check("rdma_bind_addr", unsafe { sys::rdma_bind_addr(raw, address.as_mut_ptr()) })?;
+            // SAFETY: ours.
+            VerbsError::check("rdma_listen", unsafe { sys::rdma_listen(raw, backlog) })
+        })
+    }
+
+    /// Find the device that leads to `to`. Ends in `AddressResolved` or `AddressError`.
+    ///
+    /// # Errors
+    /// It cannot be begun.
+    pub fn resolve_address(
+        &self,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        timeout: Duration,
+    ) -> Result<(), VerbsError> {
+        let mut from = from.map(RawAddress::new);
+        let mut to = RawAddress::new(to);
+        let from = from.as_mut().map_or(ptr::null_mut(), RawAddress::as_mut_ptr);
+        // SAFETY: ours; the addresses are read.
+        VerbsError::check(
+            "rdma_resolve_addr",
+            self.inner.with(|raw| unsafe {
+                sys::rdma_resolve_addr(raw, from, to.as_mut_ptr(), milliseconds(timeout))
+            }),
+        )
+    }
+
+    /// Find the way, after the address. Ends in `RouteResolved` or `RouteError`.
+    ///
+    /// # Errors
+    /// It cannot be begun.
+    pub fn resolve_route(&self, timeout: Duration) -> Result<(), VerbsError> {
+        // SAFETY: ours.
+        VerbsError::check(
+            "rdma_resolve_route",
+            self.inner.with(|raw| unsafe { sys::rdma_resolve_route(raw, milliseconds(timeout)) }),
+        )
+    }
+
+    /// Which of these devices it is bound to.
+    #[must_use]
+    pub fn device<'a>(&self, devices: &'a [Arc<Device>]) -> Option<&'a Arc<Device>> {
+        devices.iter().find(|device| device.is_of(self))
+    }
+
+    /// Which port of the device it is bound to; 0: none.
+    #[must_use]
+    pub fn port(&self) -> u8 {
+        // SAFETY: ours.
+        self.inner.with(|raw| unsafe { (*raw).port_num })
+    }
+
+    /// Its own address, once it has one.
+    #[must_use]
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        // SAFETY: ours; a union with a storage.
+        self.inner.with(|raw| unsafe { address::read((&raw const (*raw).route.addr.src_addr_union).cast()) })
+    }
+
+    /// The other side's address, once it has one.
+    #[must_use]
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        // SAFETY: ours; a union with a storage.
+        self.inner.with(|raw| unsafe { address::read((&raw const (*raw).route.addr.dst_addr_union).cast()) })
+    }
+
+    /// From now on its events, also those that wait already, come out of another channel.
+    ///
+    /// # Errors
+    /// The library failed.
+    pub fn migrate(&self, channel: &CmChannel) -> Result<(), VerbsError> {
+        self.inner.migrate(channel.inner())
+    }
+
+    /// Make its queue pair, on the device that it is bound to. It may receive at once, and send when the
+    /// connection is established.
+    ///
+    /// # Errors
+    /// It has a queue pair, the parts are of another device, or a limit is exceeded.
+    pub fn create_queue_pair(
+        &self,
+        device: &Arc<Device>,
+        config: &QueuePairConfig<'_>,
+    ) -> Result<QueuePair, VerbsError> {
+        self.create_queue_pair_by(device, config, Road::Best)
+    }
+
+    /// The same, with a choice of how work requests are posted: for tests.
+    ///
+    /// # Errors
+    /// As [`CmId::create_queue_pair`].
+    pub fn create_queue_pair_by(
+        &self,
+        device: &Arc<Device>,
+        config: &QueuePairConfig<'_>,
+        road: Road,
+    ) -> Result<QueuePair, VerbsError> {
+        QueuePair::new(&self.inner, device, config, road)
+    }
+
+    /// Connect, after the route. Ends in `Established`, `Rejected`, `Unreachable` or `ConnectError`.
+    ///
+    /// # Errors
+    /// It cannot be begun: no queue pair, too much private data, more READs than the device does.
+    pub fn connect(&self, parameters: &ConnectParams<'_>) -> Result<(), VerbsError> {
+        let mut parameters = parameters.raw("rdma_connect")?;
+        // SAFETY: ours; the parameters are read.
+        VerbsError::check(
+            "rdma_connect",
+            self.inner.with(|raw| unsafe { sys::rdma_connect(raw, &raw mut parameters) }),
+        )
+    }
+
+    /// Accept a connection request. Ends in `Established`.
+    ///
+    /// # Errors
+    /// As [`CmId::connect`], or the other side has given up.
+    pub fn accept(&self, parameters: &ConnectParams<'_>) -> Result<(), VerbsError> {
+        let mut parameters = parameters.raw("rdma_accept")?;
+        // SAFETY: ours; the parameters are read.
+        VerbsError::check(
+            "rdma_accept",
+            self.inner.with(|raw| unsafe { sys::rdma_accept(raw, &raw mut parameters) }),
+        )
+    }
+
+    /// Refuse a connection request.
+    ///
+    /// # Errors
+    /// Too much private data, or the other side has given up.
+    pub fn reject(&self, private_data: &[u8]) -> Result<(), VerbsError> {
+        let bytes = length(private_data, "rdma_reject")?;
+        // SAFETY: ours; the data are read.
+        VerbsError::check(
+            "rdma_reject",
+            self.inner.with(|raw| unsafe { sys::rdma_reject(raw, private_data.as_ptr().cast(), bytes) }),
+        )
+    }
+
+    /// End the connection; the queue pair goes to its error state. Both sides get `Disconnected`.
+    ///
+    /// # Errors
+    /// There is no connection.
+    pub fn disconnect(&self) -> Result<(), VerbsError> {
+        // SAFETY: ours.
+        VerbsError::check("rdma_disconnect", self.inner.with(|raw| unsafe { sys::rdma_disconnect(raw) }))
+    }
+
+    pub(crate) fn context(&self) -> *mut sys::ibv_context {
+        // SAFETY: ours.
+        self.inner.with(|raw| unsafe { (*raw).verbs })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_differ() {
+        assert_ne!(CmToken::next(), CmToken::next());
+    }
+
+    #[test]
+    fn private_data_that_no_event_could_carry_is_refused() {
+        let private_data = &[0; 256];
+        let parameters = ConnectParams { private_data, ..ConnectParams::default() };
+        let error = parameters.raw("rdma_connect").map(|_| ()).expect_err("refused");
+        assert_eq!(error, VerbsError::new("rdma_connect", libc::EINVAL));
+    }
+
+    #[test]
+    fn timeouts_fit() {
+        assert_eq!(milliseconds(Duration::from_secs(2)), 2000);
+        assert_eq!(milliseconds(Duration::MAX), c_int::MAX);
+    }
+}

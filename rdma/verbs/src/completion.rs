@@ -1,0 +1,345 @@
+//! [`CompletionQueue`]: where work requests end; [`CompletionChannel`]: what wakes a sleeper when they do.
+//!
+//! UNSAFETY: a completion queue is destroyed after the queue pairs that complete to it, and before its channel.
+#![expect(unsafe_code, reason = "calls libibverbs")]
+
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr;
+use std::sync::Arc;
+
+use rdma_sys as sys;
+
+use crate::device::{Device, set_nonblocking};
+use crate::error::VerbsError;
+
+/// Why a work request completed, in libibverbs' numbers. Displays as libibverbs says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WcStatus(pub u32);
+
+impl WcStatus {
+    /// It did what was asked.
+    pub const SUCCESS: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_SUCCESS);
+    /// A received message was longer than its buffer, or a segment wrong.
+    pub const LOCAL_LENGTH: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_LOC_LEN_ERR);
+    /// A local key does not open the segment.
+    pub const LOCAL_PROTECTION: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_LOC_PROT_ERR);
+    /// The queue pair is in its error state: not tried.
+    pub const FLUSHED: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+    /// A window could not be bound.
+    pub const WINDOW_BIND: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_MW_BIND_ERR);
+    /// The other side did not accept the request.
+    pub const REMOTE_INVALID: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_REM_INV_REQ_ERR);
+    /// A remote key does not open the memory.
+    pub const REMOTE_ACCESS: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
+    /// The other side failed.
+    pub const REMOTE_OPERATION: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_REM_OP_ERR);
+    /// The other side does not answer.
+    pub const RETRIES: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
+    /// The other side has no RECV posted.
+    pub const RECEIVER_NOT_READY: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR);
+}
+
+impl fmt::Display for WcStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // SAFETY: takes any number; a text that stays.
+        let text = unsafe {
+            let text = sys::ibv_wc_status_str(self.0);
+            (!text.is_null()).then(|| CStr::from_ptr(text))
+        };
+        match text {
+            Some(text) => write!(f, "{} ({})", text.to_string_lossy(), self.0),
+            None => write!(f, "status {}", self.0),
+        }
+    }
+}
+
+/// A work request is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkCompletion {
+    /// As in the work request.
+    pub id: u64,
+    /// It did what was asked. If not, only `id`, `status`, `vendor_error` and `queue_pair` say anything.
+    pub is_ok: bool,
+    /// Why not.
+    pub status: WcStatus,
+    /// The device's own reason.
+    pub vendor_error: u32,
+    /// Bytes received or read.
+    pub bytes: u32,
+    /// Number of the queue pair.
+    pub queue_pair: u32,
+    /// Of a RECV: the key that the other side's SEND invalidated.
+    pub invalidated_key: Option<u32>,
+    /// Of a RECV: the number that came with a WRITE.
+    pub immediate: Option<u32>,
+}
+
+impl WorkCompletion {
+    fn new(raw: &sys::ibv_wc) -> WorkCompletion {
+        let status = WcStatus(raw.status);
+        let is_ok = status == WcStatus::SUCCESS;
+        let has = |flag: sys::ibv_wc_flags| is_ok && raw.wc_flags & flag.0 != 0;
+        // SAFETY: both members are 32 bits of any value.
+        let (key, immediate) = unsafe {
+            let union = &raw.imm_data_invalidated_rkey_union;
+            (union.invalidated_rkey, union.imm_data)
+        };
+        WorkCompletion {
+            id: raw.wr_id,
+            is_ok,
+            status,
+            vendor_error: if is_ok { 0 } else { raw.vendor_err },
+            bytes: if is_ok { raw.byte_len } else { 0 },
+            queue_pair: raw.qp_num,
+            invalidated_key: has(sys::ibv_wc_flags::IBV_WC_WITH_INV).then_some(key),
+            immediate: has(sys::ibv_wc_flags::IBV_WC_WITH_IMM).then(|| u32::from_be(immediate)),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ChannelInner {
+    raw: *mut sys::ibv_comp_channel,
+    device: Arc<Device>,
+}
+
+// SAFETY: libibverbs is thread-safe.
+unsafe impl Send for ChannelInner {}
+// SAFETY: as above.
+unsafe impl Sync for ChannelInner {}
+
+impl Drop for ChannelInner {
+    fn drop(&mut self) {
+        // SAFETY: ours, and its queues held it.
+        unsafe { sys::ibv_destroy_comp_channel(self.raw) };
+    }
+}
+
+/// Its descriptor becomes readable when an armed completion queue gets a completion.
+#[derive(Debug)]
+pub struct CompletionChannel {
+    inner: Arc<ChannelInner>,
+    _not_sync: PhantomData<Cell<()>>,
+}
+
+impl CompletionChannel {
+    /// Make one, which does not block.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn new(device: &Arc<Device>) -> Result<CompletionChannel, VerbsError> {
+        // SAFETY: an open context.
+        let raw = unsafe { sys::ibv_create_comp_channel(device.context()) };
+        if raw.is_null() {
+            return Err(VerbsError::last("ibv_create_comp_channel"));
+        }
+        let inner = Arc::new(ChannelInner { raw, device: Arc::clone(device) });
+        // SAFETY: ours.
+        set_nonblocking(unsafe { (*raw).fd })?;
+        Ok(CompletionChannel { inner, _not_sync: PhantomData })
+    }
+
+    /// Take what has been told, and say how often it was about this queue: it is to be polled and armed again
+    /// if that is not 0. Where several queues have this channel, poll and arm all of them.
+    pub fn take_events(&self, queue: &CompletionQueue) -> usize {
+        let mut count = 0;
+        loop {
+            let (mut raw, mut context) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: ours; both are written.
+            let returned = unsafe { sys::ibv_get_cq_event(self.inner.raw, &raw mut raw, &raw mut context) };
+            if returned != 0 {
+                return count;
+            }
+            count += usize::from(raw == queue.inner.raw);
+            // SAFETY: a queue with an event that is not acknowledged is not destroyed: that waits for us.
+            unsafe { sys::ibv_ack_cq_events(raw, 1) };
+        }
+    }
+}
+
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as the channel.
+        unsafe { BorrowedFd::borrow_raw((*self.inner.raw).fd) }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct QueueInner {
+    raw: *mut sys::ibv_cq,
+    _channel: Option<Arc<ChannelInner>>,
+    device: Arc<Device>,
+}
+
+// SAFETY: libibverbs is thread-safe. Only the one handle polls.
+unsafe impl Send for QueueInner {}
+// SAFETY: as above.
+unsafe impl Sync for QueueInner {}
+
+impl QueueInner {
+    pub(crate) fn raw(&self) -> *mut sys::ibv_cq {
+        self.raw
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+}
+
+impl Drop for QueueInner {
+    fn drop(&mut self) {
+        // SAFETY: ours, and its queue pairs held it.
+        unsafe { sys::ibv_destroy_cq(self.raw) };
+    }
+}
+
+/// Where work requests of many queue pairs complete.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    inner: Arc<QueueInner>,
+    entries: u32,
+    is_broken: bool,
+    _not_sync: PhantomData<Cell<()>>,
+}
+
+/// Completions that [`CompletionQueue::poll`] takes at once.
+pub const POLL_BATCH: usize = 32;
+
+impl CompletionQueue {
+    /// Make one with room for at least `entries`, which tells `channel`, if any, when it was armed.
+    ///
+    /// # Errors
+    /// More than the device has, or no such vector.
+    pub fn new(
+        device: &Arc<Device>,
+        entries: u32,
+        vector: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<CompletionQueue, VerbsError> {
+        const VERB: &str = "ibv_create_cq";
+        let invalid = VerbsError::new(VERB, libc::EINVAL);
+        let limits = device.limits();
+        if entries == 0 || entries > limits.cqe || vector >= limits.vectors.max(1) {
+            return Err(invalid);
+        }
+        if channel.is_some_and(|channel| channel.inner.device.context() != device.context()) {
+            return Err(invalid);
+        }
+        let count = i32::try_from(entries).map_err(|_| invalid)?;
+        let vector = i32::try_from(vector).map_err(|_| invalid)?;
+        let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.inner.raw);
+        // SAFETY: an open context, and a channel of it that the queue keeps.
+        let raw =
+            unsafe { sys::ibv_create_cq(device.context(), count, ptr::null_mut(), raw_channel, vector) };
+        if raw.is_null() {
+            return Err(VerbsError::last(VERB));
+        }
+        // SAFETY: the verb has just made it.
+        let granted = unsafe { (*raw).cqe };
+        let channel = channel.map(|channel| Arc::clone(&channel.inner));
+        let inner = Arc::new(QueueInner { raw, _channel: channel, device: Arc::clone(device) });
+        let entries = u32::try_from(granted).unwrap_or(entries).max(entries);
+        Ok(CompletionQueue { inner, entries, is_broken: false, _not_sync: PhantomData })
+    }
+
+    /// Lend up to [`POLL_BATCH`] completions to `each`, and say how many: fewer than that means that there
+    /// are no more for now.
+    #[inline]
+    pub fn poll(&mut self, mut each: impl FnMut(WorkCompletion)) -> usize {
+        let mut raw = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; POLL_BATCH];
+        #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "32")]
+        // SAFETY: our queue; as many may be written.
+        let returned =
+            unsafe { sys::ibv_poll_cq(self.inner.raw, POLL_BATCH as i32, raw.as_mut_ptr().cast()) };
+        let Ok(count) = usize::try_from(returned) else {
+            self.is_broken = true;
+            return 0;
+        };
+        for raw in raw.iter().take(count) {
+            // SAFETY: the verb has written the first `count`.
+            each(WorkCompletion::new(unsafe { raw.assume_init_ref() }));
+        }
+        count
+    }
+
+    /// Have the channel told of the next completion, once. To sleep without missing one: arm, then poll
+    /// until there is none, then wait.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn arm(&mut self) -> Result<(), VerbsError> {
+        // SAFETY: ours.
+        VerbsError::check("ibv_req_notify_cq", unsafe { sys::ibv_req_notify_cq(self.inner.raw, 0) })
+    }
+
+    /// How many it has room for.
+    #[must_use]
+    pub fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    /// A poll failed: the device or the queue is dead, its queue pairs are to be closed.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<QueueInner> {
+        &self.inner
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(status: u32, flags: u32) -> sys::ibv_wc {
+        // SAFETY: numbers.
+        let mut raw: sys::ibv_wc = unsafe { std::mem::zeroed() };
+        (raw.wr_id, raw.status, raw.byte_len, raw.qp_num, raw.wc_flags) = (7, status, 64, 17, flags);
+        (raw.vendor_err, raw.imm_data_invalidated_rkey_union.invalidated_rkey) = (3, 0x0102_0304);
+        raw
+    }
+
+    #[test]
+    fn a_status_displays_as_the_library_says_it() {
+        assert_eq!(WcStatus::SUCCESS.to_string(), "success (0)");
+        assert!(WcStatus::FLUSHED.to_string().to_lowercase().contains("flush"), "{}", WcStatus::FLUSHED);
+        assert!(!WcStatus(12345).to_string().is_empty());
+    }
+
+    #[test]
+    fn a_failed_completion_says_nothing_but_whose_it_is_and_why() {
+        let completion = WorkCompletion::new(&raw(5, u32::MAX));
+        assert!(!completion.is_ok && completion.status == WcStatus::FLUSHED);
+        assert_eq!((completion.id, completion.queue_pair, completion.vendor_error), (7, 17, 3));
+        assert_eq!((completion.bytes, completion.invalidated_key, completion.immediate), (0, None, None));
+    }
+
+    #[test]
+    fn key_and_immediate_are_there_where_the_flags_say_so() {
+        let completion = WorkCompletion::new(&raw(0, sys::ibv_wc_flags::IBV_WC_WITH_INV.0));
+        assert_eq!((completion.invalidated_key, completion.immediate), (Some(0x0102_0304), None));
+        let completion = WorkCompletion::new(&raw(0, sys::ibv_wc_flags::IBV_WC_WITH_IMM.0));
+        let immediate = u32::from_be(0x0102_0304);
+        assert_eq!((completion.invalidated_key, completion.immediate), (None, Some(immediate)));
+        assert_eq!((completion.is_ok, completion.bytes, completion.vendor_error), (true, 64, 0));
+    }
+
+    #[test]
+    fn the_bindings_have_the_sizes_of_the_header() {
+        // As gcc says for libibverbs' headers on 64 bits; unions are bound by hand in rdma-sys.
+        assert_eq!(size_of::<sys::ibv_wc>(), 48);
+        assert_eq!(size_of::<sys::ibv_send_wr>(), 128);
+        assert_eq!(size_of::<sys::ibv_recv_wr>(), 32);
+        assert_eq!(size_of::<sys::ibv_async_event>(), 16);
+        assert_eq!(size_of::<sys::ibv_port_attr>(), 52);
+        assert_eq!(size_of::<sys::rdma_cm_event>(), 80);
+        assert_eq!(size_of::<sys::rdma_cm_id>(), 416);
+    }
+}

@@ -1,0 +1,81 @@
+//! [`VerbsError`]: which verb failed, and why.
+
+use std::fmt;
+
+use libc::c_int;
+
+/// A verb failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VerbsError {
+    /// Its name, as in the library's manual.
+    pub verb: &'static str,
+    /// Why, in the system's numbers.
+    pub errno: i32,
+}
+
+impl fmt::Display for VerbsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = std::io::Error::from_raw_os_error(self.errno).to_string();
+        let reason = text.split(" (os error").next().unwrap_or_default();
+        write!(f, "{}: {reason} ({})", self.verb, self.errno)
+    }
+}
+
+impl std::error::Error for VerbsError {}
+
+impl VerbsError {
+    pub(crate) fn new(verb: &'static str, errno: c_int) -> VerbsError {
+        VerbsError { verb, errno }
+    }
+
+    /// The verb has just failed and left its reason in `errno`.
+    pub(crate) fn last(verb: &'static str) -> VerbsError {
+        VerbsError { verb, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) }
+    }
+
+    /// What a verb returned as a number: 0 is success, -1 means `errno`, others are the reason itself.
+    pub(crate) fn check(verb: &'static str, returned: c_int) -> Result<(), VerbsError> {
+        match returned {
+            0 => Ok(()),
+            -1 => Err(VerbsError::last(verb)),
+            other => Err(VerbsError { verb, errno: other.saturating_abs() }),
+        }
+    }
+}
+
+/// Not all of a batch was posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{error}, after {posted} work requests")]
+pub struct SubmitError {
+    /// Why the next one was not.
+    pub error: VerbsError,
+    /// How many of the batch's work requests were posted, from its begin. They complete as any other.
+    pub posted: u32,
+}
+
+impl From<SubmitError> for VerbsError {
+    fn from(error: SubmitError) -> VerbsError {
+        error.error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_verb_and_the_reason() {
+        let error = VerbsError::new("ibv_create_qp", libc::ENOMEM);
+        assert_eq!(error.to_string(), "ibv_create_qp: Cannot allocate memory (12)");
+        let error = SubmitError { error, posted: 3 };
+        assert_eq!(error.to_string(), "ibv_create_qp: Cannot allocate memory (12), after 3 work requests");
+    }
+
+    #[test]
+    fn a_returned_number_is_success_errno_or_the_reason() {
+        assert_eq!(VerbsError::check("a", 0), Ok(()));
+        assert_eq!(VerbsError::check("a", libc::EINVAL), Err(VerbsError::new("a", libc::EINVAL)));
+        assert_eq!(VerbsError::check("a", -libc::EINVAL), Err(VerbsError::new("a", libc::EINVAL)));
+        assert_eq!(VerbsError::check("a", i32::MIN).map_err(|error| error.errno), Err(i32::MAX));
+    }
+}

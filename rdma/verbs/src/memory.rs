@@ -1,0 +1,263 @@
+//! Memory that devices may touch: [`MemoryRegion`], [`MemoryWindow`], and [`Sge`], which names a piece of it.
+//!
+//! UNSAFETY: a region keeps its memory mapped until the device has let go of it.
+#![expect(unsafe_code, reason = "calls libibverbs")]
+
+use std::ops::BitOr;
+use std::sync::Arc;
+
+use rdma_sys as sys;
+use spindle_reactor::mem::Area;
+
+use crate::device::Device;
+use crate::error::VerbsError;
+
+/// What a device may do with memory. It may always read it for our own work requests. Combine with `|`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Access(u32);
+
+impl Access {
+    /// Source of our own SENDs and WRITEs.
+    pub const LOCAL_READ: Access = Access(0);
+    /// Target of our own RECVs and READs.
+    pub const LOCAL_WRITE: Access = Access(sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0);
+    /// Source of the other side's READs.
+    pub const REMOTE_READ: Access = Access(sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0);
+    /// Target of the other side's WRITEs. Needs [`Access::LOCAL_WRITE`] too.
+    pub const REMOTE_WRITE: Access = Access(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0);
+    /// Memory windows may be bound to it.
+    pub const WINDOWS: Access = Access(sys::ibv_access_flags::IBV_ACCESS_MW_BIND.0);
+
+    /// Has all of the other's.
+    #[must_use]
+    pub fn contains(self, other: Access) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub(crate) fn flags(self) -> u32 {
+        self.0
+    }
+}
+
+impl BitOr for Access {
+    type Output = Access;
+
+    fn bitor(self, other: Access) -> Access {
+        Access(self.0 | other.0)
+    }
+}
+
+/// A piece of registered memory: a segment of a work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sge {
+    /// First byte.
+    pub address: u64,
+    /// Bytes.
+    pub bytes: u32,
+    /// Local key of the region that it is in.
+    pub key: u32,
+}
+
+// Lists of segments are given to the library as they are.
+const _: () = assert!(
+    size_of::<Sge>() == size_of::<sys::ibv_sge>()
+        && align_of::<Sge>() == align_of::<sys::ibv_sge>()
+        && std::mem::offset_of!(Sge, address) == std::mem::offset_of!(sys::ibv_sge, addr)
+        && std::mem::offset_of!(Sge, bytes) == std::mem::offset_of!(sys::ibv_sge, length)
+        && std::mem::offset_of!(Sge, key) == std::mem::offset_of!(sys::ibv_sge, lkey)
+);
+
+/// Memory that is registered with a device; deregistered on drop.
+///
+/// Registering gives the device leave, it moves nothing. What may be done with the memory while a work
+/// request or a peer refers to it is the crate's page.
+#[derive(Debug)]
+pub struct MemoryRegion {
+    raw: *mut sys::ibv_mr,
+    local_key: u32,
+    remote_key: u32,
+    base: usize,
+    bytes: usize,
+    /// The memory; let go after the registration.
+    area: Area,
+    /// The domain; let go last.
+    device: Arc<Device>,
+}
+
+// SAFETY: libibverbs is thread-safe; the fields are not written after construction.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryRegion {}
+
+impl Device {
+    /// Register all of an area.
+    ///
+    /// # Errors
+    /// As [`Device::register_part`].
+    pub fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<MemoryRegion, VerbsError> {
+        let bytes = area.bytes();
+        self.register_part(area, 0, bytes, access)
+    }
+
+    /// Register `bytes` of an area from `offset`.
+    ///
+    /// # Errors
+    /// The part is not within the area, or the area is read-only and the access is not, or the device has no
+    /// room for another region, or the process may not lock so much memory.
+    pub fn register_part(
+        self: &Arc<Self>,
+        area: Area,
+        offset: usize,
+        bytes: usize,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        const VERB: &str = "ibv_reg_mr";
+        if offset.checked_add(bytes).is_none_or(|end| end > area.bytes()) || bytes == 0 {
+            return Err(VerbsError::new(VERB, libc::EINVAL));
+        }
+        if !area.is_writable() && (access.0 & (Access::LOCAL_WRITE | Access::REMOTE_WRITE).0) != 0 {
+            return Err(VerbsError::new(VERB, libc::EACCES));
+        }
+        let base = area.base().as_ptr().wrapping_add(offset);
+        let flags = access.0.cast_signed();
+        // SAFETY: our domain; the memory is mapped for as long as the area is kept, and the region keeps it.
+        let raw = unsafe { sys::ibv_reg_mr(self.domain(), base.cast(), bytes, flags) };
+        if raw.is_null() {
+            return Err(VerbsError::last(VERB));
+        }
+        // SAFETY: the verb has just made it.
+        let (local_key, remote_key) = unsafe { ((*raw).lkey, (*raw).rkey) };
+        let device = Arc::clone(self);
+        Ok(MemoryRegion { raw, local_key, remote_key, base: base as usize, bytes, area, device })
+    }
+}
+
+impl MemoryRegion {
+    /// For our own work requests.
+    #[must_use]
+    pub fn local_key(&self) -> u32 {
+        self.local_key
+    }
+
+    /// For the other side.
+    #[must_use]
+    pub fn remote_key(&self) -> u32 {
+        self.remote_key
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// `bytes` from this address, if all of them are within the region.
+    #[must_use]
+    pub fn sge(&self, address: usize, bytes: u32) -> Option<Sge> {
+        let offset = address.checked_sub(self.base)?;
+        let end = offset.checked_add(bytes as usize)?;
+        (end <= self.bytes).then_some(Sge { address: address as u64, bytes, key: self.local_key })
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: ours.
+        if unsafe { sys::ibv_dereg_mr(self.raw) } != 0 {
+            // The device may still touch it (a window is bound): then it stays mapped for ever.
+            std::mem::forget(self.area.clone());
+        }
+    }
+}
+
+/// A memory window of type 2: a key for part of a region, which the other side can invalidate by a SEND.
+#[derive(Debug)]
+pub struct MemoryWindow {
+    raw: *mut sys::ibv_mw,
+    /// What it was bound to last.
+    region: Option<Arc<MemoryRegion>>,
+    device: Arc<Device>,
+}
+
+// SAFETY: libibverbs is thread-safe.
+unsafe impl Send for MemoryWindow {}
+
+impl MemoryWindow {
+    /// Make one. It opens nothing until [`crate::SendBatch::bind_window`].
+    ///
+    /// # Errors
+    /// The device has no windows, or no more.
+    pub fn new(device: &Arc<Device>) -> Result<MemoryWindow, VerbsError> {
+        // SAFETY: our domain.
+        let raw = unsafe { sys::ibv_alloc_mw(device.domain(), sys::ibv_mw_type::IBV_MW_TYPE_2) };
+        match raw {
+            Some(raw) if !raw.is_null() => Ok(MemoryWindow { raw, region: None, device: Arc::clone(device) }),
+            _ => Err(VerbsError::last("ibv_alloc_mw")),
+        }
+    }
+
+    /// The key that the last binding gave it.
+    #[must_use]
+    pub fn remote_key(&self) -> u32 {
+        // SAFETY: ours.
+        unsafe { (*self.raw).rkey }
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ibv_mw {
+        self.raw
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn next_key(&self) -> u32 {
+        let key = self.remote_key();
+        (key & !0xFF) | (key.wrapping_add(1) & 0xFF)
+    }
+
+    pub(crate) fn set_bound(&mut self, region: &Arc<MemoryRegion>, key: u32) {
+        // SAFETY: ours, and exclusive.
+        unsafe { (*self.raw).rkey = key };
+        self.region = Some(Arc::clone(region));
+    }
+}
+
+impl MemoryRegion {
+    pub(crate) fn raw(&self) -> *mut sys::ibv_mr {
+        self.raw
+    }
+}
+
+impl Drop for MemoryWindow {
+    fn drop(&mut self) {
+        // SAFETY: ours. Its region is let go afterwards.
+        unsafe { sys::ibv_dealloc_mw(self.raw) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_combines() {
+        let both = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        assert!(both.contains(Access::LOCAL_WRITE) && both.contains(Access::LOCAL_READ));
+        assert!(!both.contains(Access::REMOTE_WRITE));
+        assert_eq!(both.flags(), 1 | 4);
+    }
+}
