@@ -16,6 +16,7 @@ use arrayvec::ArrayVec;
 use super::frames::{FrameCore, Place};
 use super::pool::PoolCore;
 use super::share::Owner;
+use super::unmaps::unmaps;
 
 /// Most segments that one buffer has: a transfer of 2 MiB in frames of 4 KiB, and one more for each ragged
 /// end.
@@ -416,6 +417,8 @@ impl Drop for Buf {
             Home::Zeroes => {}
             Home::Heap(bytes) => {
                 let memory = std::ptr::slice_from_raw_parts_mut(self.head.addr.as_ptr(), *bytes as usize);
+                // The allocator may unmap it.
+                unmaps().tell(self.head.addr.as_ptr().addr(), *bytes as usize);
                 // SAFETY: `heap` leaked exactly this slice, and this is the only handle to it.
                 drop(unsafe { Box::from_raw(memory) });
             }

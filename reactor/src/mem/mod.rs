@@ -22,6 +22,7 @@ mod pool;
 mod prefetch;
 mod region;
 mod share;
+mod unmaps;
 
 pub use area::Area;
 pub use buf::{Buf, SEGMENTS_MAX};
@@ -30,3 +31,4 @@ pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, ZoneUse};
 pub use prefetch::prefetch;
 pub use region::{Pages, Region, RegionError};
 pub use share::SHARE_BYTES;
+pub use unmaps::{News, UNMAPS_KEPT, Unmaps, Watch, unmaps};
