@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicU64;
 
 use arrayvec::ArrayVec;
 
+use super::copies::note_copied;
 use super::frames::{FrameCore, Place};
 use super::pool::PoolCore;
 use super::share::Owner;
@@ -187,6 +188,7 @@ impl Buf {
             offset.checked_add(from.len()).is_some_and(|end| end <= self.len()),
             "copy past the buffer's end"
         );
+        note_copied(from.len());
         if self.tail.is_none() && self.is_writable {
             self.head.as_mut_slice()[offset..offset + from.len()].copy_from_slice(from);
             return;
@@ -219,6 +221,7 @@ impl Buf {
             offset.checked_add(to.len()).is_some_and(|end| end <= self.len()),
             "copy past the buffer's end"
         );
+        note_copied(to.len());
         let mut at = 0;
         self.visit(offset, to.len(), |piece| {
             to[at..at + piece.len()].copy_from_slice(piece);
