@@ -190,7 +190,8 @@ static POOL: &[Key] = &[
         "zone",
         Kind::Sections(ZONE),
         Preset::From(
-            "4KiB x 1024, 64KiB x 64, 128KiB x 32, 256KiB x 16, 512KiB x 6, 1MiB x 3, 2MiB x 1: 24 MiB a core",
+            "4KiB x 1024, 64KiB x 64, 128KiB x 32, 256KiB x 16, 512KiB x 6, 1MiB x 3, 2MiB x 1: 24 MiB a \
+             core",
         ),
         "Buffers of one size, for each core. Used by disks that have no memory of their own, and by Compare \
          and Copy. Where there is none, commands wait, in order; they do not fail. A connection that holds \

@@ -184,8 +184,8 @@ fn pools_that_cannot_be_or_that_no_transfer_fits() {
     check_all(&[
         (
             "[limits]\ntransfer = \"2MiB\"\n[[pool.zone]]\nbuffer = \"1MiB\"\ncount = 4",
-            "2: limits.transfer = \"2MiB\": the largest buffer must hold a whole transfer, limits.transfer \
-             = 2 MiB, and has 1 MiB; give [[pool.zone]] one that does",
+            "4: pool.zone[0].buffer = \"1MiB\": the largest buffer must hold a whole transfer, \
+             limits.transfer = 2 MiB, and has 1 MiB",
         ),
         (
             "[limits]\ntransfer = \"768KiB\"",

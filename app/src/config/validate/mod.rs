@@ -149,17 +149,14 @@ fn pool(root: &Node, errors: &Errors) -> PoolPlan {
     }
     let transfer = root.section("limits").find::<u64>("transfer");
     let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
-    if let Some(transfer) = transfer.filter(|transfer| transfer.value > u64::from(largest) && largest > 0) {
+    let transfer = transfer.filter(|transfer| transfer.value > u64::from(largest) && largest > 0);
+    // Those that are there without the file hold the largest that there is.
+    if let (Some(transfer), Some(last)) = (transfer, nodes.last()) {
         let (asked, has) = (Bytes::new(transfer.value), Bytes::new(largest.into()));
         let what = format!(
             "the largest buffer must hold a whole transfer, limits.transfer = {asked}, and has {has}"
         );
-        match nodes.last() {
-            Some(last) => {
-                last.find::<u64>("buffer").map_or(last.place.clone(), |at| at.place).refuse(errors, what)
-            }
-            None => transfer.place.refuse(errors, format!("{what}; give [[pool.zone]] one that does")),
-        }
+        last.find::<u64>("buffer").map_or(last.place.clone(), |at| at.place).refuse(errors, what);
     }
     PoolPlan {
         pages: match node.get::<String>("pages").as_str() {
