@@ -142,9 +142,11 @@ impl RdmaLink {
                 Ok(keys) if is_to_controller => host::HostData::ToController(buf, keys),
                 Ok(keys) => host::HostData::FromController(buf, keys),
                 Err(error) if is_to_controller => {
-                    return Err((Why::Register(error), HostData::ToController(buf)));
+                    return Err((Why::Register { errno: error.errno }, HostData::ToController(buf)));
                 }
-                Err(error) => return Err((Why::Register(error), HostData::FromController(buf))),
+                Err(error) => {
+                    return Err((Why::Register { errno: error.errno }, HostData::FromController(buf)));
+                }
             },
         };
         self.conn.submit(sqe, data).map_err(|full| self.give_back(full))
