@@ -154,7 +154,7 @@ fn host_lines(plan: &Plan) -> String {
     }
     for subsystem in &plan.subsystems {
         for listener in plan.listeners_of(subsystem) {
-            let _ = writeln!(text, "  {}", connect_line(listener.address, &subsystem.nqn));
+            let _ = writeln!(text, "  {}", connect_line(listener.endpoint(), &subsystem.nqn));
         }
     }
     text

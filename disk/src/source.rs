@@ -96,7 +96,7 @@ pub trait DiskSource: Send + Sync {
     /// Space in use.
     fn usage(&self) -> Usage;
 
-    /// Memory of its own in which data lies that commands move, to be registered with devices; `None` where all
+    /// Memory of its own in which the data of commands lies, to be registered with devices; `None` where all
     /// of it is the core's pool.
     fn area(&self) -> Option<Area> {
         None

@@ -57,6 +57,13 @@ pub enum Notice {
         /// Field, value and what is allowed.
         text: String,
     },
+    /// A connection was not taken.
+    ConnectionRefused {
+        /// From where.
+        remote: SocketAddr,
+        /// Field, value and what is allowed; or what has run out.
+        reason: String,
+    },
     /// The keep-alive time-out of a controller has passed.
     KeepAliveExpired {
         /// Who.
@@ -101,6 +108,9 @@ impl std::fmt::Display for Notice {
             }
             Notice::Refused { remote, status, reason } => {
                 write!(f, "connect from {remote} refused: {reason} ({status})")
+            }
+            Notice::ConnectionRefused { remote, reason } => {
+                write!(f, "connection from {remote} refused: {reason}")
             }
             Notice::Violation { remote, text } => write!(f, "connection from {remote} closed: {text}"),
             Notice::HostError { remote, rule } => write!(f, "connection from {remote} closed: {rule}"),

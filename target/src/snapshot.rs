@@ -109,12 +109,20 @@ pub struct Listener {
 }
 
 /// Transports (TRTYPE).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TransportKind {
     /// NVMe/TCP.
     Tcp,
     /// NVMe/RDMA.
     Rdma,
+}
+
+impl Listener {
+    /// What no two listeners have in common: the transports have ports of their own.
+    #[must_use]
+    pub fn endpoint(&self) -> (TransportKind, SocketAddr) {
+        (self.transport, self.address)
+    }
 }
 
 /// Another discovery service that hosts are pointed to.

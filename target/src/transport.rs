@@ -1,4 +1,4 @@
-//! The interface between the request machine and a connection: six verbs and four events.
+//! The interface between the request machine and a connection: its verbs and four events.
 //!
 //! A connection lives on one core from accept to close. Its shell (sockets, verbs, the simulator) feeds it
 //! and empties it; the queue pair only asks it for events and tells it what to fetch and what to reply:
@@ -52,8 +52,8 @@ impl DataPointer {
 /// What happened on a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// A command capsule arrived. The next event comes only after the command was answered by `fetch` or
-    /// `reply` if it has in-capsule data (the payload stands in the way); without, at once.
+    /// A command capsule arrived. The next event comes only after the command was answered by `fetch`,
+    /// `reply` or `set_aside` if it has in-capsule data (the payload stands in the way); without, at once.
     Command {
         /// The submission queue entry.
         sqe: Sqe,
@@ -143,6 +143,13 @@ pub trait Transport {
     /// The next event, in order. `None`: nothing more until the shell has fed it.
     fn next_event(&mut self) -> Option<Event>;
 
+    /// The command whose event came last is request `slot` from now on. Not told of one that is answered as it
+    /// comes, under [`UNSLOTTED`].
+    #[inline]
+    fn set_slot(&mut self, slot: Slot) {
+        let _ = slot;
+    }
+
     /// Bring the host's data of request `slot` (command identifier `cid`) into `buf`, which is exactly as
     /// long. `Fetched` follows, or `Closed`. Called at most once for a command, in any order among commands.
     fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf);
@@ -153,6 +160,13 @@ pub trait Transport {
     fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
         let _ = buf;
         false
+    }
+
+    /// The command whose event came last, request `slot` (command identifier `cid`), waits for memory: its
+    /// in-capsule data is not to stand in the way of what comes behind it, because that may be the data of
+    /// commands that hold the memory. `fetch` or `reply` follows some time.
+    fn set_aside(&mut self, slot: Slot, cid: u16) {
+        let _ = (slot, cid);
     }
 
     /// The command whose event came last is not taken, and gets no answer: its in-capsule data goes nowhere,
@@ -172,4 +186,26 @@ pub trait Transport {
 
     /// What the connection can carry.
     fn limits(&self) -> Limits;
+}
+
+/// A connection of several kinds, as a core has it that serves more than one transport; or of one kind alone.
+///
+/// A shell works with the connections of its own kind, whatever else is on the core.
+pub trait Holds<C>: Transport {
+    /// A connection of this kind.
+    fn wrap(conn: C) -> Self;
+    /// The connection, if it is of this kind.
+    fn held(&mut self) -> Option<&mut C>;
+}
+
+impl<T: Transport> Holds<T> for T {
+    #[inline]
+    fn wrap(conn: T) -> T {
+        conn
+    }
+
+    #[inline]
+    fn held(&mut self) -> Option<&mut T> {
+        Some(self)
+    }
 }

@@ -21,6 +21,7 @@ use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_target::notice::Notice;
 use spindle_target::snapshot::Peer;
+use spindle_target::transport::Holds;
 
 use crate::controller::{Conn, ConnConfig};
 use crate::{Expectation, Phase, RxBatch};
@@ -136,9 +137,9 @@ impl Shell {
     }
 
     /// Take over an accepted connection. False when the core has no room: the socket is closed.
-    pub fn accept(
+    pub fn accept<T: Holds<Conn>>(
         &mut self,
-        core: &mut TargetCore<Conn>,
+        core: &mut TargetCore<T>,
         socket: Socket,
         peer: Peer,
         config: ConnConfig,
@@ -154,7 +155,7 @@ impl Shell {
         if let Some(name) = &self.config.congestion {
             let _ = socket.set_congestion(name);
         }
-        let Ok(id) = core.accept(Conn::new(config, now), peer) else { return false };
+        let Ok(id) = core.accept(T::wrap(Conn::new(config, now)), peer) else { return false };
         let link = Link {
             id,
             socket,
@@ -180,7 +181,12 @@ impl Shell {
 
     /// One turn of receiving, stepping and sending. `foreign` gets the keys of descriptors that are not
     /// connections. True when there was anything to do.
-    pub fn poll(&mut self, core: &mut TargetCore<Conn>, now: Nanos, foreign: &mut impl FnMut(Ready)) -> bool {
+    pub fn poll<T: Holds<Conn>>(
+        &mut self,
+        core: &mut TargetCore<T>,
+        now: Nanos,
+        foreign: &mut impl FnMut(Ready),
+    ) -> bool {
         self.now = now;
         let mut has_worked = false;
         // With few connections an empty round costs less than the rest of the core's turn, and the next
@@ -204,7 +210,7 @@ impl Shell {
 
     /// Ask every hot connection once.
     #[inline]
-    fn poll_hot(&mut self, core: &mut TargetCore<Conn>) -> bool {
+    fn poll_hot<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) -> bool {
         let mut has_worked = false;
         let mut at = 0;
         while at < self.hot.len() {
@@ -219,7 +225,12 @@ impl Shell {
     }
 
     /// Sleep until a descriptor has something to do, at most `timeout`; not at all while a connection is hot.
-    pub fn sleep(&mut self, core: &mut TargetCore<Conn>, timeout: Duration, foreign: &mut impl FnMut(Ready)) {
+    pub fn sleep<T: Holds<Conn>>(
+        &mut self,
+        core: &mut TargetCore<T>,
+        timeout: Duration,
+        foreign: &mut impl FnMut(Ready),
+    ) {
         let timeout = if self.hot.is_empty() { timeout } else { Duration::ZERO };
         self.poll_readiness(core, Some(timeout), foreign);
     }
@@ -233,9 +244,9 @@ impl Shell {
         }
     }
 
-    fn poll_readiness(
+    fn poll_readiness<T: Holds<Conn>>(
         &mut self,
-        core: &mut TargetCore<Conn>,
+        core: &mut TargetCore<T>,
         timeout: Option<Duration>,
         foreign: &mut impl FnMut(Ready),
     ) -> bool {
@@ -298,7 +309,7 @@ impl Shell {
 
     /// Receive, step and send for one connection. True when there was anything to do.
     #[inline]
-    fn serve(&mut self, core: &mut TargetCore<Conn>, id: Slot) -> bool {
+    fn serve<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
         let mut has_worked = false;
         for _ in 0..RECEIVES_PER_TURN {
             match self.receive(core, id) {
@@ -320,11 +331,11 @@ impl Shell {
 
     /// One receive, and the step that acts on it.
     #[inline]
-    fn receive(&mut self, core: &mut TargetCore<Conn>, id: Slot) -> Receive {
+    fn receive<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> Receive {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else {
             return Receive::Nothing;
         };
-        let Some(conn) = core.transport(id) else { return Receive::Nothing };
+        let Some(conn) = conn_of(core, id) else { return Receive::Nothing };
         if conn.is_paused() {
             return Receive::Nothing;
         }
@@ -339,7 +350,7 @@ impl Shell {
                 batch.filled(count - into_payload);
                 conn.load(batch);
                 core.step(id);
-                let Some(conn) = core.transport(id) else {
+                let Some(conn) = conn_of(core, id) else {
                     // Closed meanwhile; the batch went with it.
                     return Receive::Some;
                 };
@@ -364,13 +375,13 @@ impl Shell {
 
     /// Send what the connection has, until the socket is full.
     #[inline]
-    fn send(&mut self, core: &mut TargetCore<Conn>, id: Slot) {
+    fn send<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
         if link.is_full {
             return;
         }
         loop {
-            let Some(conn) = core.transport(id) else { return };
+            let Some(conn) = conn_of(core, id) else { return };
             if !conn.wants_send() {
                 return;
             }
@@ -399,9 +410,9 @@ impl Shell {
 
     /// What a connection's state asks of its socket, and whether it stays hot.
     #[inline]
-    fn settle(&mut self, core: &mut TargetCore<Conn>, id: Slot, has_worked: bool) {
+    fn settle<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot, has_worked: bool) {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
-        let Some(conn) = core.transport(id) else {
+        let Some(conn) = conn_of(core, id) else {
             self.forget_closed(core);
             return;
         };
@@ -414,7 +425,7 @@ impl Shell {
                         core.notices().push(Notice::Violation { remote, text: violation.to_string() });
                     }
                 }
-                let Some(conn) = core.transport(id) else { return };
+                let Some(conn) = conn_of(core, id) else { return };
                 if conn.phase() == Phase::HalfClosed && !link.is_shut {
                     link.is_shut = true;
                     let _ = link.socket.shutdown_write();
@@ -433,7 +444,7 @@ impl Shell {
         }
     }
 
-    fn forget_closed(&mut self, core: &mut TargetCore<Conn>) {
+    fn forget_closed<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
         while let Some((id, _conn)) = core.next_closed() {
             if let Some(at) = self.hot.iter().position(|hot| *hot == id) {
                 self.hot.swap_remove(at);
@@ -447,35 +458,37 @@ impl Shell {
         }
     }
 
-    /// Send for connections that something else than their own input gave something to send.
-    pub fn flush(&mut self, core: &mut TargetCore<Conn>) {
-        while let Some(id) = core.next_touched() {
-            let Some(conn) = core.transport(id) else { continue };
-            if conn.has_unread() && !conn.is_paused() {
-                core.step_sent(id);
-            }
-            let is_open =
-                core.transport(id).is_some_and(|conn| conn.phase() == Phase::Open && !conn.wants_send());
-            if is_open {
-                continue;
-            }
-            self.send(core, id);
-            let is_cold_and_full = self.link(id).is_some_and(|link| link.is_full && !link.is_hot);
-            if is_cold_and_full {
-                self.set_hot(id); // settles into epoll again, for room as well
-            }
-            self.settle(core, id, false);
+    /// Send for a connection that something else than its own input gave something to send. False: it is none of
+    /// ours.
+    pub fn flush<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+        if self.link(id).is_none() {
+            return false;
         }
+        let Some(conn) = conn_of(core, id) else { return true };
+        if conn.has_unread() && !conn.is_paused() {
+            core.step_sent(id);
+        }
+        let is_open = conn_of(core, id).is_some_and(|conn| conn.phase() == Phase::Open && !conn.wants_send());
+        if is_open {
+            return true;
+        }
+        self.send(core, id);
+        let is_cold_and_full = self.link(id).is_some_and(|link| link.is_full && !link.is_hot);
+        if is_cold_and_full {
+            self.set_hot(id); // settles into epoll again, for room as well
+        }
+        self.settle(core, id, false);
         self.forget_closed(core);
+        true
     }
 
     /// The connections' own time-outs.
-    fn on_time(&mut self, core: &mut TargetCore<Conn>, now: Nanos) {
+    fn on_time<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, now: Nanos) {
         for index in 0..self.links.len() {
             let Some(id) = self.links.get(index).and_then(Option::as_ref).map(|link| link.id) else {
                 continue;
             };
-            let Some(conn) = core.transport(id) else { continue };
+            let Some(conn) = conn_of(core, id) else { continue };
             if conn.deadline().is_some_and(|deadline| deadline <= now) {
                 conn.on_time(now);
                 core.step(id);
@@ -483,6 +496,12 @@ impl Shell {
             }
         }
     }
+}
+
+/// A connection of ours.
+#[inline]
+fn conn_of<T: Holds<Conn>>(core: &mut TargetCore<T>, id: Slot) -> Option<&mut Conn> {
+    core.transport(id)?.held()
 }
 
 /// One send of all that the connection has, as far as it fits; and how much that was.

@@ -1,6 +1,6 @@
 # What a lab case may call. The runner (tests/lab/guest) sources this, then the case, in a shell of its own:
-# a case is a list of steps, and the first one that fails ends it. Set by the runner: TARGET_KIND (spindle,
-# nvmet), CASE, WORK (this case's own directory), SCRATCH (an ext4 of 1 GiB on a scratch disk), SCRATCH_DISK
+# a case is a list of steps, and the first one that fails ends it. Set by the runner: TRANSPORT (tcp,
+# rdma), TARGET_KIND (spindle, nvmet), CASE, WORK (this case's own directory), SCRATCH (an ext4 of 1 GiB on a scratch disk), SCRATCH_DISK
 # (a bare scratch disk), LAB (the directory of this file).
 # shellcheck shell=bash disable=SC2034
 
@@ -8,15 +8,21 @@
 set -Eeuo pipefail
 trap 'echo "failed at ${BASH_SOURCE[0]##*/}:$LINENO: $BASH_COMMAND" >&2' ERR
 
+# shellcheck source=tests/lab/rdma.sh
+. "$LAB/rdma.sh"
+
 NQN=nqn.2026-01.io.spindle:s0
 NQN1=nqn.2026-01.io.spindle:s1
 DISCOVERY_NQN=nqn.2014-08.org.nvmexpress.discovery
 # The kernel holds a host NQN and a host identifier to be one pair, so each host has one of its own.
 HOST_A=(--hostnqn nqn.2026-01.lab:host-a --hostid 0f0f0f0f-0000-4000-8000-00000000000a)
 HOST_B=(--hostnqn nqn.2026-01.lab:host-b --hostid 0f0f0f0f-0000-4000-8000-00000000000b)
-ADDRESS=127.0.0.1
+case $TRANSPORT in
+    tcp) ADDRESS=127.0.0.1 ADDRESS6=::1 ;;
+    rdma) ADDRESS=$RDMA_ADDRESS ADDRESS6=$RDMA_ADDRESS6 ;;
+esac
 PORT=4420
-PORTAL=(-t tcp -a "$ADDRESS" -s "$PORT")
+PORTAL=(-t "$TRANSPORT" -a "$ADDRESS" -s "$PORT")
 CONFIG=$WORK/target.toml
 # Behind the file disk of a case that has one.
 FILE=$SCRATCH/$CASE.img
@@ -37,6 +43,7 @@ fail() { echo "FAIL: $*" >&2; exit 1; }
 
 # Not a failure: what the case wants cannot be had from this target.
 skip() { echo "$*" >"$WORK/skipped"; exit 0; }
+skip_over() { [ "$TRANSPORT" != "$1" ] || skip "$2"; }
 skip_on() { [ "$TARGET_KIND" != "$1" ] || skip "$2"; }
 
 # expect WHAT ACTUAL WANTED
@@ -86,6 +93,10 @@ expect_reconnect() {
         'nvme nvme[0-9]+: failed nvme_keep_alive_end_io' \
         'nvme nvme[0-9]+: (failed to send request|failed to receive|receive failed|I/O tag .* type)' \
         'nvme nvme[0-9]+: (Property (Set|Get) error|Shutdown timeout|icreq|queue [0-9]+: failed)'
+    [ "$TRANSPORT" != rdma ] || expect_kernel_log \
+        'nvme nvme[0-9]+: (SEND|RECV|MEMREG|LOCAL_INV) for CQE 0x[0-9a-f]+ failed with status' \
+        'nvme nvme[0-9]+: (Connect rejected|rdma (connection establishment|resolve address) failed)' \
+        'nvme nvme[0-9]+: I/O tag .* timeout'
 }
 
 # no_kernel_warnings [EXPECTED-FILE]: what the log has since the case began; prints the offenders.
@@ -98,7 +109,7 @@ no_kernel_warnings() {
         dmesg | grep -E 'WARNING:|BUG:|Call Trace|blocked for more than|I/O error|rcu.*stall' || true
     )
     # Not the host's: the kernel's own target says in the log whom it refuses.
-    [ "$TARGET_KIND" != nvmet ] || expected+='|^\[[ 0-9.]+\] nvmet(_tcp)?: '
+    [ "$TARGET_KIND" != nvmet ] || expected+='|^\[[ 0-9.]+\] nvmet(_tcp|_rdma)?: '
     bad=$(sort -u <<<"$bad" | grep -vE "$expected" || true)
     [ ! -s "${1:-/nonexistent}" ] || bad=$(grep -vEf "$1" <<<"$bad" || true)
     [ -z "$bad" ] || { echo "$bad"; return 1; }
@@ -122,7 +133,11 @@ config_both() {
 reactor() { printf '%s\n' '[reactor]' "cores = [${1:-0}]" 'idle = "adaptive"'; }
 disk_ram() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "ram"' "size = \"$2\""; }
 disk_file() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "file"' "path = \"$2\"" "size = \"$3\"" 'create = true'; }
-listener() { printf '%s\n' '[[listener]]' "address = \"${1:-$ADDRESS:$PORT}\""; }
+# listener [ADDRESS [TRANSPORT]]
+listener() {
+    printf '%s\n' '[[listener]]' "address = \"${1:-$ADDRESS:$PORT}\""
+    [ "${2:-$TRANSPORT}" = tcp ] || echo "transport = \"${2:-$TRANSPORT}\""
+}
 # subsystem NQN DISK...: the disks become namespaces 1, 2, ...
 subsystem() {
     local nsid=0 disk
@@ -146,7 +161,13 @@ start_target() {
     target_start
     within 30 is_listening
 }
-is_listening() { ss -Hltn "sport = :$PORT" | grep . >/dev/null; }
+# is_listening [TRANSPORT]
+is_listening() {
+    case ${1:-$TRANSPORT} in
+        tcp) ss -Hltn "sport = :$PORT" | grep . >/dev/null ;;
+        rdma) rdma resource show cm_id | grep -E "state LISTEN .*:$PORT( |\$)" >/dev/null ;;
+    esac
+}
 # stop_target: ask it to, and hold it to an orderly end.
 stop_target() { target_stop; }
 kill_target() { target_kill; }
@@ -167,7 +188,7 @@ finish() {
 # connect [nvme connect options]: sets CTRL (nvme0). Host A and subsystem s0 unless the options say otherwise.
 connect() {
     local said options=("${PORTAL[@]}")
-    case " $* " in *" -a "*) options=(-t tcp -s "$PORT") ;; esac
+    case " $* " in *" -a "*) options=(-t "$TRANSPORT" -s "$PORT") ;; esac
     case " $* " in *" -n "*) ;; *) options+=(-n "$NQN") ;; esac
     case " $* " in *" --hostnqn "*) ;; *) options+=("${HOST_A[@]}") ;; esac
     said=$(nvme connect "${options[@]}" "$@" -o json 2>&1) || fail "nvme connect $*: $said"
@@ -181,8 +202,8 @@ connect() {
 connect_directly() {
     local said
     exec {fabrics}<>/dev/nvme-fabrics
-    printf 'transport=tcp,traddr=%s,trsvcid=%s,hostnqn=%s,hostid=%s,nqn=%s' \
-        "$ADDRESS" "$PORT" "$1" "$2" "$3" >&"$fabrics" || fail "the kernel does not connect $1 to $3"
+    printf 'transport=%s,traddr=%s,trsvcid=%s,hostnqn=%s,hostid=%s,nqn=%s' \
+        "$TRANSPORT" "$ADDRESS" "$PORT" "$1" "$2" "$3" >&"$fabrics" || fail "the kernel does not connect $1 to $3"
     read -r said <&"$fabrics"
     exec {fabrics}>&-
     [[ $said =~ instance=([0-9]+), ]] || fail "the kernel says of $1: $said"

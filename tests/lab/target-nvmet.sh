@@ -7,7 +7,7 @@ nvmet=/sys/kernel/config/nvmet
 null_blk=/sys/kernel/config/nullb
 
 target_modules() {
-    modprobe -a nvmet nvmet-tcp nvme-tcp
+    modprobe -a nvmet nvmet-tcp "nvmet-$TRANSPORT" nvme-tcp "nvme-$TRANSPORT"
     modprobe null_blk nr_devices=0
     mountpoint -q /sys/kernel/config || mount -t configfs configfs /sys/kernel/config
 }
@@ -114,7 +114,7 @@ target_apply() {
         [ ! -d "$port" ] || continue
         mkdir "$port"
         address=${settings[listener.$i.address]}
-        echo tcp >"$port/addr_trtype"
+        echo "${settings[listener.$i.transport]:-tcp}" >"$port/addr_trtype"
         case $address in
             *:*:*) echo ipv6 ;;
             *) echo ipv4 ;;

@@ -249,7 +249,11 @@ impl Link {
         conn.sent(self.bytes.len());
         core.step_sent(self.id);
         core.poll();
-        while core.next_touched().is_some() {}
+        while let Some(id) = core.next_touched() {
+            if core.transport(id).is_some_and(|conn| conn.has_unread() && !conn.is_paused()) {
+                core.step_sent(id);
+            }
+        }
         for chunk in self.bytes.chunks(BATCH_BYTES) {
             let mut batch = self.batch.take().unwrap_or_default();
             batch.extend(chunk);

@@ -134,14 +134,14 @@ impl Plan {
         fixed("limits.transfer", &from.controller.transfer_bytes, &to.controller.transfer_bytes);
         fixed("limits.connections", &from.connections, &to.connections);
         fixed("limits.disk_commands", &from.disk_commands, &to.disk_commands);
+        fixed("rdma", &previous.rdma, &self.rdma);
         fixed("tcp", &without_in_capsule(previous), &without_in_capsule(self));
         let addresses = |plan: &Plan| {
-            let mut addresses: Vec<SocketAddr> =
-                plan.listeners.iter().map(|listener| listener.address).collect();
-            addresses.sort();
-            addresses
+            let mut endpoints: Vec<_> = plan.listeners.iter().map(ListenerPlan::endpoint).collect();
+            endpoints.sort();
+            endpoints
         };
-        fixed("listener.address", &addresses(previous), &addresses(self));
+        fixed("listener.address, transport", &addresses(previous), &addresses(self));
         let without_level = |plan: &Plan| LogPlan { level: super::LogLevel::Info, ..plan.log };
         fixed("log.format, peer_lines_per_s", &without_level(previous), &without_level(self));
     }
@@ -208,7 +208,7 @@ impl Plan {
         setting("log.level", &previous.log.level, &self.log.level);
         setting("shutdown.deadline_ms", &previous.drain_deadline, &self.drain_deadline);
         for listener in &self.listeners {
-            let same = |other: &&ListenerPlan| other.address == listener.address;
+            let same = |other: &&ListenerPlan| other.endpoint() == listener.endpoint();
             if let Some(before) = previous.listeners.iter().find(same) {
                 let field = format!("listener {}: in_capsule", listener.address);
                 setting(&field, &before.in_capsule_bytes, &listener.in_capsule_bytes);

@@ -22,6 +22,8 @@ pub struct Plan {
     pub limits: LimitsPlan,
     /// NVMe/TCP.
     pub tcp: TcpPlan,
+    /// NVMe/RDMA.
+    pub rdma: spindle_rdma::shell::ShellConfig,
     /// Disks in the file's order; names are unique.
     pub disks: Vec<DiskPlan>,
     /// Listeners in the file's order; addresses and names are unique, there is at least one.
@@ -168,6 +170,13 @@ pub struct ListenerPlan {
     pub address: SocketAddr,
     /// In-capsule data of I/O queues.
     pub in_capsule_bytes: u32,
+}
+
+impl ListenerPlan {
+    /// What no two listeners have in common.
+    pub fn endpoint(&self) -> (TransportKind, SocketAddr) {
+        (self.transport, self.address)
+    }
 }
 
 /// A subsystem.

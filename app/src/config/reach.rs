@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use nvme_spec::nqn::Nqn;
+use spindle_target::snapshot::TransportKind;
 
 /// `address` as a host can name it: where all addresses are listened on, the one that this machine would send
 /// from.
@@ -31,11 +32,15 @@ fn own_address(is_ipv4: bool) -> IpAddr {
 }
 
 /// What a Linux host types to connect.
-pub fn connect_line(address: SocketAddr, nqn: &Nqn) -> String {
-    let address = reachable(address);
+pub fn connect_line(listener: (TransportKind, SocketAddr), nqn: &Nqn) -> String {
+    let (transport, address) = (listener.0, reachable(listener.1));
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-+@/".contains(&byte);
     let nqn = nqn.as_str();
     let quoted =
         if nqn.bytes().all(is_plain) { nqn.to_owned() } else { format!("'{}'", nqn.replace('\'', r"'\''")) };
-    format!("nvme connect -t tcp -a {} -s {} -n {quoted}", address.ip(), address.port())
+    let transport = match transport {
+        TransportKind::Tcp => "tcp",
+        TransportKind::Rdma => "rdma",
+    };
+    format!("nvme connect -t {transport} -a {} -s {} -n {quoted}", address.ip(), address.port())
 }

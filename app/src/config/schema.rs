@@ -107,7 +107,7 @@ const fn key(name: &'static str, kind: Kind, preset: Preset, about: &'static str
     Key { name, kind, preset, about }
 }
 
-const TRANSPORT: Kind = Kind::Word(&["tcp"]);
+const TRANSPORT: Kind = Kind::Word(&["tcp", "rdma"]);
 const FLAG: Kind = Kind::Flag;
 const NAME: Kind = Kind::Text { chars_max: NAME_CHARS_MAX };
 
@@ -122,6 +122,7 @@ pub static FILE: &[Key] = &[
         "What a host can ask for, and what the process can hold.",
     ),
     key("tcp", Kind::Section(TCP), Preset::Section, "NVMe/TCP."),
+    key("rdma", Kind::Section(RDMA), Preset::Section, "NVMe/RDMA. Used when there is a listener for it."),
     key("disk", Kind::Sections(DISK), Preset::Section, "A disk of this machine."),
     key(
         "listener",
@@ -414,6 +415,24 @@ static LISTENER: &[Key] = &[
         Kind::Size { min: 0, max: 65_536, multiple: 16 },
         Preset::From("tcp.in_capsule"),
         "As tcp.in_capsule, for connections to this listener.",
+    ),
+];
+
+static RDMA: &[Key] = &[
+    key(
+        "shared_receives",
+        Kind::Integer { min: 0, max: 32_768 },
+        Preset::Is("8192"),
+        "Most receives that the connections of a core share on each RDMA device. Memory for them (some 4 KiB \
+         each) is taken as connections come, never given back; a connection for which none are left gets \
+         its own, as all do with 0.",
+    ),
+    key(
+        "segments",
+        Kind::Integer { min: 1, max: 32 },
+        Preset::Is("16"),
+        "Most pieces of memory that one RDMA transfer gathers; one that is more scattered takes another \
+         transfer. Each makes every entry of every send queue 16 bytes larger.",
     ),
 ];
 

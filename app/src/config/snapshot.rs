@@ -13,7 +13,7 @@ use spindle_target::counters::NamespaceCounters;
 use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
 
 use super::machine::{self, PathState};
-use super::plan::{DiskKind, DiskPlan, NamespacePlan, Plan, SubsystemPlan};
+use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan};
 
 /// Why there is no new snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -51,9 +51,9 @@ impl SnapshotError {
     /// fixed.
     fn check_fixed(plan: &Plan, previous: &Snapshot) -> Result<(), SnapshotError> {
         let (limits, before) = (&plan.limits.controller, &previous.limits);
-        let has = |address| plan.listeners.iter().any(|listener| listener.address == address);
+        let has = |endpoint| plan.listeners.iter().any(|listener| listener.endpoint() == endpoint);
         let are_same = plan.listeners.len() == previous.listeners.len()
-            && previous.listeners.iter().all(|listener| has(listener.address));
+            && previous.listeners.iter().all(|listener| has(listener.endpoint()));
         if !are_same {
             return Err(SnapshotError::Fixed { field: "listener.address" });
         }
@@ -145,9 +145,9 @@ impl Plan {
             let before = before.and_then(|before| before.namespace(nsid));
             self.namespace(plan, disks, before)
         });
-        let addresses: Vec<_> = self.listeners_of(plan).map(|listener| listener.address).collect();
+        let endpoints: Vec<_> = self.listeners_of(plan).map(ListenerPlan::endpoint).collect();
         let offered =
-            listeners.iter().enumerate().filter(|(_, listener)| addresses.contains(&listener.address));
+            listeners.iter().enumerate().filter(|(_, listener)| endpoints.contains(&listener.endpoint()));
         Arc::new(Subsystem {
             nqn: plan.nqn,
             serial: plan.serial.clone(),
@@ -191,7 +191,7 @@ fn in_order_of(previous: Option<&Snapshot>, listeners: Vec<Listener>) -> Vec<Lis
     let Some(previous) = previous else { return listeners };
     let mut ordered = Vec::with_capacity(listeners.len());
     for before in &previous.listeners {
-        let now = listeners.iter().find(|listener| listener.address == before.address);
+        let now = listeners.iter().find(|listener| listener.endpoint() == before.endpoint());
         ordered.extend(now.map(|now| Listener { port_id: before.port_id, ..now.clone() }));
     }
     ordered

@@ -2,13 +2,16 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use spindle_rdma::controller::ConnConfig as RdmaConfig;
+use spindle_rdma::shell as rdma;
 use spindle_reactor::clock::{Clock, Nanos, wall_ms};
 use spindle_reactor::mailbox::Mailbox;
-use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_reactor::mem::{Area, Pages, Pool, ZoneSpec};
 use spindle_reactor::net::{Accepted, Interest, Listener, Ready};
 use spindle_reactor::rate::RateLimit;
 use spindle_target::core::{CoreSettings, TargetCore};
@@ -16,10 +19,11 @@ use spindle_target::env::Message;
 use spindle_target::notice::Notice;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{Peer, Snapshot, TransportKind};
-use spindle_tcp::controller::{Conn, ConnConfig};
+use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::{FOREIGN_KEYS, Shell, ShellConfig};
 
 use super::ServeError;
+use super::conn::Conn;
 use crate::config::Idle;
 
 /// Between cores.
@@ -28,13 +32,36 @@ pub enum CoreMessage {
     /// For the target core.
     Target(Message),
     /// A connection to take over.
-    Accept(Arc<Handover>),
+    Accept(Arc<Handover<Accepted>>),
+    /// The same over RDMA.
+    AcceptRdma(Arc<Handover<rdma::Request>>),
 }
 
 /// A connection on its way to its core; taken once.
-pub struct Handover {
-    accepted: std::sync::Mutex<Option<Accepted>>,
+pub struct Handover<A> {
+    accepted: std::sync::Mutex<Option<A>>,
     listener: usize,
+}
+
+impl<A> Handover<A> {
+    fn new(accepted: A, listener: usize) -> Arc<Self> {
+        Arc::new(Handover { accepted: std::sync::Mutex::new(Some(accepted)), listener })
+    }
+
+    fn take(&self) -> Option<A> {
+        self.accepted.lock().ok().and_then(|mut accepted| accepted.take())
+    }
+}
+
+/// What a core needs for RDMA.
+#[derive(Clone)]
+pub struct RdmaSetup {
+    /// Settings.
+    pub shell: rdma::ShellConfig,
+    /// The machine's devices; empty where nothing listens on RDMA.
+    pub devices: Arc<[Arc<rdma::SharedDevice>]>,
+    /// Addresses to listen on, with their index in the snapshot: on this core.
+    pub listeners: Vec<(SocketAddr, usize)>,
 }
 
 /// What one core's thread is started with.
@@ -69,6 +96,8 @@ pub struct CoreSetup {
     pub shell: ShellConfig,
     /// NVMe/TCP.
     pub conn: ConnConfig,
+    /// NVMe/RDMA.
+    pub rdma: RdmaSetup,
     /// Log lines a second that hosts can cause on this core.
     pub peer_lines_per_s: u32,
     /// Raised when a core has failed or all are to end at once.
@@ -87,13 +116,17 @@ pub struct CoreLoop {
     setup: CoreSetup,
     core: TargetCore<Conn>,
     shell: Shell,
+    /// Where there is a listener for it.
+    rdma: Option<rdma::Shell>,
+    /// The configuration whose disks are registered with the RDMA devices.
+    registered: u64,
     log: RateLimit,
     last_work: Nanos,
     wall_base: u64,
     time_base: Nanos,
     /// Messages for which a mailbox had no room.
     backlog: VecDeque<(usize, CoreMessage)>,
-    accept_due: bool,
+    due: Due,
     accept_log: RateLimit,
     /// A descriptor to be given up where there are no others; only on a core that accepts.
     spare: Option<File>,
@@ -112,6 +145,7 @@ impl CoreLoop {
         let start = |error: &dyn std::fmt::Display| ServeError::Start(error.to_string());
         let pool = Pool::new(&setup.zones.0, setup.pages).map_err(|error| start(&error))?;
         let admin_pool = Pool::new(&setup.zones.1, Pages::Base).map_err(|error| start(&error))?;
+        let rdma = open_rdma(&setup, &pool, &admin_pool)?;
         let now = Clock::now();
         let core = TargetCore::new(CoreSettings {
             core: setup.core,
@@ -128,16 +162,21 @@ impl CoreLoop {
         .map_err(|error| start(&error))?;
         let shell = Shell::new(setup.shell, setup.connections).map_err(|error| start(&error))?;
         for (index, (listener, _)) in setup.listeners.iter().enumerate() {
-            let key = FOREIGN_KEYS + 1 + index as u64;
+            let key = LISTENERS + index as u64;
             shell.readiness().add(listener, key, Interest::READ).map_err(|error| start(&error))?;
         }
         shell
             .readiness()
-            .add(setup.mailbox.waker(), FOREIGN_KEYS, Interest::READ)
+            .add(setup.mailbox.waker(), MAILBOX, Interest::READ)
             .map_err(|error| start(&error))?;
+        for descriptor in rdma.iter().flat_map(rdma::Shell::descriptors) {
+            shell.readiness().add(descriptor, RDMA, Interest::READ).map_err(|error| start(&error))?;
+        }
         Ok(CoreLoop {
             core,
             shell,
+            rdma,
+            registered: 0,
             log: RateLimit::new(
                 setup.peer_lines_per_s,
                 setup.peer_lines_per_s.saturating_mul(LOG_BURST_SECONDS),
@@ -146,7 +185,7 @@ impl CoreLoop {
             wall_base: wall_ms(),
             time_base: now,
             backlog: VecDeque::new(),
-            accept_due: false,
+            due: Due::default(),
             accept_log: RateLimit::new(1, 5),
             spare: if setup.listeners.is_empty() { None } else { spare() },
             setup,
@@ -174,16 +213,42 @@ impl CoreLoop {
         let wall = self.wall_base + (now.0 - self.time_base.0) / 1_000_000;
         self.core.set_time(now, wall);
         let mut has_worked = self.receive_messages(now);
-        let accept_due = &mut self.accept_due;
-        has_worked |= self.shell.poll(&mut self.core, now, &mut |ready| foreign(ready, accept_due));
-        if std::mem::take(&mut self.accept_due) {
+        let due = &mut self.due;
+        has_worked |= self.shell.poll(&mut self.core, now, &mut |ready| due.note(ready));
+        if std::mem::take(&mut self.due.accept) {
             has_worked = true;
             self.accept(now);
         }
+        has_worked |= self.poll_rdma(now);
         has_worked |= self.core.poll();
-        self.shell.flush(&mut self.core);
+        while let Some(id) = self.core.next_touched() {
+            if !self.shell.flush(&mut self.core, id)
+                && let Some(rdma) = &mut self.rdma
+            {
+                rdma.flush(&mut self.core, id);
+            }
+        }
         self.send_messages();
         self.log_notices();
+        has_worked
+    }
+
+    #[inline]
+    fn poll_rdma(&mut self, now: Nanos) -> bool {
+        let Some(shell) = &mut self.rdma else { return false };
+        let generation = self.core.snapshot().generation;
+        if generation != self.registered {
+            self.registered = generation;
+            let areas: Vec<_> = disk_areas(self.core.snapshot());
+            if let Err(error) = shell.set_disks(&areas) {
+                tracing::error!(%error, "memory of a disk cannot be registered: not served over RDMA");
+            }
+        }
+        if std::mem::take(&mut self.due.rdma) {
+            shell.on_ready();
+        }
+        let has_worked = shell.poll(&mut self.core, now);
+        self.place_rdma(now);
         has_worked
     }
 
@@ -194,9 +259,13 @@ impl CoreLoop {
             match message {
                 CoreMessage::Target(message) => self.core.on_message(message),
                 CoreMessage::Accept(handover) => {
-                    let accepted = handover.accepted.lock().ok().and_then(|mut accepted| accepted.take());
-                    if let Some(accepted) = accepted {
+                    if let Some(accepted) = handover.take() {
                         self.take_over(accepted, handover.listener, now);
+                    }
+                }
+                CoreMessage::AcceptRdma(handover) => {
+                    if let Some(request) = handover.take() {
+                        self.take_over_rdma(request, now);
                     }
                 }
             }
@@ -253,15 +322,49 @@ impl CoreLoop {
 
     /// To the core with the fewest connections.
     fn place(&mut self, accepted: Accepted, listener: usize, now: Nanos) {
-        let loads = &self.setup.loads;
-        let least = (0..loads.len()).min_by_key(|core| loads[*core].load(Ordering::Relaxed)).unwrap_or(0);
+        let least = self.least_loaded();
         if least == self.setup.core {
             self.take_over(accepted, listener, now);
             return;
         }
-        loads[least].fetch_add(1, Ordering::Relaxed); // corrected by its core
-        let handover = Handover { accepted: std::sync::Mutex::new(Some(accepted)), listener };
-        self.backlog.push_back((least, CoreMessage::Accept(Arc::new(handover))));
+        self.backlog.push_back((least, CoreMessage::Accept(Handover::new(accepted, listener))));
+    }
+
+    /// The core with the fewest connections; another one's count goes up, and is corrected by itself.
+    fn least_loaded(&self) -> usize {
+        let loads = &self.setup.loads;
+        let least = (0..loads.len()).min_by_key(|core| loads[*core].load(Ordering::Relaxed)).unwrap_or(0);
+        if least != self.setup.core {
+            loads[least].fetch_add(1, Ordering::Relaxed);
+        }
+        least
+    }
+
+    fn place_rdma(&mut self, now: Nanos) {
+        while let Some(request) = self.rdma.as_mut().and_then(rdma::Shell::next_request) {
+            let least = self.least_loaded();
+            if least == self.setup.core {
+                self.take_over_rdma(request, now);
+            } else {
+                let listener = request.listener;
+                let handover = Handover::new(request, listener);
+                self.backlog.push_back((least, CoreMessage::AcceptRdma(handover)));
+            }
+        }
+    }
+
+    fn take_over_rdma(&mut self, request: rdma::Request, now: Nanos) {
+        let Some(shell) = &mut self.rdma else { return };
+        let snapshot = self.core.snapshot();
+        let tcp = &self.setup.conn;
+        let listener = snapshot.listeners.get(request.listener);
+        let config = RdmaConfig {
+            in_capsule_bytes: listener.map_or(tcp.in_capsule_bytes, |listener| listener.in_capsule_bytes),
+            transfer_bytes: tcp.transfer_bytes,
+            close_timeout: tcp.close_timeout,
+            ..RdmaConfig::default()
+        };
+        shell.accept(&mut self.core, request, config, now);
     }
 
     fn take_over(&mut self, accepted: Accepted, listener: usize, now: Nanos) {
@@ -317,14 +420,48 @@ impl CoreLoop {
         if !self.setup.mailbox.prepare_sleep() {
             return; // something came meanwhile
         }
-        let accept_due = &mut self.accept_due;
+        if !self.rdma.as_mut().is_none_or(rdma::Shell::prepare_sleep) {
+            self.setup.mailbox.awake();
+            return; // a completion has come meanwhile
+        }
+        let due = &mut self.due;
         self.core.set_time(Clock::now(), self.wall_base + (Clock::now().0 - self.time_base.0) / 1_000_000);
-        self.shell.sleep(&mut self.core, SLEEP_MAX, &mut |ready| foreign(ready, accept_due));
+        self.shell.sleep(&mut self.core, SLEEP_MAX, &mut |ready| due.note(ready));
         self.setup.mailbox.awake();
-        if self.shell.hot_count() > 0 || self.accept_due {
+        if self.shell.hot_count() > 0 || self.due.accept || self.due.rdma {
             self.last_work = Clock::now();
         }
     }
+}
+
+/// Memory of the disks that commands move without a buffer of the pool.
+fn disk_areas(snapshot: &Snapshot) -> Vec<Area> {
+    snapshot.disks.iter().flatten().filter_map(|source| source.area()).collect()
+}
+
+/// The RDMA shell of a core, where anything listens on RDMA.
+fn open_rdma(setup: &CoreSetup, pool: &Pool, admin: &Pool) -> Result<Option<rdma::Shell>, ServeError> {
+    if setup.rdma.devices.is_empty() {
+        return Ok(None);
+    }
+    let failed = |error: &dyn std::fmt::Display| ServeError::Start(format!("RDMA: {error}"));
+    let in_capsule = setup.snapshot.listeners.iter().map(|listener| listener.in_capsule_bytes);
+    let mut shell = rdma::Shell::new(&rdma::ShellSetup {
+        config: setup.rdma.shell,
+        core: setup.core,
+        devices: &setup.rdma.devices,
+        areas: &[pool.area(), admin.area()],
+        connections: setup.connections,
+        in_capsule_bytes: in_capsule.max().unwrap_or(0),
+        entries_max: setup.conn.queue_entries,
+    })
+    .map_err(|error| failed(&error))?;
+    shell.set_disks(&disk_areas(&setup.snapshot)).map_err(|error| failed(&error))?;
+    for (address, index) in &setup.rdma.listeners {
+        let refused = |error| ServeError::ListenRdma { address: *address, source: error };
+        shell.listen(*address, *index).map_err(refused)?;
+    }
+    Ok(Some(shell))
 }
 
 /// A descriptor that costs nothing.
@@ -332,12 +469,27 @@ fn spare() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-/// A descriptor that is not a connection: the mailbox's waker, or a listener.
-fn foreign(ready: Ready, accept_due: &mut bool) {
-    if ready.key > FOREIGN_KEYS {
-        *accept_due = true;
+/// Descriptors that are no connection, and what they have told.
+#[derive(Debug, Default)]
+struct Due {
+    accept: bool,
+    rdma: bool,
+}
+
+impl Due {
+    fn note(&mut self, ready: Ready) {
+        match ready.key {
+            MAILBOX => {}
+            RDMA => self.rdma = true,
+            _ => self.accept = true,
+        }
     }
 }
+
+/// Keys of descriptors: the mailbox's waker, the RDMA shell's, and the listeners' behind them.
+const MAILBOX: u64 = FOREIGN_KEYS;
+const RDMA: u64 = FOREIGN_KEYS + 1;
+const LISTENERS: u64 = FOREIGN_KEYS + 2;
 
 fn log(core: usize, notice: &Notice) {
     match notice {
@@ -345,6 +497,7 @@ fn log(core: usize, notice: &Notice) {
         Notice::Refused { .. }
         | Notice::HostError { .. }
         | Notice::Violation { .. }
+        | Notice::ConnectionRefused { .. }
         | Notice::KeepAliveExpired { .. } => tracing::warn!(core, "{notice}"),
         Notice::DiskOpen { .. } | Notice::DiskError { .. } => tracing::error!(core, "{notice}"),
     }

@@ -8,6 +8,7 @@
 //!
 //! What it does not do: no data passes here; `core_loop` has the cores.
 
+pub mod conn;
 pub mod core_loop;
 
 use std::net::SocketAddr;
@@ -18,15 +19,16 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use core_loop::{CoreLoop, CoreMessage, CoreSetup};
+use core_loop::{CoreLoop, CoreMessage, CoreSetup, RdmaSetup};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Handle;
+use spindle_rdma::shell::SharedDevice;
 use spindle_reactor::mailbox::{Remote, mesh};
-use spindle_reactor::net::Listener;
+use spindle_reactor::net::Listener as Socket;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
-use spindle_target::snapshot::Snapshot;
+use spindle_target::snapshot::{Listener, Snapshot, TransportKind};
 
 use crate::cli::ServeArgs;
 use crate::config::{Change, Config, ConfigErrors, Plan, connect_line};
@@ -48,6 +50,14 @@ pub enum ServeError {
         address: SocketAddr,
         /// Why not.
         source: std::io::Error,
+    },
+    /// An address could not be listened on over RDMA.
+    #[error("listener {address} (rdma): cannot listen: {source}")]
+    ListenRdma {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: spindle_rdma_verbs::VerbsError,
     },
     /// Commands were still in flight at the deadline.
     #[error("shutdown: connections were still open after {0:?}")]
@@ -245,6 +255,7 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
     let stop = Arc::new(AtomicBool::new(false));
     let mut listeners = Some(listen(snapshot)?);
+    let mut rdma = open_rdma(plan, snapshot)?;
     let (ready, is_ready) = mpsc::channel();
     let mut threads = Vec::new();
     for (core, (mailbox, cpu)) in mailboxes.into_iter().zip(cpus).enumerate() {
@@ -265,6 +276,7 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
             loads: Arc::clone(&loads),
             shell: plan.tcp.shell,
             conn: plan.tcp.conn,
+            rdma: RdmaSetup { listeners: std::mem::take(&mut rdma.listeners), ..rdma.clone() },
             stop: Arc::clone(&stop),
         };
         let (ready, on_panic) = (ready.clone(), OnPanic(signals.clone()));
@@ -297,22 +309,49 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
     Ok(Running { remote, threads, stop })
 }
 
-fn listen(snapshot: &Snapshot) -> Result<Vec<(Listener, usize)>, ServeError> {
-    let bind = |(index, listener): (usize, &spindle_target::snapshot::Listener)| {
+fn listen(snapshot: &Snapshot) -> Result<Vec<(Socket, usize)>, ServeError> {
+    let bind = |(index, listener): (usize, &Listener)| {
         let address = listener.address;
-        match Listener::bind(address, BACKLOG) {
+        match Socket::bind(address, BACKLOG) {
             Ok(listener) => Ok((listener, index)),
             Err(source) => Err(ServeError::Listen { address, source }),
         }
     };
-    snapshot.listeners.iter().enumerate().map(bind).collect()
+    let is_tcp = |(_, listener): &(usize, &Listener)| listener.transport == TransportKind::Tcp;
+    snapshot.listeners.iter().enumerate().filter(is_tcp).map(bind).collect()
+}
+
+/// The devices and addresses of RDMA listeners; nothing is opened where there is none.
+fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> {
+    let is_rdma = |(_, listener): &(usize, &Listener)| listener.transport == TransportKind::Rdma;
+    let listeners = snapshot.listeners.iter().enumerate().filter(is_rdma);
+    let listeners: Vec<_> = listeners.map(|(index, listener)| (listener.address, index)).collect();
+    let mut devices = Vec::new();
+    if let Some((address, _)) = listeners.first() {
+        let failed = |error| ServeError::Start(format!("RDMA devices: {error}"));
+        devices = SharedDevice::all().map_err(failed)?;
+        if devices.is_empty() {
+            return Err(ServeError::Start(format!(
+                "listener {address}: transport = \"rdma\": this machine has no RDMA device (rdma link show); \
+                 take \"tcp\", or add one"
+            )));
+        }
+    }
+    Ok(RdmaSetup { shell: plan.rdma, devices: devices.into(), listeners })
 }
 
 /// Listeners, NQNs and the line that a host types.
 fn announce(snapshot: &Snapshot) {
     for listener in &snapshot.listeners {
         let (address, port_id) = (listener.address, listener.port_id);
-        tracing::info!(%address, port_id, "listening (NVMe/TCP, discovery included)");
+        match listener.transport {
+            TransportKind::Tcp => {
+                tracing::info!(%address, port_id, "listening (NVMe/TCP, discovery included)")
+            }
+            TransportKind::Rdma => {
+                tracing::info!(%address, port_id, "listening (NVMe/RDMA, discovery included)")
+            }
+        }
     }
     for subsystem in &snapshot.subsystems {
         for namespace in subsystem.active() {
@@ -328,7 +367,7 @@ fn announce(snapshot: &Snapshot) {
             );
         }
         for listener in subsystem.listeners.iter().filter_map(|index| snapshot.listeners.get(*index)) {
-            tracing::info!("{}", connect_line(listener.address, &subsystem.nqn));
+            tracing::info!("{}", connect_line(listener.endpoint(), &subsystem.nqn));
         }
     }
 }

@@ -4,8 +4,20 @@
 //!   shell / link:  completions ──> Conn::received, Conn::completed ──> next_event
 //!                  next_work   ──> work requests, one doorbell a turn
 //! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | [`work`] | what a connection asks of its queue pair: the vocabulary of both ends |
+//! | [`controller`] | the target's end: capsules, keyed SGLs, RDMA READ within credits, WRITE and SEND |
+//! | [`shell`] | one core's devices, queue pairs and connection manager, joined to the target's core |
+//! | [`host`] | the initiator's end |
+//! | [`registration`] | the initiator's pin-down cache |
+//!
+//! What it does not do: authentication, and more than one queue pair a connection.
 #![forbid(unsafe_code)]
 
+pub mod controller;
 pub mod host;
 pub mod registration;
+pub mod shell;
 pub mod work;

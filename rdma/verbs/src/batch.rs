@@ -37,8 +37,8 @@ enum Operation {
 /// Collects work requests. Nothing is posted before [`SendBatch::submit`]; dropped instead, it posts nothing.
 ///
 /// A request that is refused (too many segments or bytes, or more requests than the queue has) is left out,
-/// and those before it stay. `is_signalled`: it completes on its own. A failure does in any case. Without, its
-/// place in the queue becomes free, and its memory may be used again, when a later one completes.
+/// and those before it stay. `is_signalled`: it completes on its own. A failure does in any case. Without,
+/// its place in the queue becomes free, and its memory may be used again, when a later one completes.
 ///
 /// Where the road is a list ([`QueuePair::road`]), what comes after [`crate::LIST_BATCH`] requests, and what
 /// comes after binding a window, has a doorbell of its own: those before it go at once, and stay posted when

@@ -75,7 +75,8 @@ pub enum CmEventKind {
     ConnectError,
     /// No answer.
     Unreachable,
-    /// The other side refused; private data may say why.
+    /// The other side refused; private data may say why. After `Established` too, where the accepting side
+    /// dropped its identifier before it heard of the connection.
     Rejected,
     /// There is a connection; on the connecting side with the private data of the accepting one.
     Established,

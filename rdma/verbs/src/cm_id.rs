@@ -377,8 +377,8 @@ impl CmId {
     }
 
     /// End the connection, or answer the other side's end of it; the queue pair goes to its error state. Both
-    /// sides get `Disconnected`: the one that begins when the other has answered by this same call (or by
-    /// dropping its identifier), or else after a minute of repeating.
+    /// sides get `Disconnected`: the one that begins, when the other has answered by this same call, or else
+    /// after long (more than ten seconds) of repeating.
     ///
     /// # Errors
     /// There is no connection, or not any more.

@@ -1,6 +1,7 @@
 //! [`CompletionQueue`]: where work requests end; [`CompletionChannel`]: what wakes a sleeper when they do.
 //!
-//! UNSAFETY: a completion queue is destroyed after the queue pairs that complete to it, and before its channel.
+//! UNSAFETY: a completion queue is destroyed after the queue pairs that complete to it, and before its
+//! channel.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::cell::Cell;

@@ -209,9 +209,10 @@ impl Device {
         &self.limits
     }
 
-    /// The kernel's soft-RoCE (rxe), for tests. As of rdma-core 44 its `ibv_wr_*` lose segments of unequal
-    /// length and miscount a full queue, and as of 6.12 its completions flag an invalidated key by the
-    /// kernel's number: [`crate::Road::Best`] and [`crate::WorkCompletion`] know.
+    /// The kernel's soft-RoCE (rxe), for tests. With rdma-core 44, `ibv_wr_set_sge_list` there takes all
+    /// segments to be as long as the first (and its source, in the version that was read, miscounts a full
+    /// queue); with Linux 6.12 its completions flag an invalidated key by the kernel's number.
+    /// [`crate::Road::Best`] and [`crate::WorkCompletion`] know.
     #[must_use]
     pub fn is_soft_roce(&self) -> bool {
         self.is_soft_roce

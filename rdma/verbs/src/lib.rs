@@ -54,3 +54,25 @@ pub use error::{SubmitError, VerbsError};
 pub use memory::{Access, MemoryRegion, MemoryWindow, Sge};
 pub use queue_pair::{LIST_BATCH, QueuePair, QueuePairConfig, Road};
 pub use receive::SharedReceiveQueue;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_send<T: Send>() {}
+    fn is_shared<T: Send + Sync>() {}
+
+    #[test]
+    fn what_belongs_to_a_core_may_move_there_and_devices_and_regions_are_shared() {
+        is_shared::<Device>();
+        is_shared::<MemoryRegion>();
+        is_send::<MemoryWindow>();
+        is_send::<CompletionChannel>();
+        is_send::<CompletionQueue>();
+        is_send::<SharedReceiveQueue>();
+        is_send::<CmChannel>();
+        is_send::<CmId>();
+        is_send::<CmEvent>();
+        is_send::<QueuePair>();
+    }
+}

@@ -58,6 +58,8 @@ pub(super) enum Home {
     /// 8 bytes more.)
     Frames(Rc<FrameCore>, u32, u16),
     Zeroes,
+    /// The process's heap, and how many bytes of it.
+    Heap(u32),
 }
 
 /// Zeroes that never change: what a null disk and unwritten frames read as. Atomics, so that it lies in
@@ -109,6 +111,18 @@ impl Buf {
             left -= segment.bytes;
         }
         Buf { head, tail, bytes, is_writable: false, home: Home::Zeroes }
+    }
+
+    /// A writable buffer of the heap, for what must be taken in while every pool is empty. No device knows it.
+    ///
+    /// # Panics
+    /// When `bytes` is 0.
+    #[must_use]
+    pub fn heap(bytes: u32) -> Buf {
+        assert!(bytes > 0, "a buffer of nothing");
+        let memory = Box::leak(vec![0_u8; bytes as usize].into_boxed_slice());
+        let head = Segment { addr: NonNull::from(memory).cast(), bytes };
+        Buf { head, tail: None, bytes, is_writable: true, home: Home::Heap(bytes) }
     }
 
     /// Length in bytes.
@@ -275,7 +289,7 @@ impl Buf {
     pub fn set_len(&mut self, bytes: u32) {
         let capacity = match &self.home {
             Home::Pool(pool, zone) => pool.buffer_bytes(*zone),
-            Home::Frames(..) | Home::Zeroes => 0,
+            Home::Frames(..) | Home::Zeroes | Home::Heap(_) => 0,
         };
         assert!(bytes <= capacity, "a length of {bytes} for a buffer of {capacity}");
         self.bytes = bytes;
@@ -333,19 +347,42 @@ impl Buf {
     pub(crate) fn device_target(&mut self) -> (NonNull<u8>, Option<u8>) {
         let zone = match &self.home {
             Home::Pool(_, zone) => Some(*zone),
-            Home::Frames(..) | Home::Zeroes => None,
+            Home::Frames(..) | Home::Zeroes | Home::Heap(_) => None,
         };
         (self.head.addr, zone)
     }
 
-    /// The memory that it lies in, to be registered with a device. Segments that read as zeroes without being
-    /// stored lie in [`Area::zeroes`] instead.
+    /// How many bytes from `offset` on lie in at most `segments_max` segments.
     #[must_use]
-    pub fn area(&self) -> Area {
+    pub fn span(&self, offset: usize, segments_max: usize) -> usize {
+        if self.tail.is_none() {
+            return self.len().saturating_sub(offset);
+        }
+        let (mut skip, mut bytes, mut left) = (offset, 0, segments_max);
+        for segment in self.segments() {
+            if skip >= segment.len() {
+                skip -= segment.len();
+                continue;
+            }
+            if left == 0 {
+                break;
+            }
+            bytes += segment.len() - skip;
+            skip = 0;
+            left -= 1;
+        }
+        bytes
+    }
+
+    /// The memory that it lies in, to be registered with a device. Segments that read as zeroes without being
+    /// stored lie in [`Area::zeroes`] instead. `None` for the heap's, which no device is given.
+    #[must_use]
+    pub fn area(&self) -> Option<Area> {
         match &self.home {
-            Home::Pool(pool, ..) => pool.area(),
-            Home::Frames(frames, ..) => frames.store().area(),
-            Home::Zeroes => Area::zeroes(),
+            Home::Pool(pool, ..) => Some(pool.area()),
+            Home::Frames(frames, ..) => Some(frames.store().area()),
+            Home::Zeroes => Some(Area::zeroes()),
+            Home::Heap(_) => None,
         }
     }
 
@@ -378,6 +415,11 @@ impl Drop for Buf {
                 frames.give_back(Place { page: *page, skip: *skip }, self.head, tail, self.is_writable);
             }
             Home::Zeroes => {}
+            Home::Heap(bytes) => {
+                let memory = std::ptr::slice_from_raw_parts_mut(self.head.addr.as_ptr(), *bytes as usize);
+                // SAFETY: `heap` leaked exactly this slice, and this is the only handle to it.
+                drop(unsafe { Box::from_raw(memory) });
+            }
         }
     }
 }
@@ -395,6 +437,16 @@ mod tests {
             assert!(!buf.is_writable());
             assert_eq!(buf.is_contiguous(), bytes <= 2 << 20);
         }
+    }
+
+    #[test]
+    fn a_buffer_of_the_heap_is_zero_writable_and_whole() {
+        let mut buf = Buf::heap(5000);
+        assert!(buf.equals_at(0, &[0; 5000]) && buf.is_writable() && buf.is_contiguous());
+        buf.copy_in(4000, &[7; 1000]);
+        assert!(buf.equals_at(4000, &[7; 1000]));
+        buf.truncate(10);
+        assert_eq!(buf.len(), 10);
     }
 
     #[test]

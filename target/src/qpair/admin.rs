@@ -63,8 +63,7 @@ impl<T: Transport> Qpair<T> {
         let Some(buf) = env.take_admin(bytes) else {
             if request.state == State::New {
                 env.waits += 1;
-                request.state = State::NeedBuffer;
-                self.waiting.push_back(slot);
+                self.wait_for_buffer(slot);
             }
             return;
         };

@@ -119,8 +119,7 @@ impl<T: Transport> Qpair<T> {
         if !is_taken {
             if request.state == State::New {
                 env.waits += 1;
-                request.state = State::NeedBuffer;
-                self.waiting.push_back(slot);
+                self.wait_for_buffer(slot);
             }
             return;
         }
@@ -157,6 +156,7 @@ impl<T: Transport> Qpair<T> {
             if let Some(request) = self.requests.get_mut(second) {
                 request.state = State::NeedBuffer; // begun by its first half
             }
+            self.set_aside(second);
             return;
         }
         self.begin_second(env, first, second);

@@ -14,7 +14,7 @@
 //! the state it expects.
 //!
 //! Files: `request` (the states), `at_once` (the short way), `io` (parse and check), `admin` (Connect,
-//! properties, admin commands, Abort), `compound` (commands of several disk steps), `fused` (Compare and
+//! properties, admin commands, Abort), `waiting` (the line for memory), `compound` (commands of several disk steps), `fused` (Compare and
 //! Write).
 
 mod admin;
@@ -23,6 +23,7 @@ mod compound;
 mod fused;
 pub mod io;
 pub mod request;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -239,6 +240,7 @@ impl<T: Transport> Qpair<T> {
         let Ok(slot) = self.requests.insert(Request::new(sqe, pointer)) else {
             return; // room was checked above
         };
+        self.transport.set_slot(slot);
         if let Err(status) = data {
             self.refuse_io(env, slot, Refusal { status, field: Some(io::field::SGL_IDENTIFIER) });
             return;
@@ -310,8 +312,7 @@ impl<T: Transport> Qpair<T> {
         if is_behind || !take_buffers(env, request, &io) {
             if request.state == State::New {
                 env.waits += 1;
-                request.state = State::NeedBuffer;
-                self.waiting.push_back(slot);
+                self.wait_for_buffer(slot);
             }
             return;
         }

@@ -11,6 +11,7 @@
 //!
 //! Sent comes before what was received after it: a host that reuses a queue entry is never counted twice.
 
+mod aside;
 mod receive;
 mod reply;
 mod transfers;
@@ -32,6 +33,7 @@ use crate::payload::Payload;
 use crate::violation::Violation;
 use crate::wire::{Receiving, Stop, Wire};
 
+use aside::Aside;
 use transfers::{Transfer, Transfers};
 
 pub use transfers::QUEUE_ENTRIES_MAX;
@@ -86,6 +88,8 @@ enum Source {
     Capsule(Slot),
     /// H2CData of the transfer with this tag.
     H2cData(u16),
+    /// In-capsule data of a request that waits for memory.
+    Aside(Slot),
 }
 
 /// The controller's end of one connection.
@@ -95,6 +99,7 @@ pub struct Conn {
     /// Requests whose reply has left, to be told.
     sent: VecDeque<Slot>,
     transfers: Transfers,
+    aside: Aside,
     config: ConnConfig,
     /// How the header of a command begins, where there are no digests; see [`Conn::plain_command`].
     plain_header: u64,
@@ -114,7 +119,7 @@ const RESERVE_ENTRIES_FIRST: u16 = 8;
 
 impl Conn {
     /// Most bytes that a connection takes beside itself with a queue of `entries`, all of which were used at
-    /// once. What it has received while it waits for a buffer comes on top: at most one batch.
+    /// once. What it has received while it waits for memory comes on top: in-capsule data that was set aside.
     #[must_use]
     pub(crate) fn heap_bytes(entries: u16) -> usize {
         let entries = usize::from(entries);
@@ -135,6 +140,7 @@ impl Conn {
             wire: Wire::new(now + config.initialize_timeout, config.close_timeout),
             sent: VecDeque::new(),
             transfers: Transfers::new(config.queue_entries),
+            aside: Aside::default(),
             config,
             plain_header: receive::NO_PLAIN_HEADER,
             in_capsule_max: config.in_capsule_bytes.max(ADMIN_IN_CAPSULE_BYTES),
@@ -161,7 +167,7 @@ impl Conn {
         self.wire.unload()
     }
 
-    /// True while a command with in-capsule data waits for `fetch` or `reply`: the shell does not read the
+    /// True while a command with in-capsule data is undecided: the shell does not read the
     /// socket.
     #[inline]
     #[must_use]
@@ -174,7 +180,7 @@ impl Conn {
     #[inline]
     #[must_use]
     pub fn has_unread(&self) -> bool {
-        self.wire.inbox.stashed() > 0 || self.wire.is_payload_whole()
+        self.wire.inbox.stashed() > 0 || self.wire.is_payload_whole() || self.aside.has_fetched()
     }
 
     /// The place of the rest of a payload that is being received, for the socket to read straight into; 0
@@ -285,13 +291,19 @@ impl Conn {
         self.wire.inbox.clear();
         self.wire.receiving = Receiving::Header;
         self.wire.outbox.clear(|_, _| ());
-        self.transfers.clear();
+        self.forget_requests();
         self.wire.lifetime.close();
+    }
+
+    /// Drop the buffers of requests.
+    fn forget_requests(&mut self) {
+        self.transfers.clear();
+        self.aside = Aside::default();
     }
 
     #[cold]
     fn violate(&mut self, violation: Violation) {
-        self.transfers.clear();
+        self.forget_requests();
         self.wire.violate(violation, PduType::C2H_TERM_REQ, None);
         if self.phase() == Phase::Closed {
             self.abort();
@@ -301,6 +313,9 @@ impl Conn {
     /// What comes of received bytes, in any state.
     #[inline(never)]
     fn next_received(&mut self) -> Option<Event> {
+        if let Some(fetched) = self.aside.next_fetched() {
+            return Some(fetched);
+        }
         while self.wire.lifetime.is_open() {
             match self.step() {
                 Ok(None) => {}
@@ -341,6 +356,7 @@ impl Transport for Conn {
         if !self.wire.lifetime.is_open() {
             return;
         }
+        let Some(buf) = self.aside.fetch(slot, buf) else { return };
         match &self.wire.receiving {
             // The length is compared too: a host that has two commands of one CID gets its own data wrong,
             // not us.
@@ -369,6 +385,17 @@ impl Transport for Conn {
         true
     }
 
+    fn set_aside(&mut self, slot: Slot, cid: u16) {
+        if let Receiving::Standing(standing) = &self.wire.receiving
+            && standing.cid == cid
+        {
+            let buf = self.aside.begin(slot, standing.frame.data_bytes);
+            let payload = Payload::new(Source::Aside(slot), buf, 0, &standing.frame);
+            self.wire.receiving = Receiving::Payload(payload);
+            self.wire.copy_payload();
+        }
+    }
+
     fn ignore(&mut self) {
         if let Receiving::Standing(standing) = &self.wire.receiving {
             let frame = standing.frame;
@@ -387,6 +414,7 @@ impl Transport for Conn {
             let frame = standing.frame;
             self.wire.skip_data(&frame);
         }
+        self.aside.forget(reply.slot);
         self.queue_reply(reply);
     }
 
@@ -399,7 +427,7 @@ impl Transport for Conn {
             | CloseReason::HostError
             | CloseReason::Shutdown => {
                 if self.wire.lifetime.is_open() {
-                    self.transfers.clear();
+                    self.forget_requests();
                     self.wire.drain();
                 }
             }

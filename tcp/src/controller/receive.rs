@@ -242,6 +242,10 @@ impl Conn {
                 Ok(Some(Event::Fetched { slot, buf: payload.buf, result }))
             }
             Source::H2cData(ttag) => Ok(self.end_h2c_data(ttag, payload, filled)),
+            Source::Aside(slot) => {
+                self.aside.end(slot, payload.buf, fetched(filled == Filled::Damaged));
+                Ok(self.aside.next_fetched())
+            }
         }
     }
 

@@ -1,4 +1,5 @@
 # no configuration file: the built-in disk is there, and the connect line that the start prints works as it is
+skip_over rdma 'what is served without a configuration is served over TCP'
 skip_on nvmet 'the kernel target has no configuration of its own'
 "$SPINDLE" serve >"$WORK/target.log" 2>&1 &
 target_pid=$!

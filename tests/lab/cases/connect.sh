@@ -1,5 +1,5 @@
 # connect (IPv4, IPv6, few queues, no flow control), list, list-subsys, disconnect; the unknown is refused
-{ reactor; disk_ram d0 64MiB; listener; listener "[::1]:$PORT"; subsystem "$NQN" d0; } | config
+{ reactor; disk_ram d0 64MiB; listener; listener "[$ADDRESS6]:$PORT"; subsystem "$NQN" d0; } | config
 start_target
 
 connect_block
@@ -13,12 +13,12 @@ model=$(sed 's/ *$//' "/sys/class/nvme/$CTRL/model")
 line=$(nvme list | grep "^$BLOCK ")
 [[ $line == *"$serial"* && $line == *"$model"* ]] || fail "nvme list: $line"
 nvme list-subsys >"$WORK/list-subsys"
-grep -q "tcp traddr=$ADDRESS,trsvcid=$PORT.* live" "$WORK/list-subsys" ||
+grep -q "$TRANSPORT traddr=$ADDRESS,trsvcid=$PORT.* live" "$WORK/list-subsys" ||
     fail "list-subsys: $(cat "$WORK/list-subsys")"
 disconnect
 [ ! -e "$BLOCK" ] || within 5 test ! -e "$BLOCK"
 
-connect_block -a ::1
+connect_block -a "$ADDRESS6"
 expect 'the size over IPv6' "$(block_bytes "$BLOCK")" $((64 << 20))
 disconnect
 

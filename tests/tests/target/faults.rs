@@ -87,6 +87,7 @@ fn media_errors_are_counted_and_every_failure_but_a_difference_is_noted_with_its
             | Notice::Disconnected { .. }
             | Notice::Refused { .. }
             | Notice::HostError { .. }
+            | Notice::ConnectionRefused { .. }
             | Notice::Violation { .. }
             | Notice::KeepAliveExpired { .. }
             | Notice::DiskOpen { .. } => None,

@@ -77,8 +77,8 @@ fn values_of_the_wrong_type_or_out_of_range() {
              \"0.0.0.0:4420\" or \"[::]:4420\"",
         ),
         (
-            "[[listener]]\naddress = \"10.0.0.1:4420\"\ntransport = \"rdma\"",
-            "3: listener[0].transport = \"rdma\": must be \"tcp\"",
+            "[[listener]]\naddress = \"10.0.0.1:4420\"\ntransport = \"fc\"",
+            "3: listener[0].transport = \"fc\": must be \"tcp\" or \"rdma\"",
         ),
     ]);
 }

@@ -278,7 +278,10 @@ fn huge_pages_count_apart_from_ordinary_memory() {
 #[test]
 fn hosts_are_told_an_address_that_they_can_use() {
     let line = |address: &str, nqn: &str| {
-        connect_line(address.parse().expect("address"), &nvme_spec::nqn::Nqn::new(nqn).expect("NQN"))
+        connect_line(
+            (spindle_target::snapshot::TransportKind::Tcp, address.parse().expect("address")),
+            &nvme_spec::nqn::Nqn::new(nqn).expect("NQN"),
+        )
     };
     assert_eq!(line("10.1.2.3:4420", "nqn.a:b"), "nvme connect -t tcp -a 10.1.2.3 -s 4420 -n nqn.a:b");
     assert_eq!(line("[fd00::1]:8009", "nqn.a:b"), "nvme connect -t tcp -a fd00::1 -s 8009 -n nqn.a:b");

@@ -52,6 +52,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     let limits = limits(root, errors);
     let pool = pool(root, errors);
     let tcp = tcp(root.section("tcp"), &limits);
+    let rdma = rdma(root.section("rdma"));
     let disks = disks::plan(root.sections("disk"), errors);
     let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
     let subsystems = subsystems::subsystems(root, &listeners, errors);
@@ -60,6 +61,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         pool,
         limits,
         tcp,
+        rdma,
         disks,
         listeners,
         subsystems,
@@ -216,6 +218,13 @@ fn tcp(node: &Node, limits: &LimitsPlan) -> TcpPlan {
             initialize_timeout: ms("initialize_timeout_ms"),
             close_timeout: ms("close_timeout_ms"),
         },
+    }
+}
+
+fn rdma(node: &Node) -> spindle_rdma::shell::ShellConfig {
+    spindle_rdma::shell::ShellConfig {
+        srq_entries: node.get("shared_receives"),
+        segments: node.get("segments"),
     }
 }
 

@@ -23,12 +23,16 @@ pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<Lis
             "missing; there must be at least one [[listener]] with an address, like \"0.0.0.0:4420\"",
         );
     }
-    let mut addresses: Vec<At<SocketAddr>> = Vec::new();
+    let mut addresses: Vec<(TransportKind, At<SocketAddr>)> = Vec::new();
     let mut names = Unique::default();
     let mut listeners = Vec::new();
     for node in nodes {
         let Some(address) = node.find::<SocketAddr>("address") else { continue };
-        if let Some(other) = addresses.iter().find(|other| are_the_same(other.value, address.value)) {
+        let transport = transport(node);
+        let is_taken = |(kind, other): &&(TransportKind, At<SocketAddr>)| {
+            *kind == transport && are_the_same(other.value, address.value)
+        };
+        if let Some((_, other)) = addresses.iter().find(is_taken) {
             let (with, line) = (other.value, other.place.line);
             address.place.refuse(errors, format!("already listened on by {with} in line {line}"));
         }
@@ -37,14 +41,30 @@ pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<Lis
             names.take(name.value.clone(), &name.place, "listener", errors);
         }
         listeners.push(ListenerPlan {
-            name: name.map_or_else(|| address.value.to_string(), |name| name.value),
-            transport: TransportKind::Tcp,
+            name: name.map_or_else(|| named_by(transport, address.value), |name| name.value),
+            transport,
             address: address.value,
             in_capsule_bytes: node.find("in_capsule").map_or(in_capsule_bytes, |at| at.value),
         });
-        addresses.push(address);
+        addresses.push((transport, address));
     }
     listeners
+}
+
+/// The transport of a listener or a referral; TCP where the file does not say.
+fn transport(node: &Node) -> TransportKind {
+    match node.find::<String>("transport") {
+        Some(word) if word.value == "rdma" => TransportKind::Rdma,
+        Some(_) | None => TransportKind::Tcp,
+    }
+}
+
+/// The name of a listener that is given none.
+fn named_by(transport: TransportKind, address: SocketAddr) -> String {
+    match transport {
+        TransportKind::Tcp => address.to_string(),
+        TransportKind::Rdma => format!("rdma:{address}"),
+    }
 }
 
 /// True when both cannot be bound: they are equal, or one is all addresses of the family.
@@ -75,8 +95,11 @@ pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> V
 
 /// The referrals of the file.
 pub fn referrals(root: &Node) -> Vec<ReferralPlan> {
-    let addresses = root.sections("referral").iter().filter_map(|node| node.find("address"));
-    addresses.map(|at| ReferralPlan { transport: TransportKind::Tcp, address: at.value }).collect()
+    let referral = |node: &Node| {
+        let address = node.find("address")?.value;
+        Some(ReferralPlan { transport: transport(node), address })
+    };
+    root.sections("referral").iter().filter_map(referral).collect()
 }
 
 /// Values that may be there once, with the place where each is.

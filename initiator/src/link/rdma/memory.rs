@@ -126,7 +126,7 @@ const NO_MEMORY: i32 = rustix::io::Errno::NOMEM.raw_os_error();
 fn area(buf: &Buf, address: usize) -> Area {
     let zeroes = Area::zeroes();
     let begin = zeroes.base().as_ptr() as usize;
-    if (begin..begin + zeroes.bytes()).contains(&address) { zeroes } else { buf.area() }
+    if (begin..begin + zeroes.bytes()).contains(&address) { zeroes } else { buf.area().unwrap_or(zeroes) }
 }
 
 /// The pieces of a buffer, with neighbours joined.

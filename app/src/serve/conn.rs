@@ -1,0 +1,102 @@
+//! [`Conn`]: a connection of any transport, as a core of the appliance has it.
+
+use spindle_rdma::controller as rdma;
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
+use spindle_target::transport::{CloseReason, Event, Holds, Limits, Reply, Transport};
+use spindle_tcp::controller as tcp;
+
+/// A connection.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the other one is boxed so that this one is not")]
+pub enum Conn {
+    /// Over TCP. In place: most are.
+    Tcp(tcp::Conn),
+    /// Over RDMA.
+    Rdma(Box<rdma::Conn>),
+}
+
+/// The same on whatever it is.
+macro_rules! on_both {
+    ($self:expr, $conn:ident => $what:expr) => {
+        match $self {
+            Conn::Tcp($conn) => $what,
+            Conn::Rdma($conn) => $what,
+        }
+    };
+}
+
+impl Transport for Conn {
+    #[inline]
+    fn next_event(&mut self) -> Option<Event> {
+        on_both!(self, conn => conn.next_event())
+    }
+
+    #[inline]
+    fn set_slot(&mut self, slot: Slot) {
+        on_both!(self, conn => conn.set_slot(slot));
+    }
+
+    #[inline]
+    fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf) {
+        on_both!(self, conn => conn.fetch(slot, cid, buf));
+    }
+
+    #[inline]
+    fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
+        on_both!(self, conn => conn.take_in_capsule(buf))
+    }
+
+    fn set_aside(&mut self, slot: Slot, cid: u16) {
+        on_both!(self, conn => conn.set_aside(slot, cid));
+    }
+
+    fn ignore(&mut self) {
+        on_both!(self, conn => conn.ignore());
+    }
+
+    #[inline]
+    fn reply(&mut self, reply: Reply) {
+        on_both!(self, conn => conn.reply(reply));
+    }
+
+    fn close(&mut self, reason: CloseReason) {
+        on_both!(self, conn => conn.close(reason));
+    }
+
+    fn set_queue_entries(&mut self, entries: u16) {
+        on_both!(self, conn => conn.set_queue_entries(entries));
+    }
+
+    fn limits(&self) -> Limits {
+        on_both!(self, conn => conn.limits())
+    }
+}
+
+impl Holds<tcp::Conn> for Conn {
+    fn wrap(conn: tcp::Conn) -> Conn {
+        Conn::Tcp(conn)
+    }
+
+    #[inline]
+    fn held(&mut self) -> Option<&mut tcp::Conn> {
+        match self {
+            Conn::Tcp(conn) => Some(conn),
+            Conn::Rdma(_) => None,
+        }
+    }
+}
+
+impl Holds<rdma::Conn> for Conn {
+    fn wrap(conn: rdma::Conn) -> Conn {
+        Conn::Rdma(Box::new(conn))
+    }
+
+    #[inline]
+    fn held(&mut self) -> Option<&mut rdma::Conn> {
+        match self {
+            Conn::Rdma(conn) => Some(conn),
+            Conn::Tcp(_) => None,
+        }
+    }
+}

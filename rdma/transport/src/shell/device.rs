@@ -1,0 +1,225 @@
+//! One core's share of one device: completion queues, the shared receive queue, keys.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use spindle_rdma_verbs::{
+    CompletionChannel, CompletionQueue, SharedReceiveQueue, VerbsError, WorkCompletion,
+};
+use spindle_reactor::mem::Area;
+use spindle_reactor::slab::Slot;
+
+use super::OWN;
+use super::RECEIVE;
+use super::keys::{KeyTable, SharedDevice};
+use super::receives::{CHUNK_SLOTS, Queue, Receives};
+
+/// Most entries of a completion queue of ours; a core makes another when its connections need it.
+const COMPLETIONS_MAX: u32 = 32_000;
+
+/// Numbers of queue pairs are spread well enough by themselves.
+#[derive(Debug, Default)]
+pub(super) struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0 << 8 | u64::from(*byte);
+        }
+    }
+
+    #[inline]
+    fn write_u32(&mut self, number: u32) {
+        // The high bits choose, and they are all used: Fibonacci hashing.
+        self.0 = u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// A completion queue, and how much of it is promised.
+struct Completions {
+    queue: CompletionQueue,
+    promised: u32,
+}
+
+/// The shared receive queue with its slots.
+pub(super) struct SharedReceives {
+    pub(super) queue: SharedReceiveQueue,
+    pub(super) receives: Receives,
+    /// Slots that connections have reserved.
+    reserved: u32,
+}
+
+/// What a connection has reserved.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reservation {
+    /// Which completion queue, and how many entries of it.
+    pub(super) completions: usize,
+    entries: u32,
+    /// Slots of the shared receive queue; 0: the queue pair has its own.
+    pub(super) shared_slots: u32,
+}
+
+/// See the module.
+pub(super) struct DeviceCore {
+    pub(super) shared: Arc<SharedDevice>,
+    pub(super) channel: CompletionChannel,
+    completions: Vec<Completions>,
+    pub(super) receives: Option<SharedReceives>,
+    pub(super) keys: KeyTable,
+    /// Connections by the number of their queue pair.
+    pub(super) numbers: HashMap<u32, Slot, BuildHasherDefault<NumberHasher>>,
+    vector: u32,
+}
+
+impl DeviceCore {
+    /// With the core's pool and the disks registered.
+    pub(super) fn new(
+        shared: &Arc<SharedDevice>,
+        core: usize,
+        areas: &[Area],
+        in_capsule_bytes: u32,
+        srq_entries: u32,
+    ) -> Result<DeviceCore, VerbsError> {
+        let device = shared.device();
+        let limits = device.limits();
+        let mut keys = KeyTable::default();
+        for area in areas {
+            keys.add(shared.register(area)?, false);
+        }
+        let entries = srq_entries.min(limits.srq_wr);
+        let has_shared = limits.has_srq && limits.srq_sge >= 2 && entries > 0;
+        let receives = match has_shared.then(|| SharedReceiveQueue::new(device, entries, 2)) {
+            // Without it each queue pair has its own, as with a device that has none.
+            Some(Ok(queue)) => Some(SharedReceives {
+                queue,
+                receives: Receives::new(in_capsule_bytes, RECEIVE),
+                reserved: 0,
+            }),
+            Some(Err(error)) => {
+                tracing::warn!(device = device.name(), %error, "no shared receive queue");
+                None
+            }
+            None => None,
+        };
+        let vectors = limits.vectors.max(1);
+        Ok(DeviceCore {
+            shared: Arc::clone(shared),
+            channel: CompletionChannel::new(device)?,
+            completions: Vec::new(),
+            receives,
+            keys,
+            numbers: HashMap::default(),
+            vector: u32::try_from(core).unwrap_or(0) % vectors,
+        })
+    }
+
+    /// The memory of the disks that there are now.
+    pub(super) fn set_disks(&mut self, areas: &[Area]) -> Result<(), VerbsError> {
+        self.keys.retain_disks(areas);
+        for area in areas {
+            self.keys.add(self.shared.register(area)?, true);
+        }
+        Ok(())
+    }
+
+    /// Room for a connection's completions and receives, so that neither queue ever overflows.
+    pub(super) fn reserve(&mut self, slots: u32, send_queue: u32) -> Result<Reservation, String> {
+        // One more: what ends the queue pair may complete too.
+        let entries = slots + send_queue + 1;
+        let completions = self.completions_for(entries).map_err(|error| error.to_string())?;
+        let shared_slots = self.reserve_shared(slots);
+        if let Some(completions) = self.completions.get_mut(completions) {
+            completions.promised += entries;
+        }
+        Ok(Reservation { completions, entries, shared_slots })
+    }
+
+    fn completions_for(&mut self, entries: u32) -> Result<usize, VerbsError> {
+        let has_room = |it: &Completions| it.queue.entries() - it.promised.min(it.queue.entries()) >= entries;
+        if let Some(at) = self.completions.iter().position(has_room) {
+            return Ok(at);
+        }
+        let device = self.shared.device();
+        let size = device.limits().cqe.min(COMPLETIONS_MAX);
+        let queue = CompletionQueue::new(device, size, self.vector, Some(&self.channel))?;
+        self.completions.push(Completions { queue, promised: 0 });
+        Ok(self.completions.len() - 1)
+    }
+
+    /// As many slots of the shared queue, or none.
+    fn reserve_shared(&mut self, slots: u32) -> u32 {
+        let Some(SharedReceives { queue, receives, reserved }) = &mut self.receives else { return 0 };
+        let wanted = *reserved + slots;
+        while receives.slots() < wanted {
+            if receives.slots() + CHUNK_SLOTS > queue.entries() {
+                return 0;
+            }
+            if let Err(error) = receives.grow(CHUNK_SLOTS, &self.shared, &mut Queue::Shared(queue)) {
+                tracing::warn!(device = self.shared.device().name(), %error, "no more shared receives");
+                return 0;
+            }
+        }
+        *reserved = wanted;
+        slots
+    }
+
+    /// A connection is gone.
+    pub(super) fn release(&mut self, reservation: Reservation) {
+        if let Some(completions) = self.completions.get_mut(reservation.completions) {
+            completions.promised -= reservation.entries;
+        }
+        if let Some(receives) = &mut self.receives {
+            receives.reserved -= reservation.shared_slots;
+        }
+    }
+
+    pub(super) fn completion_queue(&self, reservation: Reservation) -> Option<&CompletionQueue> {
+        self.completions.get(reservation.completions).map(|completions| &completions.queue)
+    }
+
+    /// Take what has completed; true when there was anything.
+    #[inline]
+    pub(super) fn poll(&mut self, into: &mut Vec<WorkCompletion>) -> bool {
+        let before = into.len();
+        for completions in &mut self.completions {
+            completions.queue.poll(|completion| into.push(completion));
+        }
+        into.len() > before
+    }
+
+    /// A completion queue has failed: nothing on it will complete any more.
+    pub(super) fn is_broken(&self) -> bool {
+        self.completions.iter().any(|completions| completions.queue.is_broken())
+    }
+
+    /// Have the channel told of the next completion of any queue.
+    pub(super) fn arm(&mut self) {
+        for completions in &mut self.completions {
+            // A device that cannot is dead: its connections end by themselves.
+            let _ = completions.queue.arm();
+        }
+    }
+
+    /// Take what the channel has told.
+    pub(super) fn take_events(&mut self) {
+        if let Some(completions) = self.completions.first() {
+            self.channel.take_events(&completions.queue);
+        }
+    }
+
+    /// A receive of the shared queue whose connection is gone.
+    pub(super) fn orphaned(&mut self, id: u64) {
+        if id & OWN != 0 {
+            return;
+        }
+        if let Some(SharedReceives { queue, receives, .. }) = &mut self.receives {
+            let slot = u32::try_from(id & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+            let _ = receives.flushed(slot, &mut Queue::Shared(queue));
+        }
+    }
+}

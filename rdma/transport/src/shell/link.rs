@@ -1,0 +1,266 @@
+//! One connection's queue pair: carries out what the connection asks for.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use spindle_rdma_verbs::{CmId, MemoryRegion, QueuePair, SendBatch, Sge, VerbsError};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_reactor::slab::Slot;
+use spindle_target::transport::UNSLOTTED;
+
+use super::device::{DeviceCore, Reservation, SharedReceives};
+use super::keys::{KeyTable, SharedDevice};
+use super::receives::{Queue, Receives};
+use super::{OWN, RECEIVE, SIGNALLED};
+use crate::controller::{Capsule, Conn};
+use crate::work::{Op, Span, Work};
+
+/// Most segments of a work request that a shell makes.
+pub(super) const SEGMENTS_MAX: usize = 32;
+/// Bytes of a completion queue entry.
+const CQE_BYTES: usize = 16;
+
+/// Memory for completion queue entries on their way, where the device takes none inline.
+struct Heads {
+    memory: Buf,
+    region: Arc<MemoryRegion>,
+}
+
+/// See the module. The fields are dropped in this order: the queue pair goes before what it refers to.
+pub(super) struct Link {
+    pub(super) id: Slot,
+    /// Index of the device.
+    pub(super) device: usize,
+    queue_pair: QueuePair,
+    pub(super) cm: CmId,
+    pub(super) reservation: Reservation,
+    /// Receives of its own, where the shared queue has no room.
+    own: Option<Receives>,
+    heads: Option<Heads>,
+    /// It is in the list of those that have something to do.
+    pub(super) is_active: bool,
+    /// The queue pair is being ended, and by when it is destroyed in any case.
+    pub(super) ends_by: Option<Nanos>,
+}
+
+/// What a link is made of.
+pub(super) struct Parts {
+    pub(super) device: usize,
+    pub(super) queue_pair: QueuePair,
+    pub(super) cm: CmId,
+    pub(super) reservation: Reservation,
+}
+
+impl Link {
+    /// With its receives posted. It has no slot yet.
+    pub(super) fn new(
+        parts: Parts,
+        device: &SharedDevice,
+        entries: u32,
+        in_capsule_bytes: u32,
+    ) -> Result<Link, (CmId, String)> {
+        let Parts { device: index, mut queue_pair, cm, reservation } = parts;
+        let own = match reservation.shared_slots {
+            0 => own_receives(&mut queue_pair, device, entries, in_capsule_bytes).map(Some),
+            _ => Ok(None),
+        };
+        let heads = match queue_pair.inline_bytes() as usize >= CQE_BYTES {
+            true => Ok(None),
+            false => Heads::new(device, 2 * entries as usize).map(Some),
+        };
+        match (own, heads) {
+            (Ok(own), Ok(heads)) => Ok(Link {
+                id: UNSLOTTED,
+                device: index,
+                queue_pair,
+                cm,
+                reservation,
+                own,
+                heads,
+                is_active: false,
+                ends_by: None,
+            }),
+            (Err(error), _) | (_, Err(error)) => {
+                drop(queue_pair);
+                Err((cm, error))
+            }
+        }
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        self.queue_pair.number()
+    }
+
+    /// A receive has completed.
+    #[inline]
+    pub(super) fn received(
+        &mut self,
+        device: &mut DeviceCore,
+        slot: u32,
+        bytes: u32,
+    ) -> Result<Option<Capsule>, VerbsError> {
+        match (&mut self.own, &mut device.receives) {
+            (Some(own), _) => own.completed(slot, bytes, &mut Queue::Own(&mut self.queue_pair)),
+            (None, Some(SharedReceives { queue, receives, .. })) => {
+                receives.completed(slot, bytes, &mut Queue::Shared(queue))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Post again the receives that the connection has done with.
+    #[inline]
+    pub(super) fn post_receives(
+        &mut self,
+        conn: &mut Conn,
+        device: &mut DeviceCore,
+    ) -> Result<(), VerbsError> {
+        while let Some(buf) = conn.next_buffer() {
+            match (&mut self.own, &mut device.receives) {
+                (Some(own), _) => own.give_back(buf, &mut Queue::Own(&mut self.queue_pair))?,
+                (None, Some(SharedReceives { queue, receives, .. })) => {
+                    receives.give_back(buf, &mut Queue::Shared(queue))?;
+                }
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Post all that the connection asks for, with one doorbell.
+    #[inline]
+    pub(super) fn post_work(&mut self, conn: &mut Conn, keys: &KeyTable) -> Result<(), String> {
+        let Some(first) = conn.next_work() else { return Ok(()) };
+        let mut batch = self.queue_pair.batch();
+        let mut next = Some(first);
+        while let Some(work) = next {
+            add(&mut batch, &work, conn, keys, self.heads.as_mut())?;
+            next = conn.next_work();
+        }
+        batch.submit().map_err(|failed| failed.error.to_string())
+    }
+
+    /// Begin to end the queue pair: all that is posted completes as flushed.
+    pub(super) fn begin_end(&mut self, by: Nanos) {
+        self.ends_by = Some(by);
+        // Each fails where the other side was first.
+        let _ = self.cm.disconnect();
+        let _ = self.queue_pair.set_error();
+    }
+}
+
+fn own_receives(
+    queue_pair: &mut QueuePair,
+    device: &SharedDevice,
+    entries: u32,
+    in_capsule_bytes: u32,
+) -> Result<Receives, String> {
+    let mut receives = Receives::new(in_capsule_bytes, RECEIVE | OWN);
+    while receives.slots() < entries {
+        let missing = entries - receives.slots();
+        receives.grow(missing, device, &mut Queue::Own(queue_pair))?;
+    }
+    Ok(receives)
+}
+
+impl Heads {
+    fn new(device: &SharedDevice, count: usize) -> Result<Heads, String> {
+        let bytes = u32::try_from((count * CQE_BYTES).next_multiple_of(4096)).unwrap_or(u32::MAX);
+        let pool = Pool::new(&[ZoneSpec { buffer_bytes: bytes, count: 1 }], Pages::Base)
+            .map_err(|error| error.to_string())?;
+        let region = device.register(&pool.area()).map_err(|error| error.to_string())?;
+        let memory = pool.take(bytes).ok_or_else(|| "no memory for completions".to_owned())?;
+        Ok(Heads { memory, region })
+    }
+
+    fn put(&mut self, at: usize, head: &[u8]) -> Option<Sge> {
+        let at = at * CQE_BYTES;
+        self.memory.copy_in(at, head);
+        let memory = self.memory.as_slice()?.get(at..at + head.len())?;
+        let bytes = u32::try_from(memory.len()).ok()?;
+        Some(Sge { address: memory.as_ptr() as u64, bytes, key: self.region.local_key() })
+    }
+}
+
+/// The segments of a span of a chain's buffer.
+#[inline]
+fn segments(
+    conn: &Conn,
+    chain: Slot,
+    span: Span,
+    keys: &KeyTable,
+) -> Result<ArrayVec<Sge, SEGMENTS_MAX>, String> {
+    let mut found = ArrayVec::new();
+    let Some(buf) = conn.buffer(chain) else { return Ok(found) };
+    let (mut skip, mut left) = (span.offset as usize, span.bytes as usize);
+    for segment in buf.segments() {
+        if left == 0 {
+            break;
+        }
+        if skip >= segment.len() {
+            skip -= segment.len();
+            continue;
+        }
+        let piece = &segment[skip..segment.len().min(skip + left)];
+        let key = keys.key(piece).ok_or("data in memory that is not registered")?;
+        let bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
+        let segment = Sge { address: piece.as_ptr() as u64, bytes, key };
+        found.try_push(segment).map_err(|_| "more segments than the device takes")?;
+        left -= piece.len();
+        skip = 0;
+    }
+    Ok(found)
+}
+
+#[inline]
+fn add(
+    batch: &mut SendBatch<'_>,
+    work: &Work,
+    conn: &Conn,
+    keys: &KeyTable,
+    heads: Option<&mut Heads>,
+) -> Result<(), String> {
+    let chain = work.chain;
+    let id = u64::from(chain.to_wire()) | if work.is_signalled { SIGNALLED } else { 0 };
+    let added = match &work.op {
+        Op::Read { local, remote } => {
+            let local = segments(conn, chain, *local, keys)?;
+            batch.read(id, work.is_signalled, &local, remote.address, remote.key)
+        }
+        Op::Write { local, remote } => {
+            let local = segments(conn, chain, *local, keys)?;
+            batch.write(id, work.is_signalled, &local, remote.address, remote.key)
+        }
+        Op::Send { head, head_bytes, invalidate, .. } => {
+            let head = &head[..usize::from(*head_bytes)];
+            send(batch, id, chain.index(), head, *invalidate, heads)?
+        }
+    };
+    added.map_err(|error| error.to_string())
+}
+
+#[inline]
+fn send(
+    batch: &mut SendBatch<'_>,
+    id: u64,
+    place: usize,
+    head: &[u8],
+    invalidate: Option<u32>,
+    heads: Option<&mut Heads>,
+) -> Result<Result<(), VerbsError>, String> {
+    use spindle_rdma_verbs::SendData;
+    let segment;
+    let data = match heads {
+        None => SendData::Inline(head),
+        Some(heads) => {
+            segment = [heads.put(place, head).ok_or("no memory for a completion")?];
+            SendData::Local(&segment)
+        }
+    };
+    Ok(match (invalidate, data) {
+        (Some(key), data) => batch.send_with_invalidate(id, true, data, key),
+        (None, SendData::Inline(bytes)) => batch.send_inline(id, true, bytes),
+        (None, SendData::Local(local)) => batch.send(id, true, local),
+    })
+}

@@ -1,0 +1,588 @@
+//! The shell of one core: joins the core's RDMA connections to their queue pairs. It carries work out and
+//! knows no protocol.
+//!
+//! ```text
+//!   poll:   completion queues ──> Conn::received, Conn::completed ──> TargetCore::step ──> one doorbell
+//!           the connection manager's channel, when its descriptor says so (on_ready)
+//!   flush:  connections that disks, timers or messages gave something to send
+//!   next_request: connection requests, on the core that listens; accept: on the core that takes one over
+//! ```
+//!
+//! A connection that is ending is disconnected, its queue pair set to its error state, its completions
+//! collected; then the queue pair is destroyed, and after it the connection's buffers are dropped.
+
+mod device;
+mod keys;
+mod link;
+mod receives;
+mod request;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use nvme_spec::rdma::{CmAccept, CmReject, CmStatus};
+use nvme_spec::zerocopy::IntoBytes;
+use spindle_rdma_verbs::{
+    AsyncEvent, CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, QueuePair, QueuePairConfig,
+    VerbsError, WorkCompletion,
+};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Area;
+use spindle_reactor::slab::Slot;
+use spindle_target::core::TargetCore;
+use spindle_target::notice::Notice;
+use spindle_target::snapshot::{Peer, TransportKind};
+use spindle_target::transport::Holds;
+
+use crate::controller::{Conn, ConnConfig, Phase};
+use crate::work::Completion;
+use device::{DeviceCore, Reservation};
+use link::{Link, Parts, SEGMENTS_MAX};
+
+pub use keys::SharedDevice;
+pub use request::{Request, Wanted, check};
+
+/// Bits of a work request's 64-bit id, above a slot's 32: a receive,
+const RECEIVE: u64 = 1 << 63;
+/// of the queue pair's own queue;
+const OWN: u64 = 1 << 62;
+/// a signalled work request of the send queue.
+const SIGNALLED: u64 = 1 << 61;
+
+/// Settings of a shell. Every default says why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShellConfig {
+    /// Most receives that a core's connections share; beyond it a connection gets its own. 8192: 64 queues of
+    /// a Linux host, 34 MiB when all are used.
+    pub srq_entries: u32,
+    /// Most segments of one work request. 16: a scattered transfer of 64 KiB, and a longer one takes another
+    /// work request; each costs memory in every entry of every send queue.
+    pub segments: u32,
+}
+
+impl Default for ShellConfig {
+    fn default() -> Self {
+        ShellConfig { srq_entries: 8192, segments: 16 }
+    }
+}
+
+/// How often the connections' own time-outs are looked at.
+const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
+/// Time for the completions of a queue pair that is ended; after it the queue pair is destroyed in any case.
+const END_TIMEOUT: Nanos = Nanos::from_secs(1);
+/// Requests that may wait to be accepted.
+const BACKLOG: u32 = 1024;
+/// Bytes of a completion queue entry: a SEND carries it inline.
+const INLINE_BYTES: u32 = 16;
+/// Polls of the completion queues in a turn.
+const POLLS_PER_TURN: usize = 4;
+
+struct Listening {
+    id: CmId,
+    /// In the configuration.
+    index: usize,
+}
+
+/// One core's queue pairs. See the module.
+pub struct Shell {
+    config: ShellConfig,
+    devices: Vec<DeviceCore>,
+    channel: CmChannel,
+    listening: Vec<Listening>,
+    requests: VecDeque<Request>,
+    /// By the index of the connection's slot.
+    links: Vec<Option<Link>>,
+    ids: HashMap<CmToken, Slot>,
+    active: Vec<Slot>,
+    completions: Vec<WorkCompletion>,
+    /// A descriptor has said that there is something.
+    is_ready: bool,
+    listens: bool,
+    entries_max: u16,
+    next_timer: Nanos,
+    now: Nanos,
+}
+
+/// What a shell is made of.
+pub struct ShellSetup<'a> {
+    /// Settings.
+    pub config: ShellConfig,
+    /// Index of the core.
+    pub core: usize,
+    /// The machine's devices.
+    pub devices: &'a [Arc<SharedDevice>],
+    /// Memory of the core: its pools.
+    pub areas: &'a [Area],
+    /// Most connections.
+    pub connections: usize,
+    /// Most in-capsule data of any listener.
+    pub in_capsule_bytes: u32,
+    /// Most entries of a queue.
+    pub entries_max: u16,
+}
+
+impl Shell {
+    /// A shell with its memory registered, which listens nowhere yet.
+    ///
+    /// # Errors
+    /// [`VerbsError`].
+    pub fn new(setup: &ShellSetup<'_>) -> Result<Shell, VerbsError> {
+        let mut areas = setup.areas.to_vec();
+        areas.push(Area::zeroes());
+        let srq_entries = setup.config.srq_entries;
+        let open = |device| DeviceCore::new(device, setup.core, &areas, setup.in_capsule_bytes, srq_entries);
+        Ok(Shell {
+            config: setup.config,
+            devices: setup.devices.iter().map(open).collect::<Result<_, _>>()?,
+            channel: CmChannel::new()?,
+            listening: Vec::new(),
+            requests: VecDeque::new(),
+            links: (0..setup.connections).map(|_| None).collect(),
+            ids: HashMap::new(),
+            active: Vec::with_capacity(setup.connections),
+            completions: Vec::with_capacity(1024),
+            is_ready: false,
+            listens: false,
+            entries_max: setup.entries_max,
+            next_timer: Nanos::ZERO,
+            now: Nanos::ZERO,
+        })
+    }
+
+    /// Listen on an address, which is number `index` in the configuration.
+    ///
+    /// # Errors
+    /// [`VerbsError`]: the address is in use, or no RDMA device has it.
+    pub fn listen(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
+        let id = CmId::new(&self.channel)?;
+        id.listen(address, BACKLOG)?;
+        self.listening.push(Listening { id, index });
+        self.listens = true;
+        Ok(())
+    }
+
+    /// Register the memory of the disks that there are now.
+    ///
+    /// # Errors
+    /// [`VerbsError`]: commands to a disk that is not registered end their connection.
+    pub fn set_disks(&mut self, areas: &[Area]) -> Result<(), VerbsError> {
+        self.devices.iter_mut().try_for_each(|device| device.set_disks(areas))
+    }
+
+    /// Descriptors that say when there is something to do: see [`Shell::on_ready`].
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let asynchronous =
+            self.devices.iter().filter(|_| self.listens).map(|it| it.shared.device().async_fd());
+        let completions = self.devices.iter().map(|device| device.channel.as_fd());
+        std::iter::once(self.channel.as_fd()).chain(asynchronous).chain(completions)
+    }
+
+    /// One of the descriptors is readable.
+    pub fn on_ready(&mut self) {
+        self.is_ready = true;
+    }
+
+    /// True while there are connections: their completion queues are to be polled.
+    #[must_use]
+    pub fn has_connections(&self) -> bool {
+        !self.ids.is_empty()
+    }
+
+    /// About to sleep: have the descriptors tell of completions from now on. False: there is something already.
+    pub fn prepare_sleep(&mut self) -> bool {
+        for device in &mut self.devices {
+            device.take_events();
+            device.arm();
+            device.poll(&mut self.completions);
+        }
+        self.completions.is_empty() && self.active.is_empty() && !self.is_ready
+    }
+
+    /// A connection request that a core is to take over.
+    pub fn next_request(&mut self) -> Option<Request> {
+        self.requests.pop_front()
+    }
+
+    /// One turn of completions, steps and posting. True when there was anything to do.
+    #[inline]
+    pub fn poll<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, now: Nanos) -> bool {
+        self.now = now;
+        let mut has_worked = false;
+        for _ in 0..POLLS_PER_TURN {
+            let has_come = self.poll_completions(core);
+            has_worked |= has_come;
+            if !has_come {
+                break;
+            }
+        }
+        if std::mem::take(&mut self.is_ready) {
+            has_worked = true;
+            self.poll_events(core);
+        }
+        if now >= self.next_timer {
+            self.next_timer = now + TIMER_PERIOD;
+            self.on_time(core);
+        }
+        has_worked
+    }
+
+    #[inline]
+    fn poll_completions<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) -> bool {
+        let mut completions = std::mem::take(&mut self.completions);
+        // What a try to sleep has found comes first.
+        let mut has_come = !completions.is_empty();
+        for index in 0..self.devices.len() {
+            has_come |= self.devices[index].poll(&mut completions);
+            for completion in completions.drain(..) {
+                self.dispatch(core, index, &completion);
+            }
+        }
+        self.completions = completions;
+        while let Some(id) = self.active.pop() {
+            if let Some(link) = self.link(id) {
+                link.is_active = false;
+            }
+            core.step(id);
+            self.pump(core, id);
+        }
+        has_come
+    }
+
+    #[inline]
+    fn link(&mut self, id: Slot) -> Option<&mut Link> {
+        self.links.get_mut(id.index())?.as_mut().filter(|link| link.id == id)
+    }
+
+    #[inline]
+    fn dispatch<T: Holds<Conn>>(
+        &mut self,
+        core: &mut TargetCore<T>,
+        device: usize,
+        completion: &WorkCompletion,
+    ) {
+        let Shell { devices, links, active, .. } = self;
+        let device = &mut devices[device];
+        let found = device.numbers.get(&completion.queue_pair).copied();
+        let link = found.and_then(|id| links.get_mut(id.index())?.as_mut().filter(|link| link.id == id));
+        let is_receive = completion.id & RECEIVE != 0;
+        let Some(link) = link else {
+            if is_receive {
+                device.orphaned(completion.id);
+            }
+            return;
+        };
+        let Some(conn) = core.transport(link.id).and_then(Holds::held) else { return };
+        let low = u32::try_from(completion.id & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+        if is_receive {
+            if completion.is_ok {
+                match link.received(device, low, completion.bytes) {
+                    Ok(Some(capsule)) => conn.received(capsule),
+                    Ok(None) | Err(_) => conn.on_disconnected(),
+                }
+            } else {
+                device.orphaned(completion.id);
+                conn.on_disconnected();
+            }
+        } else {
+            let is_signalled = completion.id & SIGNALLED != 0;
+            let chain = Slot::from_wire(low);
+            if !completion.is_ok && conn.phase() == Phase::Open {
+                tracing::debug!(status = %completion.status, "a work request has failed");
+            }
+            conn.completed(Completion { chain, is_signalled, is_ok: completion.is_ok });
+        }
+        if !std::mem::replace(&mut link.is_active, true) {
+            active.push(link.id);
+        }
+    }
+
+    /// Post what a connection asks for, and see to its end.
+    #[inline]
+    fn pump<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
+        let Shell { devices, links, .. } = self;
+        let Some(link) = links.get_mut(id.index()).and_then(Option::as_mut).filter(|link| link.id == id)
+        else {
+            return;
+        };
+        let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
+        let device = &mut devices[link.device];
+        let posted = link.post_receives(conn, device).map_err(|error| error.to_string());
+        let posted = posted.and_then(|()| link.post_work(conn, &device.keys));
+        if let Err(error) = posted {
+            if matches!(conn.phase(), Phase::Open | Phase::Draining) {
+                tracing::warn!(%error, "a connection cannot go on");
+            }
+            conn.on_disconnected();
+        }
+        if matches!(conn.phase(), Phase::Ending | Phase::Closed) {
+            self.end(core, id);
+        }
+    }
+
+    /// A connection that is ending: begin, go on, or be done with it.
+    #[cold]
+    fn end<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
+        let now = self.now;
+        let Some(link) = self.link(id) else { return };
+        if link.ends_by.is_none() {
+            link.begin_end(now + END_TIMEOUT);
+        }
+        let is_late = link.ends_by.is_some_and(|by| now >= by);
+        let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
+        if let Some(violation) = conn.take_violation()
+            && let Some(remote) = core.peer(id).map(|peer| peer.remote)
+        {
+            core.notices().push(Notice::Violation { remote, text: violation.to_string() });
+        }
+        let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
+        if conn.posted() == 0 || is_late {
+            self.destroy(core, id);
+        }
+    }
+
+    fn destroy<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
+        let Shell { devices, links, ids, .. } = self;
+        let Some(mut link) = links.get_mut(id.index()).and_then(Option::take) else { return };
+        let device = &mut devices[link.device];
+        ids.remove(&link.cm.token());
+        device.numbers.remove(&link.number());
+        // Receives of the shared queue go back to it; those of its own queue go with it.
+        if let Some(conn) = core.transport(id).and_then(Holds::held) {
+            let _ = link.post_receives(conn, device);
+        }
+        device.release(link.reservation);
+        drop(link);
+        if let Some(conn) = core.transport(id).and_then(Holds::held) {
+            conn.on_destroyed();
+        }
+        core.step(id);
+        while core.next_closed().is_some() {}
+    }
+
+    /// Post for a connection that something else than its own input gave something to send. False: it is none
+    /// of ours.
+    #[inline]
+    pub fn flush<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+        if self.link(id).is_none() {
+            return false;
+        }
+        let Some(conn) = core.transport(id).and_then(Holds::held) else { return true };
+        if conn.has_work() {
+            core.step(id);
+        }
+        self.pump(core, id);
+        true
+    }
+
+    fn on_time<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
+        for index in 0..self.links.len() {
+            let Some(link) = self.links.get(index).and_then(Option::as_ref) else { continue };
+            let (id, is_ending) = (link.id, link.ends_by.is_some());
+            let is_broken = self.devices[link.device].is_broken();
+            let now = self.now;
+            let Some(conn) = core.transport(id).and_then(Holds::held) else { continue };
+            if is_broken {
+                conn.on_disconnected();
+            }
+            if conn.deadline().is_some_and(|deadline| deadline <= now) {
+                conn.on_time(now);
+            }
+            if is_ending || matches!(conn.phase(), Phase::Ending | Phase::Closed) {
+                self.pump(core, id);
+            }
+        }
+    }
+
+    fn poll_events<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
+        for device in &mut self.devices {
+            device.take_events();
+            while let Some(event) = self.listens.then(|| device.shared.device().next_async_event()).flatten()
+            {
+                log_device_event(device.shared.device().name(), event);
+            }
+        }
+        loop {
+            match self.channel.next_event() {
+                Ok(Some(event)) => self.on_event(core, event),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "the RDMA connection manager fails");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn on_event<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, mut event: CmEvent) {
+        if event.kind == CmEventKind::ConnectRequest {
+            if let Some(id) = event.new_id.take() {
+                self.on_request(core, &event, id);
+            }
+            return;
+        }
+        let Some(id) = self.ids.get(&event.id).copied() else { return };
+        let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
+        match event.kind {
+            CmEventKind::Established => conn.on_established(),
+            CmEventKind::Disconnected
+            | CmEventKind::DeviceRemoval
+            | CmEventKind::ConnectError
+            | CmEventKind::Unreachable
+            | CmEventKind::Rejected => conn.on_disconnected(),
+            CmEventKind::AddressResolved
+            | CmEventKind::AddressError
+            | CmEventKind::RouteResolved
+            | CmEventKind::RouteError
+            | CmEventKind::ConnectRequest
+            | CmEventKind::ConnectResponse
+            | CmEventKind::TimewaitExit
+            | CmEventKind::Other(_) => return,
+        }
+        core.step(id);
+        self.pump(core, id);
+    }
+
+    fn on_request<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, event: &CmEvent, id: CmId) {
+        let listener = self.listening.iter().find(|it| Some(it.id.token()) == event.listener);
+        let device = self.devices.iter().find(|it| it.shared.device().is_of(&id));
+        let (Some(listener), Some(device)) = (listener, device) else { return };
+        let listener = listener.index;
+        match check(event, device.shared.device().limits(), self.entries_max) {
+            Ok(wanted) => self.requests.push_back(Request { id, listener, wanted }),
+            Err((status, reason)) => {
+                if let Some(remote) = id.peer_address() {
+                    core.notices().push(Notice::ConnectionRefused { remote, reason });
+                }
+                let wanted = Wanted { qid: 0, entries: 2, responder_resources: 1 };
+                Request { id, listener, wanted }.reject(status);
+            }
+        }
+    }
+
+    /// Take over a connection request. False: there is no room, and the host is told.
+    pub fn accept<T: Holds<Conn>>(
+        &mut self,
+        core: &mut TargetCore<T>,
+        request: Request,
+        mut config: ConnConfig,
+        now: Nanos,
+    ) -> bool {
+        self.now = now;
+        let Request { id: cm, listener, wanted } = request;
+        let (Some(remote), Some(local)) = (cm.peer_address(), cm.local_address()) else { return false };
+        let mut link = match self.make_link(cm, wanted, &mut config) {
+            Ok(link) => link,
+            Err((cm, reason)) => {
+                core.notices().push(Notice::ConnectionRefused { remote, reason });
+                let _ = cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
+                return false;
+            }
+        };
+        let peer = Peer { transport: TransportKind::Rdma, listener, remote, local };
+        let Ok(id) = core.accept(T::wrap(Conn::new(config)), peer) else {
+            self.devices[link.device].release(link.reservation);
+            let _ = link.cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
+            return false;
+        };
+        link.id = id;
+        self.devices[link.device].numbers.insert(link.number(), id);
+        self.ids.insert(link.cm.token(), id);
+        let answer = CmAccept::new(wanted.entries);
+        let accepted = link.cm.accept(&ConnectParams {
+            private_data: answer.as_bytes(),
+            responder_resources: 0,
+            initiator_depth: wanted.responder_resources,
+            ..ConnectParams::default()
+        });
+        if let Some(place) = self.links.get_mut(id.index()) {
+            *place = Some(link);
+        }
+        if accepted.is_err() {
+            // The host has gone meanwhile.
+            if let Some(conn) = core.transport(id).and_then(Holds::held) {
+                conn.on_disconnected();
+            }
+            self.pump(core, id);
+        }
+        true
+    }
+
+    /// The queue pair of a connection, with its receives posted; completes `config` with what it got.
+    fn make_link(
+        &mut self,
+        cm: CmId,
+        wanted: Wanted,
+        config: &mut ConnConfig,
+    ) -> Result<Link, (CmId, String)> {
+        if let Err(error) = cm.migrate(&self.channel) {
+            return Err((cm, error.to_string()));
+        }
+        let Some(index) = self.devices.iter().position(|it| it.shared.device().is_of(&cm)) else {
+            return Err((cm, "it came by a device that was not there at the start".to_owned()));
+        };
+        let device = &mut self.devices[index];
+        let limits = device.shared.device().limits().clone();
+        let entries = u32::from(wanted.entries);
+        // A SEND, and a READ or WRITE, for each command.
+        let send_wr = (2 * entries).min(limits.send_wr);
+        let segments = self.config.segments.min(limits.sge).min(limits.sge_read.max(1));
+        let reservation = match device.reserve(entries, send_wr) {
+            Ok(reservation) => reservation,
+            Err(error) => return Err((cm, error)),
+        };
+        let made = make_queue_pair(&cm, device, reservation, (entries, send_wr, segments));
+        let queue_pair = match made {
+            Ok(queue_pair) => queue_pair,
+            Err(error) => {
+                device.release(reservation);
+                return Err((cm, error));
+            }
+        };
+        config.queue_entries = wanted.entries;
+        config.send_queue = queue_pair.send_wr().min(send_wr);
+        config.segments_max = (queue_pair.send_sge() as usize).min(segments as usize).min(SEGMENTS_MAX);
+        config.reads_max = u32::from(wanted.responder_resources);
+        config.can_invalidate = limits.can_invalidate;
+        let shared = Arc::clone(&device.shared);
+        let parts = Parts { device: index, queue_pair, cm, reservation };
+        Link::new(parts, &shared, entries, config.in_capsule_bytes).map_err(|(cm, error)| {
+            self.devices[index].release(reservation);
+            (cm, error)
+        })
+    }
+}
+
+fn make_queue_pair(
+    cm: &CmId,
+    device: &DeviceCore,
+    reservation: Reservation,
+    (entries, send_wr, segments): (u32, u32, u32),
+) -> Result<QueuePair, String> {
+    let queue = device.completion_queue(reservation).ok_or("no completion queue")?;
+    let srq = device.receives.as_ref().filter(|_| reservation.shared_slots > 0).map(|it| &it.queue);
+    let config = QueuePairConfig {
+        send_cq: queue,
+        recv_cq: queue,
+        srq,
+        send_wr,
+        recv_wr: entries,
+        send_sge: segments,
+        recv_sge: 2,
+        inline_bytes: INLINE_BYTES,
+    };
+    cm.create_queue_pair(device.shared.device(), &config).map_err(|error| error.to_string())
+}
+
+fn log_device_event(device: &str, event: AsyncEvent) {
+    match event {
+        AsyncEvent::PortDown { port } => {
+            tracing::warn!(device, port, "RDMA port down: its connections end unless it comes back soon");
+        }
+        AsyncEvent::PortUp { port } => tracing::info!(device, port, "RDMA port up"),
+        AsyncEvent::DeviceFatal => tracing::error!(device, "RDMA device failed: its connections end"),
+        AsyncEvent::CompletionQueueError => tracing::error!(device, "RDMA completion queue failed"),
+        AsyncEvent::QueuePairFatal { .. } | AsyncEvent::Other(_) => {}
+    }
+}
