@@ -16,12 +16,13 @@ use std::sync::Arc;
 
 use spindle_disk::{CoreContext, Done, OpenError};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::Pool;
+use spindle_reactor::mem::{Pool, SHARE_BYTES};
 use spindle_reactor::slab::{Slab, Slot};
 
 use crate::controller::Controller;
 use crate::env::{AbortFrom, DONE_BATCH, Env, Message};
 use crate::notice::{Notice, Notices};
+use crate::qpair::memory::WaitsFor;
 use crate::qpair::request::Request;
 use crate::qpair::{Life, Qpair, Retried, from_token};
 use crate::shared::{ControllerShared, Registry};
@@ -30,6 +31,9 @@ use crate::transport::Transport;
 
 /// How often time-outs are looked at.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
+
+/// Turns that somebody is first in the line for the pool before what it needs is kept for it.
+const FIRST_TURNS: u32 = 32;
 
 /// What a core is made of.
 pub struct CoreSettings {
@@ -66,6 +70,13 @@ pub struct CoreUse {
     pub waits: u64,
 }
 
+/// The queue pair that has been first in the line for the pool, and for how many turns.
+#[derive(Clone, Copy)]
+struct First {
+    id: Slot,
+    turns: u32,
+}
+
 /// One core's share of the target. See the module.
 pub struct TargetCore<T: Transport> {
     env: Env,
@@ -78,6 +89,8 @@ pub struct TargetCore<T: Transport> {
     closed: Vec<(Slot, T)>,
     /// Scratch list of ids.
     ids: Vec<Slot>,
+    /// Who is first in the line for the pool.
+    first: Option<First>,
     next_timer: Nanos,
     disk_depth: u32,
     /// A disk that the configuration has no more still has something in flight.
@@ -97,6 +110,8 @@ impl<T: Transport> TargetCore<T> {
     pub fn new(settings: CoreSettings) -> Result<Self, OpenError> {
         let connections = settings.connections;
         let taken = vec![settings.snapshot.generation; settings.cores];
+        settings.pool.set_owners(connections);
+        settings.admin_pool.set_owners(connections + 1);
         let env = Env {
             core: settings.core,
             cores: settings.cores,
@@ -113,6 +128,9 @@ impl<T: Transport> TargetCore<T> {
             current: Slot::from_wire(0),
             is_draining: false,
             is_crowded: false,
+            // Behind those of the connections.
+            incoming: Slot::from_wire(u32::try_from(connections).unwrap_or(u32::MAX)),
+            is_reserve_short: false,
             waits: 0,
             commands: 0,
             done: Vec::with_capacity(DONE_BATCH),
@@ -124,6 +142,7 @@ impl<T: Transport> TargetCore<T> {
             touched: Vec::with_capacity(connections),
             closed: Vec::with_capacity(connections),
             ids: Vec::with_capacity(connections),
+            first: None,
             next_timer: Nanos::ZERO,
             disk_depth: settings.disk_depth,
             is_closing_disks: false,
@@ -185,6 +204,8 @@ impl<T: Transport> TargetCore<T> {
         // Named in four lists of the core.
         Slab::<Qpair<T>>::bytes_for(1)
             + 4 * size_of::<Slot>()
+            // What it holds of the pool and of the reserve.
+            + 2 * SHARE_BYTES
             + Slab::<Request>::bytes_for(entries)
             + entries * size_of::<Slot>()
             + Controller::bytes()
@@ -257,7 +278,8 @@ impl<T: Transport> TargetCore<T> {
         if qpair.has_waiting() && !qpair.is_listed {
             qpair.is_listed = true;
             self.waiting.push_back(id);
-            self.env.is_crowded = true;
+            let waits_for = qpair.waits_for(id, &self.env);
+            self.env.is_crowded |= waits_for.is_some_and(WaitsFor::is_in_the_way);
         }
     }
 
@@ -279,6 +301,7 @@ impl<T: Transport> TargetCore<T> {
         if self.env.now >= self.next_timer {
             self.next_timer = Nanos(self.env.now.0.saturating_add(TIMER_PERIOD.0));
             self.each(|qpair, env| qpair.on_time(env));
+            self.env.is_reserve_short = false;
         }
         if self.env.is_draining {
             self.each(Qpair::drain);
@@ -309,18 +332,33 @@ impl<T: Transport> TargetCore<T> {
     }
 
     /// Who got something goes to the end of the line, who did not keeps its place: a deep queue does not
-    /// take, turn after turn, what a shallow one waits for.
+    /// take, turn after turn, what a shallow one waits for. Who has been first for long gets what it needs
+    /// kept for it: small ones do not take, turn after turn, what a large one waits for.
     fn poll_waiting(&mut self) -> bool {
-        let has_worked = !self.waiting.is_empty();
+        if self.waiting.is_empty() && self.first.is_none() {
+            return false;
+        }
+        let (mut has_worked, mut is_crowded) = (false, false);
+        let mut first = None;
         let mut at = 0;
         for _ in 0..self.waiting.len() {
             let Some(id) = self.waiting.get(at).copied() else { break };
+            if self.first.is_some_and(|first| first.id == id) {
+                self.env.pool.keep_for(None);
+            }
             let mut retried = Retried::default();
+            let mut waits_for = None;
             self.with_open(id, |qpair, env| {
                 retried = qpair.retry_buffers(id, env);
                 qpair.is_listed = retried.has_waiting;
+                waits_for = qpair.waits_for(id, env);
             });
+            has_worked |= retried.has_moved;
+            is_crowded |= waits_for.is_some_and(WaitsFor::is_in_the_way);
             if retried.has_waiting && !retried.has_moved {
+                if let (None, Some(WaitsFor::Pool { bytes })) = (first, waits_for) {
+                    first = Some(self.wait_first(id, bytes));
+                }
                 at += 1;
                 continue;
             }
@@ -329,8 +367,20 @@ impl<T: Transport> TargetCore<T> {
                 self.waiting.push_back(id);
             }
         }
-        self.env.is_crowded = !self.waiting.is_empty();
-        has_worked
+        self.first = first;
+        if first.is_none() {
+            self.env.pool.keep_for(None);
+        }
+        self.env.is_crowded = is_crowded;
+        has_worked || is_crowded
+    }
+
+    /// `id` is the first in the line that waits for the pool, for `bytes`.
+    fn wait_first(&mut self, id: Slot, bytes: u32) -> First {
+        let turns = self.first.filter(|first| first.id == id).map_or(0, |first| first.turns);
+        let first = First { id, turns: turns.saturating_add(1) };
+        self.env.pool.keep_for((first.turns >= FIRST_TURNS).then_some(bytes));
+        first
     }
 
     fn each(&mut self, mut act: impl FnMut(&mut Qpair<T>, &mut Env)) {
@@ -478,7 +528,11 @@ impl<T: Transport> TargetCore<T> {
     /// True when nothing waits for a next turn by itself (memory, messages, disks): the core may sleep.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.waiting.is_empty()
+        let is_worth_a_try = |id: &Slot| {
+            let waits_for = self.qpairs.get(*id).and_then(|qpair| qpair.waits_for(*id, &self.env));
+            waits_for.is_none_or(WaitsFor::is_worth_a_try)
+        };
+        !self.waiting.iter().any(is_worth_a_try)
             && self.env.outbox.is_empty()
             && self.touched.is_empty()
             && self.is_disk_idle()

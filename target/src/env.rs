@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use spindle_disk::{Disk, Done};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Buf, Pool};
+use spindle_reactor::mem::{Buf, Pool, Share};
 use spindle_reactor::slab::Slot;
 
 use crate::controller::ErrorRecord;
@@ -116,6 +116,10 @@ pub struct Env {
     pub is_draining: bool,
     /// Requests of this core wait for memory: who comes now lines up behind them.
     pub(crate) is_crowded: bool,
+    /// Whom the reserve's buffers are charged to while their data comes from hosts.
+    pub(crate) incoming: Slot,
+    /// Connections found none of them since time-outs were looked at last.
+    pub(crate) is_reserve_short: bool,
     /// Requests that had to wait for a buffer, ever.
     pub waits: u64,
     /// Commands that arrived, ever.
@@ -133,13 +137,33 @@ impl Env {
         self.disks.get_mut(disk)?.as_deref_mut()
     }
 
-    /// A buffer for an admin or Connect command: of the reserve; a large one of the pool.
-    #[must_use]
-    pub fn take_admin(&self, bytes: u32) -> Option<Buf> {
+    /// The share that the queue pair which is being stepped has of the pool.
+    #[inline]
+    pub(crate) fn share(&self) -> Share<'_> {
+        self.pool.share(self.current)
+    }
+
+    /// Its share of the reserve of admin and Connect commands; of the pool for a large one.
+    pub(crate) fn admin_share(&self, bytes: u32) -> Share<'_> {
         if bytes <= self.admin_pool.buffer_bytes_max() {
-            return self.admin_pool.take(bytes);
+            self.admin_pool.share(self.current)
+        } else {
+            self.share()
         }
-        self.pool.take(bytes)
+    }
+
+    /// The share of the reserve that all have together whose data is to come from the host: however many
+    /// connections keep theirs back, others are served from what is left.
+    pub(crate) fn incoming_share(&self) -> Share<'_> {
+        self.admin_pool.share(self.incoming)
+    }
+
+    /// A buffer for an admin or Connect command whose data comes from the host some time. Who finds none
+    /// makes the others hurry.
+    pub(crate) fn take_incoming(&mut self, bytes: u32) -> Option<Buf> {
+        let buf = self.incoming_share().take_contiguous(bytes);
+        self.is_reserve_short |= buf.is_none();
+        buf
     }
 
     /// Send to one core.

@@ -76,7 +76,7 @@ impl Gate {
         let Some(next) = self.queue.front() else { return };
         // Memory first: nobody waits for memory with the guard in hand.
         let bytes = u32::try_from(next.expected.len()).unwrap_or(u32::MAX);
-        let Some(scratch) = pool.take(bytes) else { return };
+        let Some(scratch) = pool.take_contiguous(bytes) else { return };
         let Some(hold) = self.member.try_hold(next.range.lba) else { return };
         let scratch = Some(scratch);
         self.active =

@@ -614,3 +614,23 @@ fn blocks_smaller_than_those_of_the_device_are_zeroed_through_the_page_cache() {
     }
     assert!(source.geometry().can_deallocate, "aligned ranges still are");
 }
+
+#[test]
+fn buffers_of_several_pieces_are_written_and_read_direct() {
+    let at = TempPath::new();
+    let source = disk(&at, MIB);
+    let mut driver = Driver::new(&*source);
+    // No buffer of 64 KiB is left: what is as long is put together of those of 4 KiB.
+    let mut held: Vec<_> = std::iter::from_fn(|| driver.pool.take_contiguous(65536)).collect();
+    let data: Vec<u8> = (0..61_440u32).map(|at| u8::try_from(at / 240 % 251).expect("a byte")).collect();
+    let write = driver.submit(Op::Write { fua: true }, range(3, 15), &data);
+    let written = driver.wait(write);
+    assert!(written.result.is_ok() && written.buf.is_none_or(|buf| !buf.is_contiguous()));
+    let read = driver.submit(Op::Read, range(3, 15), &[]);
+    let done = driver.wait(read);
+    let buf = done.buf.expect("a buffer");
+    assert!(done.result.is_ok() && buf.segments().count() == 15 && buf.equals_at(0, &data));
+    drop(buf);
+    held.clear();
+    assert_eq!(driver.pool.free_bytes(), 64 * (4096 + 65536));
+}

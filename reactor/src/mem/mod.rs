@@ -21,10 +21,14 @@ mod frames;
 mod pool;
 mod prefetch;
 mod region;
+mod share;
+mod unmaps;
 
 pub use area::Area;
 pub use buf::{Buf, SEGMENTS_MAX};
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
-pub use pool::{Pool, PoolError, ZoneSpec, ZoneUse};
+pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, ZoneUse};
 pub use prefetch::prefetch;
 pub use region::{Pages, Region, RegionError};
+pub use share::SHARE_BYTES;
+pub use unmaps::{News, UNMAPS_KEPT, Unmaps, Watch, unmaps};

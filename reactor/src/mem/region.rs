@@ -8,6 +8,8 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::unmaps::unmaps;
+
 /// Which pages a region asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
@@ -118,8 +120,8 @@ impl Region {
     }
 
     /// Give the pages of `offset .. offset + bytes` back to the kernel; nobody relies on what it reads as
-    /// afterwards. Reserved huge pages are kept (the kernel gives them back whole or not at all), and so are pages
-    /// that a device knows: it would go on with the old ones.
+    /// afterwards. Reserved huge pages are kept (the kernel gives them back whole or not at all), and so are
+    /// pages that a device knows: it would go on with the old ones.
     pub(super) fn release(&self, offset: usize, bytes: usize) {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
@@ -128,6 +130,7 @@ impl Region {
         if self.pages == Pages::Huge || bytes == 0 || self.is_registered.load(Ordering::SeqCst) {
             return;
         }
+        unmaps().tell(self.base.as_ptr().addr() + offset, bytes);
         // SAFETY: in range (asserted); the callers own the range and hold no reference into it.
         unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, libc::MADV_DONTNEED) };
     }
@@ -135,6 +138,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        unmaps().tell(self.base.as_ptr().addr(), self.bytes);
         // SAFETY: exactly what `map` mapped; users hold the region by reference count, so none is left.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }

@@ -12,7 +12,7 @@ use io_uring::{opcode, squeue, types};
 use rustix::io::Errno;
 
 use super::{FileIndex, Target};
-use crate::mem::{Buf, SEGMENTS_MAX};
+use crate::mem::{Buf, PIECES_MAX, SEGMENTS_MAX};
 
 /// How often the kernel may say "not now" to one operation before that is its result.
 const RETRIES_MAX: u8 = 16;
@@ -156,7 +156,9 @@ fn end_of_file() -> io::Error {
 /// there.
 fn fill(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, skip: usize, is_read: bool) {
     vectors.clear();
-    vectors.reserve_exact(SEGMENTS_MAX); // the first time in this slot; its capacity is kept
+    // The first time in this slot; its capacity is kept. A pool's buffers have few pieces.
+    let pieces = buf.segments().take(PIECES_MAX + 1).count();
+    vectors.reserve_exact(if pieces > PIECES_MAX { SEGMENTS_MAX } else { PIECES_MAX });
     let mut skip = skip;
     let mut push = |addr: *mut u8, bytes: usize| {
         let step = skip.min(bytes);

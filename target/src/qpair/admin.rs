@@ -60,20 +60,45 @@ impl<T: Transport> Qpair<T> {
     fn take_admin_buffer(&mut self, env: &mut Env, slot: Slot, bytes: u32) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
-        let Some(buf) = env.take_admin(bytes) else {
+        let is_to_host = matches!(request.work, Work::Admin { is_to_host: true, .. });
+        if is_to_host {
+            request.buf = env.admin_share(bytes).take_contiguous(bytes);
+        } else if self.connect_at_once(env, slot, bytes) {
+            return;
+        }
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        if !is_to_host {
+            request.buf = env.take_incoming(bytes);
+        }
+        if request.buf.is_none() {
             if request.state == State::New {
                 env.waits += 1;
                 self.wait_for_buffer(slot);
             }
             return;
-        };
-        request.buf = Some(buf);
-        match request.work {
-            Work::Admin { is_to_host: true, .. } => self.step_admin_execute(env, slot),
-            Work::Admin { is_to_host: false, .. } | Work::Connect | Work::Io(_) | Work::None => {
-                self.fetch(slot)
-            }
         }
+        if is_to_host {
+            self.step_admin_execute(env, slot);
+        } else {
+            self.fetch(slot);
+        }
+    }
+
+    /// A Connect with all of its data in its capsule waits for nothing, so it needs no place among those
+    /// whose data is to come, however many keep theirs back.
+    fn connect_at_once(&mut self, env: &mut Env, slot: Slot, bytes: u32) -> bool {
+        let Some(request) = self.requests.get_mut(slot) else { return false };
+        // A fresh queue has one command: it is the one that came last.
+        if request.work != Work::Connect || !matches!(request.pointer, DataPointer::InCapsule { .. }) {
+            return false;
+        }
+        let Some(mut buf) = env.admin_share(bytes).take_contiguous(bytes) else { return false };
+        if !self.transport.take_in_capsule(&mut buf) {
+            return false;
+        }
+        request.buf = Some(buf);
+        self.step_connect(env, slot);
+        true
     }
 
     pub(super) fn retry_admin_buffer(&mut self, env: &mut Env, slot: Slot) {

@@ -85,7 +85,7 @@ impl<T: Transport> Qpair<T> {
     fn write_at_once(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
         let Role::Io(role) = &self.role else { return false };
         // Who comes now does not overtake who has waited for memory before.
-        if env.is_crowded {
+        if env.is_crowded || self.has_waiting() {
             return false;
         }
         let core = env.core;

@@ -6,7 +6,7 @@
 //! next turn, so that a long one does not hold up the core.
 
 use nvme_spec::status::Status;
-use spindle_disk::{BlockRange, BufferFrom, Disk, DiskError, Op};
+use spindle_disk::{BlockRange, BufferFrom, DiskError, Op};
 use spindle_reactor::mem::{Buf, Pool};
 use spindle_reactor::slab::Slot;
 
@@ -55,29 +55,13 @@ pub(super) fn flush_all() -> IoCommand {
     }
 }
 
-/// Copy: the list of ranges and, for disks that read into the pool, a piece. Verify: a piece.
-pub(super) fn take_buffers(disk: &dyn Disk, pool: &Pool, request: &mut Request, io: &IoCommand) -> bool {
-    let needs_piece = disk.read_buffers() == BufferFrom::Pool;
-    let piece = if needs_piece { pool.take(first_piece_bytes(io, pool)) } else { None };
-    if needs_piece && piece.is_none() {
-        return false;
-    }
-    if matches!(io.op, IoOp::Copy { .. }) {
-        request.buf = pool.take(io.data_bytes);
-        if request.buf.is_none() {
-            return false; // the piece goes back
-        }
-    }
-    request.aux = piece;
-    true
-}
-
 /// Bytes of a step: no more than the pool has in one buffer, or the command would wait for ever.
 fn piece_bytes(pool: &Pool) -> u32 {
     PIECE_BYTES_MAX.min(pool.buffer_bytes_max())
 }
 
-fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
+/// Bytes of the buffer that Copy and Verify carry their pieces in.
+pub(super) fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
     let most = piece_bytes(pool);
     if io.op != IoOp::Verify {
         return most;
@@ -425,10 +409,13 @@ fn copy_done(
 fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, fua: bool) -> Step {
     let before = copied_before(request, request.progress.index) + request.progress.blocks;
     let range = BlockRange { lba: io.range.lba + before, blocks: request.progress.piece };
-    let Some(disk) = env.disk(io.disk) else { return Step::Fail(DiskError::Gone) };
+    let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
+        return Step::Fail(DiskError::Gone);
+    };
+    let share = env.pool.share(env.current);
     let buf = match disk.write_buffers() {
         BufferFrom::Pool if read.is_writable() => read,
-        BufferFrom::Pool => match env.pool.take(range.blocks << io.block_shift) {
+        BufferFrom::Pool => match share.take_more(range.blocks << io.block_shift) {
             Some(mut buf) => {
                 copy(&read, &mut buf);
                 buf

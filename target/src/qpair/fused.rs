@@ -15,7 +15,7 @@ use spindle_reactor::slab::Slot;
 
 use super::io::field;
 use super::request::{IoCommand, IoOp, Refusal, State};
-use super::{Qpair, Work, set, status_of, token};
+use super::{Qpair, Work, status_of, token};
 use crate::env::Env;
 use crate::transport::Transport;
 
@@ -109,21 +109,22 @@ impl<T: Transport> Qpair<T> {
             self.end_pair(env, slot, partner, status_of(DiskError::Gone));
             return;
         };
-        let is_behind = env.is_crowded && request.state == State::New;
-        let data = match disk.write_buffers() {
+        let is_behind = (env.is_crowded || !self.waiting.is_empty()) && request.state == State::New;
+        let share = env.pool.share(env.current);
+        let both = match disk.write_buffers() {
             _ if is_behind => None,
-            BufferFrom::Disk => disk.take(io.range),
-            BufferFrom::Pool => env.pool.take(io.data_bytes),
+            BufferFrom::Disk => disk.take(io.range).map(|data| (share.take(io.data_bytes), Some(data))),
+            BufferFrom::Pool => share.take_both([io.data_bytes; 2]),
         };
-        let is_taken = data.is_some() && set(&mut request.buf, env.pool.take(io.data_bytes));
-        if !is_taken {
+        let Some((Some(expected), Some(data))) = both else {
             if request.state == State::New {
                 env.waits += 1;
                 self.wait_for_buffer(slot);
             }
             return;
-        }
-        request.aux = data;
+        };
+        request.buf = Some(expected);
+        request.aux = Some(data);
         let partner = request.partner;
         self.fetch(slot);
         if let Some(second) = partner {

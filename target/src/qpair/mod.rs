@@ -14,14 +14,17 @@
 //! the state it expects.
 //!
 //! Files: `request` (the states), `at_once` (the short way), `io` (parse and check), `admin` (Connect,
-//! properties, admin commands, Abort), `waiting` (the line for memory), `compound` (commands of several disk steps), `fused` (Compare and
-//! Write).
+//! properties, admin commands, Abort), `compound` (commands of several disk steps), `fused` (Compare and
+//! Write), `memory` (who takes what, and who waits for what), `waiting` (the line for memory), `fetches`
+//! (data that does not come).
 
 mod admin;
 mod at_once;
 mod compound;
+mod fetches;
 mod fused;
 pub mod io;
+pub(crate) mod memory;
 pub mod request;
 mod waiting;
 
@@ -33,7 +36,7 @@ use nvme_spec::cqe::Cqe;
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::{BufferFrom, DiskError, Done, Op, Token};
+use spindle_disk::{DiskError, Done, Op, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
@@ -45,6 +48,8 @@ use crate::notice::Notice;
 use crate::shared::ControllerShared;
 use crate::snapshot::{Peer, Snapshot, Subsystem};
 use crate::transport::{CloseReason, DataPointer, Event, Reply, Transport, UNSLOTTED};
+use fetches::Fetches;
+use memory::{needs_memory, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
 
 /// How long a connection may take until Connect is through: a host with many queues opens all their
@@ -103,6 +108,7 @@ pub struct Qpair<T: Transport> {
     is_sq_flow_off: bool,
     fused_first: Option<Slot>,
     held: ArrayVec<Slot, ASYNC_EVENTS_MAX>,
+    fetches: Fetches,
     connect_deadline: Nanos,
     /// Commands that were answered as they came and whose reply has not left yet.
     unslotted: usize,
@@ -164,6 +170,7 @@ impl<T: Transport> Qpair<T> {
             is_sq_flow_off: false,
             fused_first: None,
             held: ArrayVec::new(),
+            fetches: Fetches::default(),
             connect_deadline: Nanos(now.0.saturating_add(CONNECT_TIMEOUT.0)),
             unslotted: 0,
             is_touched: false,
@@ -308,7 +315,8 @@ impl<T: Transport> Qpair<T> {
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
         let Work::Io(io) = request.work else { return };
         // Who comes now does not overtake who has waited for memory before.
-        let is_behind = env.is_crowded && request.state == State::New && needs_memory(env, &io);
+        let has_line = env.is_crowded || !self.waiting.is_empty();
+        let is_behind = has_line && request.state == State::New && needs_memory(env, &io);
         if is_behind || !take_buffers(env, request, &io) {
             if request.state == State::New {
                 env.waits += 1;
@@ -331,6 +339,7 @@ impl<T: Transport> Qpair<T> {
         request.state = State::Fetching;
         if let Some(buf) = request.buf.take() {
             let cid = request.cid();
+            self.fetches.begin();
             self.transport.fetch(slot, cid, buf);
         }
     }
@@ -339,6 +348,7 @@ impl<T: Transport> Qpair<T> {
     fn step_fetched(&mut self, id: Slot, env: &mut Env, slot: Slot, buf: Buf, result: Result<(), Status>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::Fetching, "data for a request that did not ask for it");
+        self.fetches.end();
         if matches!(self.role, Role::Closing) {
             return; // nothing begins any more; the buffer goes home
         }
@@ -670,8 +680,12 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Time has passed: Connect and keep-alive time-outs.
+    /// Time has passed: data that does not come, Connect and keep-alive time-outs.
     pub(crate) fn on_time(&mut self, env: &mut Env) {
+        if self.is_stalled(env) {
+            self.host_error(env, "the data that its commands need does not come");
+            return;
+        }
         match &mut self.role {
             Role::Fresh if env.now >= self.connect_deadline => self.close(env, CloseReason::ConnectTimeout),
             Role::Admin(controller) => {
@@ -713,63 +727,4 @@ fn check_io(role: &IoRole, env: &Env, request: &Request) -> Result<IoCommand, Re
     let target =
         io::Target { disk, geometry: handle.geometry(), transfer_bytes: env.snapshot.limits.transfer_bytes };
     io::parse(sqe, request.pointer, &target)
-}
-
-/// True when [`take_buffers`] has anything to take.
-fn needs_memory(env: &Env, io: &IoCommand) -> bool {
-    match io.op {
-        IoOp::Read => reads_into_pool(env, io.disk),
-        IoOp::Write { .. }
-        | IoOp::Compare
-        | IoOp::Deallocate { .. }
-        | IoOp::Hint
-        | IoOp::Copy { .. }
-        | IoOp::Verify => true,
-        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => false,
-    }
-}
-
-fn reads_into_pool(env: &Env, disk: usize) -> bool {
-    let handle = env.disks.get(disk).and_then(|disk| disk.as_deref());
-    handle.is_some_and(|disk| disk.read_buffers() == BufferFrom::Pool)
-}
-
-/// Take the memory of an I/O command, all of it or none, so that no command holds one buffer while it waits
-/// for another.
-#[inline]
-fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand) -> bool {
-    let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
-        return true; // without a disk the command fails at once
-    };
-    match io.op {
-        IoOp::Read => {
-            disk.read_buffers() == BufferFrom::Disk || set(&mut request.buf, env.pool.take(io.data_bytes))
-        }
-        IoOp::Write { .. } => {
-            let buf = match disk.write_buffers() {
-                BufferFrom::Disk => disk.take(io.range),
-                BufferFrom::Pool => env.pool.take(io.data_bytes),
-            };
-            set(&mut request.buf, buf)
-        }
-        IoOp::Compare => {
-            let is_pinned = disk.read_buffers() == BufferFrom::Disk;
-            let first = env.pool.take(io.data_bytes);
-            let second = if is_pinned { None } else { env.pool.take(io.data_bytes) };
-            if first.is_none() || (!is_pinned && second.is_none()) {
-                return false;
-            }
-            request.buf = first;
-            request.aux = second;
-            true
-        }
-        IoOp::Deallocate { .. } | IoOp::Hint => set(&mut request.buf, env.pool.take(io.data_bytes)),
-        IoOp::Copy { .. } | IoOp::Verify => compound::take_buffers(disk, &env.pool, request, io),
-        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => true,
-    }
-}
-
-fn set(place: &mut Option<Buf>, buf: Option<Buf>) -> bool {
-    *place = buf;
-    place.is_some()
 }

@@ -12,6 +12,7 @@ mod lists;
 mod memory;
 mod queue;
 mod reconfigure;
+mod shares;
 
 use std::sync::Arc;
 

@@ -74,7 +74,7 @@ fn hosts_are_told_of_a_namespace_when_all_cores_have_it() {
 #[test]
 fn commands_in_flight_over_the_end_of_their_namespace_end_each_with_an_answer() {
     let (disk, control) = FaultDisk::new(pool_disk(512), 1);
-    let setup = Setup { zones: vec![(4096, 3)], ..Setup::small(vec![disk, pool_disk(512)]) };
+    let setup = Setup { zones: vec![(4096, 4)], ..Setup::small(vec![disk, pool_disk(512)]) };
     let mut rig = Rig::new(setup);
     let host = rig.host();
     let io = &host.io;

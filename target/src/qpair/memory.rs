@@ -1,0 +1,153 @@
+//! Memory: which buffers a command takes, and what one that got none waits for.
+//!
+//! A command takes all that it needs or nothing. Beyond its connection's share of the pool it waits like one
+//! that finds the pool empty, but then it waits alone: others pass it by, and a core may sleep meanwhile.
+
+use spindle_disk::{BufferFrom, Disk};
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
+
+use super::request::{IoCommand, IoOp, Request, State, Work};
+use super::{Qpair, compound};
+use crate::env::Env;
+use crate::transport::Transport;
+
+/// What the oldest request of a line waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WaitsFor {
+    /// Its turn, or memory of the disk.
+    Turn,
+    /// A buffer of so many bytes of the pool, for which others wait too.
+    Pool { bytes: u32 },
+    /// Its connection's own buffers: it is above its share.
+    Share {
+        /// And besides there is not enough of the pool for anybody.
+        is_empty: bool,
+    },
+    /// A buffer of the reserve.
+    Reserve {
+        /// There may be one now.
+        is_open: bool,
+    },
+}
+
+impl WaitsFor {
+    /// Others that need memory have to line up behind it.
+    pub(crate) fn is_in_the_way(self) -> bool {
+        matches!(self, WaitsFor::Turn | WaitsFor::Pool { .. } | WaitsFor::Share { is_empty: true })
+    }
+
+    /// Another try may bring something, for all that is known here.
+    pub(crate) fn is_worth_a_try(self) -> bool {
+        !matches!(self, WaitsFor::Share { .. } | WaitsFor::Reserve { is_open: false })
+    }
+}
+
+impl<T: Transport> Qpair<T> {
+    /// What the oldest request in the line waits for. `id` is this queue pair's.
+    pub(crate) fn waits_for(&self, id: Slot, env: &Env) -> Option<WaitsFor> {
+        let request = self.requests.get(*self.waiting.front()?)?;
+        if request.state != State::NeedBuffer {
+            return Some(WaitsFor::Turn);
+        }
+        let of_pool = |bytes| {
+            if env.pool.share(id).is_within() {
+                WaitsFor::Pool { bytes }
+            } else {
+                WaitsFor::Share { is_empty: env.pool.free_bytes() < u64::from(bytes) }
+            }
+        };
+        Some(match request.work {
+            Work::Io(io) => pool_bytes(env, &io).map_or(WaitsFor::Turn, of_pool),
+            Work::Admin { bytes, .. } if bytes > env.admin_pool.buffer_bytes_max() => of_pool(bytes),
+            Work::Admin { is_to_host: true, .. } => {
+                let is_open = env.admin_pool.free_bytes() > 0 && env.admin_pool.share(id).is_within();
+                WaitsFor::Reserve { is_open }
+            }
+            Work::Admin { is_to_host: false, .. } | Work::Connect | Work::None => {
+                let is_open = env.admin_pool.free_bytes() > 0 && env.incoming_share().is_within();
+                WaitsFor::Reserve { is_open }
+            }
+        })
+    }
+}
+
+/// True when [`take_buffers`] has anything to take.
+pub(super) fn needs_memory(env: &Env, io: &IoCommand) -> bool {
+    match io.op {
+        IoOp::Read => reads_into_pool(env, io.disk),
+        IoOp::Write { .. }
+        | IoOp::Compare
+        | IoOp::Deallocate { .. }
+        | IoOp::Hint
+        | IoOp::Copy { .. }
+        | IoOp::Verify => true,
+        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => false,
+    }
+}
+
+/// The largest buffer that [`take_buffers`] takes of the pool, if it takes any.
+fn pool_bytes(env: &Env, io: &IoCommand) -> Option<u32> {
+    let disk = env.disks.get(io.disk).and_then(|disk| disk.as_deref())?;
+    let reads_there = disk.read_buffers() == BufferFrom::Pool;
+    match io.op {
+        IoOp::Read => reads_there.then_some(io.data_bytes),
+        IoOp::Write { .. } => (disk.write_buffers() == BufferFrom::Pool).then_some(io.data_bytes),
+        IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint => Some(io.data_bytes),
+        IoOp::Copy { .. } | IoOp::Verify => {
+            let piece = if reads_there { compound::first_piece_bytes(io, &env.pool) } else { 0 };
+            Some(piece.max(if io.op == IoOp::Verify { 0 } else { io.data_bytes }))
+        }
+        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => None,
+    }
+}
+
+pub(super) fn reads_into_pool(env: &Env, disk: usize) -> bool {
+    let handle = env.disks.get(disk).and_then(|disk| disk.as_deref());
+    handle.is_some_and(|disk| disk.read_buffers() == BufferFrom::Pool)
+}
+
+/// Take the memory of an I/O command, all of it or none, so that no command holds one buffer while it waits
+/// for another.
+#[inline]
+pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand) -> bool {
+    let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
+        return true; // without a disk the command fails at once
+    };
+    let share = env.pool.share(env.current);
+    match io.op {
+        IoOp::Read => {
+            disk.read_buffers() == BufferFrom::Disk || set(&mut request.buf, share.take(io.data_bytes))
+        }
+        IoOp::Write { .. } => {
+            let buf = match disk.write_buffers() {
+                BufferFrom::Disk => disk.take(io.range),
+                BufferFrom::Pool => share.take(io.data_bytes),
+            };
+            set(&mut request.buf, buf)
+        }
+        IoOp::Compare => {
+            let pieces = [io.data_bytes, if reads_pinned(disk) { 0 } else { io.data_bytes }];
+            share.take_both(pieces).is_some_and(|(first, second)| {
+                request.aux = second;
+                set(&mut request.buf, first)
+            })
+        }
+        IoOp::Deallocate { .. } | IoOp::Hint => set(&mut request.buf, share.take(io.data_bytes)),
+        IoOp::Copy { .. } | IoOp::Verify => {
+            let piece = if reads_pinned(disk) { 0 } else { compound::first_piece_bytes(io, &env.pool) };
+            let list = if io.op == IoOp::Verify { 0 } else { io.data_bytes };
+            share.take_both([list, piece]).map(|both| (request.buf, request.aux) = both).is_some()
+        }
+        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => true,
+    }
+}
+
+fn reads_pinned(disk: &dyn Disk) -> bool {
+    disk.read_buffers() == BufferFrom::Disk
+}
+
+pub(super) fn set(place: &mut Option<Buf>, buf: Option<Buf>) -> bool {
+    *place = buf;
+    place.is_some()
+}

@@ -1,0 +1,257 @@
+//! Shares of memory: what a connection may hold, who waits because of whom, and data that does not come.
+
+use nvme_spec::Sqe;
+use nvme_spec::identify::Cns;
+use spindle_reactor::clock::Nanos;
+use spindle_target::notice::Notice;
+use spindle_target::qpair::request::State;
+use spindle_target::transport::{CloseReason, DataPointer};
+use spindle_tests::script::{HOST, Queue, Rig, Setup, Want, connect_data, connect_sqe};
+
+use crate::{assert_ok, pattern, pool_disk, ram_disk};
+
+/// One host with so many I/O queues on a pool with these zones.
+fn queues(zones: &[(u32, u32)], count: u16) -> (Rig, Vec<Queue>) {
+    let mut rig = Rig::new(Setup { zones: zones.to_vec(), ..Setup::small(vec![pool_disk(512)]) });
+    let (_, cntlid) = rig.admin(0, 0);
+    let queues = (1..=count).map(|qid| rig.io(0, Want { entries: 100, ..Want::io(cntlid, qid) })).collect();
+    (rig, queues)
+}
+
+fn write(cid: u16) -> Sqe {
+    Sqe::write(cid, 1, u64::from(cid), 1, false)
+}
+
+fn held(rig: &Rig, queue: &Queue) -> u64 {
+    rig.cores[0].pools().0.share(queue.id).held()
+}
+
+#[test]
+fn who_is_above_its_share_waits_alone_and_the_core_may_sleep() {
+    let (mut rig, queues) = queues(&[(4096, 8)], 3);
+    let [greedy, second, third] = &queues[..] else { panic!("three queues") };
+    for cid in 0..20 {
+        rig.send(greedy, write(cid), 512);
+    }
+    assert_eq!(rig.states(greedy), [(State::NeedBuffer, 15), (State::Fetching, 5)]);
+    rig.turn();
+    assert!(rig.cores[0].is_quiet(), "only the greedy one's own buffers would help it");
+    // Nobody else lines up behind it.
+    for cid in 0..3 {
+        rig.send(second, write(cid), 512);
+    }
+    assert_eq!(rig.states(second), [(State::NeedBuffer, 1), (State::Fetching, 2)]);
+    rig.send(third, write(1), 512);
+    assert_eq!(third.line.fetching(), [1], "the last one is for who holds nothing");
+    // What comes home goes to who is within its share: the one that holds less.
+    rig.bring(greedy, 0, &pattern(0, 512));
+    rig.turn();
+    assert_eq!((greedy.line.fetching().len(), second.line.fetching().len()), (4, 2));
+    rig.bring(third, 1, &pattern(1, 512));
+    rig.turn();
+    assert_eq!((greedy.line.fetching().len(), second.line.fetching().len()), (4, 3));
+    assert_eq!((held(&rig, greedy), held(&rig, second)), (4 * 4096, 3 * 4096));
+    rig.finish();
+}
+
+#[test]
+fn a_share_of_the_pool_keeps_nobody_from_the_memory_of_a_disk() {
+    let disks = vec![pool_disk(512), ram_disk(512)];
+    let mut rig = Rig::new(Setup { zones: vec![(4096, 4)], ..Setup::small(disks) });
+    let (_, cntlid) = rig.admin(0, 0);
+    let [greedy, other] = [1, 2].map(|qid| rig.io(0, Want::io(cntlid, qid)));
+    for cid in 0..6 {
+        rig.send(&greedy, write(cid), 512);
+    }
+    assert_eq!(rig.states(&greedy), [(State::NeedBuffer, 3), (State::Fetching, 3)]);
+    // At once, with its data from the capsule.
+    other.line.set_in_capsule(&pattern(3, 512));
+    rig.send_pointer(&other, Sqe::write(1, 2, 0, 1, false), Ok(DataPointer::InCapsule { bytes: 512 }));
+    assert!(!other.line.has_in_capsule());
+    assert_ok(&rig.answer(&other).expect("an answer at once"));
+    rig.finish();
+}
+
+/// Random numbers (PCG-like; the same for the same seed).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// A queue of the contest: what it has sent and when.
+struct Player {
+    queue: Queue,
+    sent: Vec<(u16, usize, u32)>,
+    next: u16,
+    served: u32,
+    longest: u32,
+    held: u64,
+}
+
+impl Player {
+    fn send(&mut self, rig: &mut Rig, blocks: u32, turn: u32) {
+        self.next = (self.next + 1) % 1000;
+        let bytes = blocks as usize * 512;
+        rig.send(&self.queue, Sqe::write(self.next, 1, 0, blocks, false), bytes);
+        self.sent.push((self.next, bytes, turn));
+    }
+
+    /// The data of one of the commands that were asked for comes, and its answer is read.
+    fn bring(&mut self, rig: &mut Rig, which: usize, turn: u32) {
+        let asked = self.queue.line.fetching();
+        let Some(cid) = asked.get(which % asked.len().max(1)).copied() else { return };
+        let at = self.sent.iter().position(|(sent, ..)| *sent == cid).expect("it was sent");
+        let (_, bytes, since) = self.sent.remove(at);
+        rig.bring(&self.queue, cid, &vec![0; bytes]);
+        rig.turn();
+        assert!(rig.answers(&self.queue).iter().any(|answer| answer.cid == cid));
+        self.served += 1;
+        self.longest = self.longest.max(turn - since);
+    }
+}
+
+#[test]
+fn two_greedy_connections_leave_ten_modest_ones_their_share() {
+    const TURNS: u32 = 1500;
+    for seed in 0..6 {
+        let mut random = Random(seed);
+        let (mut rig, queues) = queues(&[(4096, 24), (16 << 10, 8), (64 << 10, 4)], 12);
+        let player = |queue| Player { queue, sent: Vec::new(), next: 0, served: 0, longest: 0, held: 0 };
+        let mut players: Vec<Player> = queues.into_iter().map(player).collect();
+        for turn in 0..TURNS {
+            for (index, player) in players.iter_mut().enumerate() {
+                let is_greedy = index < 2;
+                let most = if is_greedy { 60 } else { 1 };
+                while player.sent.len() < most && (is_greedy || random.below(4) == 0) {
+                    // Some of them large, of both kinds.
+                    let blocks = if random.below(8) == 0 { 128 } else { 1 + random.below(16) };
+                    player.send(&mut rig, u32::try_from(blocks).expect("small"), turn);
+                    if !is_greedy {
+                        break;
+                    }
+                }
+                // The greedy are slow to bring what they are asked for, and in any order.
+                if !is_greedy || random.below(3) == 0 {
+                    let which = usize::try_from(random.below(64)).expect("small");
+                    player.bring(&mut rig, which, turn);
+                }
+                player.held += held(&rig, &player.queue);
+            }
+            rig.turn();
+        }
+        let (greedy, modest) = players.split_at(2);
+        let longest = modest.iter().map(|player| player.longest).max().expect("ten");
+        assert!(longest <= 64, "seed {seed}: a modest one's command took {longest} turns");
+        assert!(modest.iter().all(|player| player.served > TURNS / 16), "seed {seed}");
+        let (a, b) = (greedy[0].held / u64::from(TURNS), greedy[1].held / u64::from(TURNS));
+        assert!(a.max(b) <= 2 * a.min(b), "seed {seed}: they held {a} and {b} bytes");
+        let (s, t) = (greedy[0].served, greedy[1].served);
+        assert!(s.max(t) <= 2 * s.min(t), "seed {seed}: {s} and {t} of their commands were served");
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_large_command_is_not_starved_by_small_ones_that_come_and_go() {
+    let (mut rig, queues) = queues(&[(4096, 2), (64 << 10, 2)], 8);
+    let (large, small) = queues.split_last().expect("queues");
+    // More small ones than there are small buffers, so that some are in large ones at any time.
+    for queue in small {
+        rig.send(queue, write(1), 512);
+    }
+    // It needs both of the large at once.
+    rig.send(large, Sqe::compare(7, 1, 0, 128), 64 << 10);
+    let mut turns = 0;
+    while large.line.fetching().is_empty() {
+        turns += 1;
+        assert!(turns < 200, "it is starved");
+        let mut asked = small.iter().filter(|queue| !queue.line.fetching().is_empty());
+        let queue =
+            asked.nth(turns % 4).or_else(|| small.iter().find(|queue| !queue.line.fetching().is_empty()));
+        let queue = queue.expect("small ones go on").clone();
+        rig.bring(&queue, 1, &[0; 512]);
+        rig.turn();
+        assert_ok(&rig.answer(&queue).expect("an answer"));
+        rig.send(&queue, write(1), 512);
+        rig.turn();
+    }
+    assert!(turns > 16, "not before others had their turns: {turns}");
+    rig.bring(large, 7, &[0; 64 << 10]);
+    rig.turn();
+    rig.turn();
+    assert_ok(&rig.answer(large).expect("an answer"));
+    // Nothing is kept for anybody any more.
+    let asked: usize = small.iter().map(|queue| queue.line.fetching().len()).sum();
+    assert_eq!(asked, 4);
+    rig.finish();
+}
+
+/// Connect with its data in the capsule, all of it there.
+fn connect_in_capsule(rig: &mut Rig) -> Queue {
+    let queue = rig.accept(0);
+    queue.line.set_in_capsule(&connect_data(Want::admin(), HOST));
+    rig.send_pointer(&queue, connect_sqe(Want::admin()), Ok(DataPointer::InCapsule { bytes: 1024 }));
+    queue
+}
+
+#[test]
+fn connects_that_keep_their_data_back_keep_nobody_out() {
+    let setup = Setup { admin_buffers: 4, ..Setup::small(vec![pool_disk(512)]) };
+    let mut rig = Rig::new(setup);
+    let (admin, _) = rig.admin(0, 0);
+    let silent: Vec<Queue> = (0..9).map(|_| rig.accept(0)).collect();
+    for queue in &silent {
+        rig.send(queue, connect_sqe(Want::admin()), 1024);
+    }
+    let asked = |queues: &[Queue]| queues.iter().filter(|queue| !queue.line.fetching().is_empty()).count();
+    assert_eq!(asked(&silent), 3, "about half of the reserve is for data that is to come");
+    // The other half serves who keeps nothing back, at once.
+    let quick = connect_in_capsule(&mut rig);
+    assert_ok(&rig.answer(&quick).expect("an answer at once"));
+    rig.send(&admin, Sqe::identify(1, Cns::CONTROLLER, 0, 0), 4096);
+    assert_ok(&rig.answer(&admin).expect("an answer at once"));
+    // Who has to wait makes the silent ones hurry.
+    let patient = rig.accept(0);
+    rig.send(&patient, connect_sqe(Want::admin()), 1024);
+    for _ in 0..100 {
+        if !patient.line.fetching().is_empty() {
+            break;
+        }
+        rig.pass(Nanos::from_ms(50));
+    }
+    assert!(rig.now.as_ms() < 4500, "{} ms", rig.now.as_ms());
+    rig.bring(&patient, 0, &connect_data(Want::admin(), HOST));
+    assert_ok(&rig.answer(&patient).expect("an answer"));
+    assert!(silent.iter().filter(|queue| queue.line.closed() == Some(CloseReason::HostError)).count() >= 7);
+    rig.finish();
+}
+
+#[test]
+fn a_host_that_keeps_its_data_back_for_ever_is_closed_and_a_slow_one_is_not() {
+    let (mut rig, queues) = queues(&[(4096, 16)], 3);
+    let [silent, slow, idle] = &queues[..] else { panic!("three queues") };
+    for cid in 0..4 {
+        rig.send(silent, write(cid), 512);
+        rig.send(slow, write(cid), 512);
+    }
+    rig.pass(Nanos::from_secs(18));
+    rig.bring(slow, 0, &pattern(0, 512));
+    rig.pass(Nanos::from_secs(11));
+    assert_eq!((silent.line.closed(), silent.line.fetching().len()), (None, 4), "not before 30 s");
+    rig.pass(Nanos::from_secs(2));
+    assert_eq!(silent.line.closed(), Some(CloseReason::HostError));
+    for cid in 1..4 {
+        rig.pass(Nanos::from_secs(14));
+        rig.bring(slow, cid, &pattern(0, 512));
+    }
+    rig.pass(Nanos::from_secs(60));
+    assert_eq!((slow.line.closed(), idle.line.closed()), (None, None));
+    let lines = rig.notices.iter().filter(|notice| matches!(notice, Notice::HostError { .. })).count();
+    assert_eq!(lines, 1);
+    assert_eq!(held(&rig, silent), 0);
+    rig.finish();
+}
