@@ -11,7 +11,7 @@
 //! connection.
 
 use nvme_spec::zerocopy::FromBytes;
-use spindle_reactor::mem::{Buf, prefetch};
+use spindle_reactor::mem::{Buf, note_copied, prefetch};
 
 /// A receive buffer of one core, with the range that is filled. It is lent to a connection while its events
 /// are pulled.
@@ -267,6 +267,7 @@ impl Inbox {
             self.stash.drain(..self.stash_read);
             self.stash_read = 0;
         }
+        note_copied(rest.len());
         self.stash.extend_from_slice(rest);
     }
 }

@@ -14,8 +14,11 @@ use std::sync::atomic::AtomicU64;
 use arrayvec::ArrayVec;
 
 use super::area::Area;
+use super::copies::note_copied;
 use super::frames::{FrameCore, Place};
 use super::pool::PoolCore;
+use super::share::Owner;
+use super::unmaps::unmaps;
 
 /// Most segments that one buffer has: a transfer of 2 MiB in frames of 4 KiB, and one more for each ragged
 /// end.
@@ -53,7 +56,8 @@ impl Tail {
 
 /// Who takes the memory back.
 pub(super) enum Home {
-    Pool(Rc<PoolCore>, u8),
+    /// And the zone of the first segment, and whose share is charged.
+    Pool(Rc<PoolCore>, u8, Owner),
     /// And the page and the byte in it where the buffer begins. (Not a structure of its own: that would take
     /// 8 bytes more.)
     Frames(Rc<FrameCore>, u32, u16),
@@ -146,7 +150,7 @@ impl Buf {
     /// Its pieces in order.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(&self.head)
-            .chain(self.tail.iter().flat_map(|tail| tail.0.iter()))
+            .chain(self.tail.iter().flat_map(|tail| tail.0.iter()).filter(|segment| segment.bytes > 0))
             .map(Segment::as_slice)
     }
 
@@ -157,7 +161,9 @@ impl Buf {
     pub fn segments_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         assert!(self.is_writable, "a shared buffer is not written");
         std::iter::once(&mut self.head)
-            .chain(self.tail.iter_mut().flat_map(|tail| tail.0.iter_mut()))
+            .chain(
+                self.tail.iter_mut().flat_map(|tail| tail.0.iter_mut()).filter(|segment| segment.bytes > 0),
+            )
             .map(Segment::as_mut_slice)
     }
 
@@ -183,6 +189,7 @@ impl Buf {
             offset.checked_add(from.len()).is_some_and(|end| end <= self.len()),
             "copy past the buffer's end"
         );
+        note_copied(from.len());
         if self.tail.is_none() && self.is_writable {
             self.head.as_mut_slice()[offset..offset + from.len()].copy_from_slice(from);
             return;
@@ -215,6 +222,7 @@ impl Buf {
             offset.checked_add(to.len()).is_some_and(|end| end <= self.len()),
             "copy past the buffer's end"
         );
+        note_copied(to.len());
         let mut at = 0;
         self.visit(offset, to.len(), |piece| {
             to[at..at + piece.len()].copy_from_slice(piece);
@@ -271,29 +279,37 @@ impl Buf {
     /// Cut it to `bytes`. Whole frames behind the cut are given back at once; of a pool's buffer nothing is.
     ///
     /// # Panics
-    /// When it is shorter, or in several segments.
+    /// When it is shorter, or in several segments of frames.
     pub fn truncate(&mut self, bytes: usize) {
-        assert!(bytes <= self.len() && self.tail.is_none(), "truncate to {bytes} of {}", self.len());
+        assert!(bytes <= self.len(), "truncate to {bytes} of {}", self.len());
+        let short = u32::try_from(bytes).unwrap_or(self.bytes);
+        if matches!(self.home, Home::Pool(..)) {
+            return self.set_len(short);
+        }
+        assert!(self.tail.is_none(), "truncate of several segments");
         let whole = self.head;
-        self.bytes = u32::try_from(bytes).unwrap_or(self.bytes);
+        self.bytes = short;
         self.head.bytes = self.bytes;
         if let Home::Frames(frames, page, skip) = &self.home {
             frames.give_back_cut(Place { page: *page, skip: *skip }, whole, self.head, self.is_writable);
         }
     }
 
-    /// Make a buffer of the pool shorter, or longer up to what its zone's buffers hold.
+    /// Make a buffer of the pool shorter, or longer up to what its zones' buffers hold.
     ///
     /// # Panics
-    /// When it is not of a pool, or its zone's buffers are shorter than that.
+    /// When it is not of a pool, or what it was made of is shorter than that.
     pub fn set_len(&mut self, bytes: u32) {
-        let capacity = match &self.home {
-            Home::Pool(pool, zone) => pool.buffer_bytes(*zone),
-            Home::Frames(..) | Home::Zeroes | Home::Heap(_) => 0,
-        };
-        assert!(bytes <= capacity, "a length of {bytes} for a buffer of {capacity}");
+        let mut left = bytes;
+        if let Home::Pool(pool, ..) = &self.home {
+            let tail = self.tail.iter_mut().flat_map(|tail| tail.0.iter_mut());
+            for segment in std::iter::once(&mut self.head).chain(tail) {
+                segment.bytes = left.min(pool.buffer_bytes(segment.addr));
+                left -= segment.bytes;
+            }
+        }
+        assert!(left == 0, "a length of {bytes} is {left} more than the buffer has");
         self.bytes = bytes;
-        self.head.bytes = bytes;
     }
 
     /// Appends the pieces from `offset` to the end; false when `out` is full before the end.
@@ -346,7 +362,7 @@ impl Buf {
     /// The address of the first byte and the zone of the pool, for a device that does the transfer itself.
     pub(crate) fn device_target(&mut self) -> (NonNull<u8>, Option<u8>) {
         let zone = match &self.home {
-            Home::Pool(_, zone) => Some(*zone),
+            Home::Pool(_, zone, _) => Some(*zone),
             Home::Frames(..) | Home::Zeroes | Home::Heap(_) => None,
         };
         (self.head.addr, zone)
@@ -410,13 +426,15 @@ impl Drop for Buf {
     fn drop(&mut self) {
         let tail = self.tail.take();
         match &self.home {
-            Home::Pool(pool, zone) => pool.put(*zone, self.head.addr),
+            Home::Pool(pool, zone, owner) => pool.put(*zone, self.head.addr, tail, *owner),
             Home::Frames(frames, page, skip) => {
                 frames.give_back(Place { page: *page, skip: *skip }, self.head, tail, self.is_writable);
             }
             Home::Zeroes => {}
             Home::Heap(bytes) => {
                 let memory = std::ptr::slice_from_raw_parts_mut(self.head.addr.as_ptr(), *bytes as usize);
+                // The allocator may unmap it.
+                unmaps().tell(self.head.addr.as_ptr().addr(), *bytes as usize);
                 // SAFETY: `heap` leaked exactly this slice, and this is the only handle to it.
                 drop(unsafe { Box::from_raw(memory) });
             }

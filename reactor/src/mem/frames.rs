@@ -34,6 +34,7 @@ use crossbeam_queue::ArrayQueue;
 
 use super::area::Area;
 use super::buf::{Buf, Home, Segment, Tail, ZEROES_BYTES, zeroes};
+use super::copies::note_copied;
 use super::prefetch::prefetch;
 use super::region::{Pages, Region, RegionError};
 
@@ -630,6 +631,7 @@ impl FrameCore {
             let differs =
                 expected.is_some_and(|expected| !expected.equals_at(0, &old_bytes[skip..skip + step]));
             if !differs {
+                note_copied(new.len() - step);
                 new[..skip].copy_from_slice(&old_bytes[..skip]);
                 new[skip + step..].copy_from_slice(&old_bytes[skip + step..]);
             }

@@ -17,6 +17,7 @@
 
 mod area;
 mod buf;
+mod copies;
 mod frames;
 mod pool;
 mod prefetch;
@@ -26,6 +27,9 @@ mod unmaps;
 
 pub use area::Area;
 pub use buf::{Buf, SEGMENTS_MAX};
+#[cfg(feature = "count-copies")]
+pub use copies::copied_bytes;
+pub use copies::note_copied;
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
 pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, ZoneUse};
 pub use prefetch::prefetch;

@@ -1,8 +1,12 @@
 //! The buffer pool of one core: zones of equal buffers, cut from one region, taken and given back in O(1).
 //!
-//! A zone that is empty is no error: [`Pool::take`] says `None`, the request waits in its queue, and the miss
-//! is counted. Last in, first out, so that a busy core keeps using the same few cache-warm buffers and an
-//! idle one touches none. UNSAFETY: makes segments out of a region; exclusiveness is the free list's.
+//! A buffer comes from the smallest zone that fits. Where that is empty a larger one serves, and where all of
+//! those are empty, smaller pieces: a buffer of several segments. A pool that has neither is no error:
+//! [`Pool::take`] says `None`, the request waits in its queue, and the miss is counted. Last in, first out,
+//! so that a busy core keeps using the same few cache-warm buffers and an idle one touches none.
+//!
+//! Whose a buffer is, is counted until it is dropped, wherever that is: see [`Share`].
+//! UNSAFETY: makes segments out of a region; exclusiveness is the free list's.
 #![expect(unsafe_code, reason = "cuts a region into buffers")]
 
 use std::cell::{Cell, RefCell};
@@ -10,9 +14,20 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
+
 use super::area::Area;
-use super::buf::{Buf, Home, Segment};
+use super::buf::{Buf, Home, Segment, Tail};
 use super::region::{Pages, Region, RegionError};
+use super::share::{Owner, Shares};
+use super::unmaps::unmaps;
+use crate::slab::Slot;
+
+/// Most buffers that are put together to one: a device takes no longer list in one work request, and who
+/// needs more small ones than that had better wait.
+pub const PIECES_MAX: usize = 32;
+/// Most zones of a pool.
+const ZONES_MAX: usize = 16;
 
 /// Size and number of the buffers of one zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +76,13 @@ struct Zone {
 pub(super) struct PoolCore {
     region: Arc<Region>,
     zones: Vec<Zone>,
+    free_bytes: Cell<u64>,
+    pub(super) shares: Shares,
+    /// Zones from this one on are kept for the request that waits longest.
+    kept_from: Cell<usize>,
+    /// Boxes for buffers of several pieces, used again and again.
+    #[expect(clippy::vec_box, reason = "the box itself is what is recycled")]
+    tails: RefCell<Vec<Box<Tail>>>,
 }
 
 impl PoolCore {
@@ -68,23 +90,230 @@ impl PoolCore {
         Area::of(&self.region)
     }
 
-    pub(super) fn buffer_bytes(&self, zone: u8) -> u32 {
-        self.zones[usize::from(zone)].spec.buffer_bytes
+    /// The zone in which a buffer lies.
+    fn zone_of(&self, addr: NonNull<u8>) -> &Zone {
+        let at = (addr.as_ptr() as usize).wrapping_sub(self.region.base().as_ptr() as usize);
+        let behind = self.zones.partition_point(|zone| zone.start <= at);
+        assert!(behind > 0 && at < self.region.bytes(), "a buffer of another pool");
+        &self.zones[behind - 1]
+    }
+
+    /// Bytes of the buffer that begins at `addr`.
+    pub(super) fn buffer_bytes(&self, addr: NonNull<u8>) -> u32 {
+        self.zone_of(addr).spec.buffer_bytes
     }
 
     #[inline]
-    pub(super) fn put(&self, zone: u8, addr: NonNull<u8>) {
-        let zone = &self.zones[usize::from(zone)];
+    pub(super) fn put(&self, zone: u8, addr: NonNull<u8>, tail: Option<Box<Tail>>, owner: Owner) {
+        let mut bytes = self.put_one(&self.zones[usize::from(zone)], addr);
+        if let Some(tail) = tail {
+            bytes += self.put_tail(tail);
+        }
+        self.free_bytes.set(self.free_bytes.get() + bytes);
+        self.shares.give_back(owner, bytes);
+    }
+
+    #[inline]
+    fn put_one(&self, zone: &Zone, addr: NonNull<u8>) -> u64 {
         let offset = addr.as_ptr() as usize - self.region.base().as_ptr() as usize - zone.start;
         let index = offset / zone.spec.buffer_bytes as usize;
         debug_assert_eq!(offset % zone.spec.buffer_bytes as usize, 0, "not the start of a buffer");
         zone.free.borrow_mut().push(u32::try_from(index).unwrap_or(u32::MAX));
+        u64::from(zone.spec.buffer_bytes)
+    }
+
+    /// Each piece goes to the zone that it lies in.
+    #[cold]
+    fn put_tail(&self, mut tail: Box<Tail>) -> u64 {
+        let bytes = tail.0.drain(..).map(|piece| self.put_one(self.zone_of(piece.addr), piece.addr)).sum();
+        self.tails.borrow_mut().push(tail);
+        bytes
+    }
+
+    /// A buffer of `zone`, if it has any.
+    #[inline]
+    fn pop(&self, zone: &Zone) -> Option<NonNull<u8>> {
+        let buffer = zone.free.borrow_mut().pop()?;
+        let offset = zone.start + buffer as usize * zone.spec.buffer_bytes as usize;
+        // SAFETY: `new` sized the region as the sum of the zones, and free lists hold indices below `count`.
+        Some(unsafe { self.region.base().add(offset) })
+    }
+
+    /// How many buffers of which zones make up `bytes`, the larger first; none but the last is cut. `None`:
+    /// there are not enough, or they are too many.
+    fn plan(&self, bytes: u32, zones: &[Zone]) -> Option<ArrayVec<(usize, u32), { ZONES_MAX + 1 }>> {
+        let mut plan = ArrayVec::new();
+        let (mut left, mut pieces) = (bytes, 0);
+        let mut spare = None;
+        for (index, zone) in zones.iter().enumerate().rev() {
+            let free = u32::try_from(zone.free.borrow().len()).unwrap_or(u32::MAX);
+            let count = free.min(left / zone.spec.buffer_bytes);
+            if free > count {
+                spare = Some(index); // in the end the smallest one; each is larger than what is left then
+            }
+            if count > 0 {
+                plan.push((index, count));
+                left -= count * zone.spec.buffer_bytes;
+                pieces += count as usize;
+            }
+        }
+        if left > 0 {
+            plan.push((spare?, 1));
+            pieces += 1;
+        }
+        (pieces <= PIECES_MAX).then_some(plan)
+    }
+
+    /// A buffer of smaller pieces: all of it or nothing.
+    #[cold]
+    fn take_pieces(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
+        let smaller = self.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
+        if smaller == self.zones.len() {
+            return None; // larger than any buffer is meant to be
+        }
+        let plan = self.plan(bytes, &self.zones[..smaller.min(end)])?;
+        let mut head: Option<(Segment, usize)> = None;
+        let mut tail =
+            self.tails.borrow_mut().pop().unwrap_or_else(|| Box::new(Tail::with_capacity(PIECES_MAX)));
+        let (mut left, mut charged) = (bytes, 0);
+        for (index, count) in plan {
+            let zone = &self.zones[index];
+            for addr in (0..count).map_while(|_| self.pop(zone)) {
+                let piece = Segment { addr, bytes: left.min(zone.spec.buffer_bytes) };
+                left -= piece.bytes;
+                charged += u64::from(zone.spec.buffer_bytes);
+                if head.is_none() {
+                    head = Some((piece, index));
+                } else {
+                    tail.0.push(piece);
+                }
+            }
+        }
+        assert_eq!(left, 0, "the plan counted what is free");
+        let (head, zone) = head?;
+        Some(self.charge(head, Some(tail), bytes, zone, owner, charged))
+    }
+
+    #[inline]
+    fn charge(
+        self: &Rc<Self>,
+        head: Segment,
+        tail: Option<Box<Tail>>,
+        bytes: u32,
+        zone: usize,
+        owner: Owner,
+        charged: u64,
+    ) -> Buf {
+        self.free_bytes.set(self.free_bytes.get() - charged);
+        self.shares.take(owner, charged);
+        let zone = u8::try_from(zone).unwrap_or(u8::MAX);
+        Buf { head, tail, bytes, is_writable: true, home: Home::Pool(Rc::clone(self), zone, owner) }
+    }
+
+    /// A buffer in one piece of a zone before `end`.
+    #[inline]
+    fn take_one(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
+        let mut is_first = true;
+        for (index, zone) in self.zones.iter().enumerate() {
+            if zone.spec.buffer_bytes < bytes {
+                continue;
+            }
+            if index < end
+                && let Some(addr) = self.pop(zone)
+            {
+                let charged = u64::from(zone.spec.buffer_bytes);
+                return Some(self.charge(Segment { addr, bytes }, None, bytes, index, owner, charged));
+            }
+            if is_first {
+                zone.empty_count.set(zone.empty_count.get() + 1);
+                is_first = false;
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn take(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
+        self.take_one(bytes, owner, end).or_else(|| self.take_pieces(bytes, owner, end))
+    }
+}
+
+impl Drop for PoolCore {
+    /// Registrations with devices may keep the region mapped; they are told that nobody needs it.
+    fn drop(&mut self) {
+        unmaps().tell(self.region.base().as_ptr().addr(), self.region.bytes());
     }
 }
 
 /// The pool of one core. Cloning gives another handle to the same pool.
 #[derive(Clone)]
 pub struct Pool(Rc<PoolCore>);
+
+/// One owner's way to a pool: what it takes is charged to it until the buffer is dropped, wherever it is.
+///
+/// An owner is within its share as long as it holds at most what is left free (a dynamic threshold with
+/// factor 1, Choudhury and Hahne 1998): a single greedy one gets half of the pool, n of them 1/(n+1) each,
+/// and a newcomer always finds some. Who holds nothing may take the last buffer.
+#[derive(Clone, Copy)]
+pub struct Share<'a> {
+    pool: &'a Pool,
+    owner: Owner,
+}
+
+impl Share<'_> {
+    /// It holds no more than is left free.
+    #[inline]
+    #[must_use]
+    pub fn is_within(&self) -> bool {
+        self.held() <= self.pool.free_bytes()
+    }
+
+    /// Bytes that it holds, counted as the zones' whole buffers.
+    #[inline]
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.pool.0.shares.held(self.owner)
+    }
+
+    /// As [`Pool::take`]; `None` also when it is above its share, and where what is there is kept for a
+    /// request that has waited longer ([`Pool::keep_for`]).
+    #[inline]
+    #[must_use]
+    pub fn take(&self, bytes: u32) -> Option<Buf> {
+        let core = &self.pool.0;
+        if self.is_within() { core.take(bytes, self.owner, core.kept_from.get()) } else { None }
+    }
+
+    /// Two buffers or none; of 0 bytes: no buffer.
+    #[must_use]
+    pub fn take_both(&self, bytes: [u32; 2]) -> Option<(Option<Buf>, Option<Buf>)> {
+        let core = &self.pool.0;
+        let [first, second] = bytes;
+        if first.max(second) > 0 && !self.is_within() {
+            return None;
+        }
+        // What the first took is not held against the second.
+        let take = |bytes| core.take(bytes, self.owner, core.kept_from.get());
+        let first = if first == 0 { None } else { Some(take(first)?) };
+        let second = if second == 0 { None } else { Some(take(second)?) };
+        Some((first, second))
+    }
+
+    /// The same as [`Share::take`], in one piece.
+    #[must_use]
+    pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
+        let core = &self.pool.0;
+        if self.is_within() { core.take_one(bytes, self.owner, core.kept_from.get()) } else { None }
+    }
+
+    /// For a command that has begun: charged, but taken of what there is. To hold up who already holds
+    /// something would keep it from giving that back.
+    #[inline]
+    #[must_use]
+    pub fn take_more(&self, bytes: u32) -> Option<Buf> {
+        self.pool.0.take(bytes, self.owner, usize::MAX)
+    }
+}
 
 /// Most bytes in a zone: what io_uring registers as one buffer.
 const ZONE_BYTES_MAX: u64 = 1 << 30;
@@ -115,7 +344,7 @@ impl Pool {
             }
             previous = spec.buffer_bytes;
         }
-        if zones.is_empty() || zones.len() > 16 {
+        if zones.is_empty() || zones.len() > ZONES_MAX {
             let spec = zones.first().copied().unwrap_or(ZoneSpec { buffer_bytes: 0, count: 0 });
             return refuse(spec, "there must be 1 to 16 zones");
         }
@@ -136,39 +365,49 @@ impl Pool {
                 zone
             })
             .collect();
-        Ok(Pool(Rc::new(PoolCore { region, zones })))
+        Ok(Pool(Rc::new(PoolCore {
+            region,
+            free_bytes: Cell::new(bytes as u64),
+            shares: Shares::default(),
+            kept_from: Cell::new(usize::MAX),
+            tails: RefCell::new(Vec::new()),
+            zones,
+        })))
     }
 
-    /// Take a writable buffer of `bytes` from the smallest zone whose buffers are large enough, or from the
-    /// next larger one when that is empty. `None`: the request waits.
+    /// Take a writable buffer of `bytes`, charged to nobody: from the smallest zone whose buffers are large
+    /// enough, from a larger one when that is empty, of smaller pieces when all of those are. `None`: the
+    /// request waits.
     #[inline]
     #[must_use]
     pub fn take(&self, bytes: u32) -> Option<Buf> {
-        let mut is_first = true;
-        for (index, zone) in self.0.zones.iter().enumerate() {
-            if zone.spec.buffer_bytes < bytes {
-                continue;
-            }
-            if let Some(buffer) = zone.free.borrow_mut().pop() {
-                let offset = zone.start + buffer as usize * zone.spec.buffer_bytes as usize;
-                // SAFETY: `new` sized the region as the sum of the zones, and free lists hold indices below
-                // `count`.
-                let addr = unsafe { self.0.region.base().add(offset) };
-                let zone = u8::try_from(index).unwrap_or(u8::MAX);
-                return Some(Buf {
-                    head: Segment { addr, bytes },
-                    tail: None,
-                    bytes,
-                    is_writable: true,
-                    home: Home::Pool(Rc::clone(&self.0), zone),
-                });
-            }
-            if is_first {
-                zone.empty_count.set(zone.empty_count.get() + 1);
-                is_first = false;
-            }
-        }
-        None
+        self.0.take(bytes, Owner::NOBODY, usize::MAX)
+    }
+
+    /// The same, but in one piece.
+    #[inline]
+    #[must_use]
+    pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
+        self.0.take_one(bytes, Owner::NOBODY, usize::MAX)
+    }
+
+    /// Make room for the counts of `owners`, which are entries of a slab. Beyond that nobody is charged.
+    pub fn set_owners(&self, owners: usize) {
+        self.0.shares.set_owners(owners);
+    }
+
+    /// The share of an owner.
+    #[inline]
+    #[must_use]
+    pub fn share(&self, owner: Slot) -> Share<'_> {
+        Share { pool: self, owner: Owner(owner) }
+    }
+
+    /// Keep what serves a request of `bytes` in one piece for one that has waited long: [`Share::take`] gives
+    /// others only smaller buffers. `None`: for nobody.
+    pub fn keep_for(&self, bytes: Option<u32>) {
+        let fits = |bytes| self.0.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
+        self.0.kept_from.set(bytes.map_or(usize::MAX, fits));
     }
 
     /// Its memory, to be registered with a device.
@@ -184,9 +423,10 @@ impl Pool {
     }
 
     /// Bytes that are free now, over all zones.
+    #[inline]
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
-        self.zones().map(|zone| u64::from(zone.free) * u64::from(zone.spec.buffer_bytes)).sum()
+        self.0.free_bytes.get()
     }
 
     /// The zones' states.
@@ -228,6 +468,9 @@ mod tests {
         assert_eq!(pool.zones().map(|zone| zone.empty_count).collect::<Vec<_>>(), [2, 0]);
         drop((a, b, c));
         assert_eq!(pool.free_bytes(), 2 * 4096 + 65536);
+        let zones: u64 =
+            pool.zones().map(|zone| u64::from(zone.free) * u64::from(zone.spec.buffer_bytes)).sum();
+        assert_eq!(pool.free_bytes(), zones);
         assert!(pool.take(65537).is_none(), "no zone is that large");
     }
 
@@ -251,5 +494,127 @@ mod tests {
                 Pool::new(&[ZoneSpec { buffer_bytes: bytes, count }], Pages::Base).err().expect("refused");
             assert!(error.to_string().contains(&format!("{count} buffers of {bytes} bytes")), "{error}");
         }
+    }
+
+    fn zoned(zones: &[(u32, u32)]) -> Pool {
+        let zones: Vec<_> = zones
+            .iter()
+            .map(|(buffer_bytes, count)| ZoneSpec { buffer_bytes: *buffer_bytes, count: *count })
+            .collect();
+        Pool::new(&zones, Pages::Base).expect("pool")
+    }
+
+    fn pieces(buf: &Buf) -> Vec<usize> {
+        buf.segments().map(<[u8]>::len).collect()
+    }
+
+    #[test]
+    fn smaller_pieces_serve_the_larger_first_all_or_none() {
+        let pool = zoned(&[(4096, 40), (65536, 1), (131_072, 1)]);
+        let whole = pool.take(131_072).expect("one piece");
+        assert!(whole.is_contiguous());
+        assert!(pool.take_contiguous(131_072).is_none());
+        let mut pieced = pool.take(131_072).expect("in pieces");
+        assert_eq!(pieces(&pieced), [&[65536][..], &[4096; 16]].concat());
+        assert!(pieced.segments().all(|piece| piece.as_ptr().addr() % 4096 == 0));
+        let bytes: Vec<u8> = (0..131_072).map(|at: u32| (at % 251) as u8).collect();
+        pieced.copy_in(0, &bytes);
+        assert!(pieced.equals_at(0, &bytes));
+        // 24 of 4 KiB are left: what does not fit takes none of them.
+        let free = pool.free_bytes();
+        assert!(pool.take(25 * 4096).is_none());
+        assert_eq!(pool.free_bytes(), free);
+        let ragged = pool.take(70_000).expect("in pieces");
+        assert_eq!(pieces(&ragged), [&[4096; 17][..], &[70_000 - 17 * 4096]].concat());
+        drop((whole, pieced, ragged));
+        assert_eq!(pool.zones().map(|zone| zone.free).collect::<Vec<_>>(), [40, 1, 1]);
+    }
+
+    #[test]
+    fn the_last_piece_may_be_of_a_larger_zone_and_no_buffer_has_too_many() {
+        let pool = zoned(&[(4096, 64), (65536, 2), (262_144, 1)]);
+        let small: Vec<Buf> = (0..64).map_while(|_| pool.take(4096)).collect();
+        let whole = pool.take(262_144).expect("one piece");
+        let both = pool.take(100_000).expect("in pieces");
+        assert_eq!(pieces(&both), [65536, 100_000 - 65536]);
+        assert!(pool.take(69_632).is_none());
+        drop((small, both));
+        let kept: Vec<Buf> = (0..2).map_while(|_| pool.take(65536)).collect();
+        assert_eq!(pieces(&pool.take(131_072).expect("32 pieces")).len(), PIECES_MAX);
+        assert!(pool.take(131_073).is_none(), "it would be of 33");
+        drop((kept, whole));
+        assert_eq!(pool.free_bytes(), 64 * 4096 + 2 * 65536 + 262_144);
+    }
+
+    #[test]
+    fn a_buffer_of_pieces_gets_shorter_and_as_long_again() {
+        let pool = zoned(&[(4096, 8), (16384, 1)]);
+        let whole = pool.take(16384);
+        let mut buf = pool.take(16384).expect("in pieces");
+        for bytes in [0, 1, 4096, 5000, 12288, 16384, 100] {
+            buf.set_len(bytes);
+            assert_eq!((buf.len(), pieces(&buf).iter().sum::<usize>()), (bytes as usize, bytes as usize));
+            assert!(pieces(&buf).len() <= (bytes as usize).div_ceil(4096).max(1));
+        }
+        buf.truncate(50);
+        assert_eq!(buf.len(), 50);
+        drop((whole, buf));
+        assert_eq!(pool.free_bytes(), 8 * 4096 + 16384);
+    }
+
+    #[test]
+    fn pieces_cost_no_heap_in_the_steady_state() {
+        let pool = zoned(&[(4096, 64), (131_072, 1)]);
+        let whole = pool.take(131_072).expect("one piece");
+        let twice = || (pool.take(131_072), pool.take(65536));
+        drop(twice());
+        let before = crate::alloc_count::allocations_here();
+        for _ in 0..10 {
+            drop(twice());
+        }
+        assert_eq!(crate::alloc_count::allocations_here(), before);
+        drop(whole);
+    }
+
+    #[test]
+    fn an_owner_takes_while_it_holds_no_more_than_is_free() {
+        let pool = zoned(&[(4096, 16)]);
+        pool.set_owners(3);
+        let owner = |index: u32| Slot::from_wire(1 << 16 | index);
+        let share = |index| pool.share(owner(index));
+        let take_all = |index| std::iter::from_fn(|| share(index).take(1)).collect::<Vec<Buf>>();
+        let greedy = take_all(0);
+        assert_eq!(greedy.len(), 9, "the one that goes above the half");
+        let (second, third) = (take_all(1), take_all(2));
+        assert_eq!((second.len(), third.len(), pool.free_bytes()), (4, 2, 4096));
+        assert!(!share(0).is_within() && share(0).take_more(1).is_some(), "what has begun goes on");
+        let all: Vec<Buf> = std::iter::from_fn(|| pool.take(1)).collect();
+        assert!(all.len() == 1 && pool.free_bytes() == 0);
+        drop(third);
+        let last = share(2).take(1);
+        assert!(last.is_some(), "who holds nothing takes what there is");
+        // The next in the same place begins with nothing; what comes home late is not its own.
+        let next = pool.share(Slot::from_wire(2 << 16));
+        assert_eq!((next.held(), share(0).held()), (0, 9 * 4096));
+        drop((second, all, last));
+        let own = next.take(1);
+        assert_eq!((own.is_some(), next.held()), (true, 4096));
+        drop(greedy);
+        assert_eq!((next.held(), share(0).held()), (4096, 0));
+        drop(own);
+        assert_eq!((0..3).map(|index| share(index).held() + next.held()).collect::<Vec<_>>(), [0; 3]);
+    }
+
+    #[test]
+    fn what_is_kept_for_one_others_do_not_take() {
+        let pool = zoned(&[(4096, 2), (65536, 1), (131_072, 1)]);
+        pool.set_owners(1);
+        pool.keep_for(Some(65536));
+        let share = pool.share(Slot::from_wire(1 << 16));
+        let small = [share.take(1), share.take(1)];
+        assert!(small.iter().all(Option::is_some));
+        assert!(share.take(1).is_none() && share.take(65536).is_none() && share.take(131_072).is_none());
+        pool.keep_for(None);
+        assert!(share.take(1).is_some_and(|buf| buf.is_contiguous()));
     }
 }

@@ -176,8 +176,8 @@ impl Heads {
 
     fn put(&mut self, at: usize, head: &[u8]) -> Option<Sge> {
         let at = at * CQE_BYTES;
-        self.memory.copy_in(at, head);
-        let memory = self.memory.as_slice()?.get(at..at + head.len())?;
+        let memory = self.memory.as_mut_slice()?.get_mut(at..at + head.len())?;
+        memory.copy_from_slice(head);
         let bytes = u32::try_from(memory.len()).ok()?;
         Some(Sge { address: memory.as_ptr() as u64, bytes, key: self.region.local_key() })
     }

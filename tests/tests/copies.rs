@@ -1,0 +1,124 @@
+//! Zero copy: what the target copies of the data of a command, on any kind of disk.
+//!
+//! Here for the target alone: the test is the transport, and what it copies itself is known.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvme_spec::Sqe;
+use spindle_disk::ram::{RamDisk, RamSpec};
+use spindle_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
+use spindle_reactor::mem::{Pages, copied_bytes};
+use spindle_target::transport::DataPointer;
+use spindle_tests::script::{Answer, LIMITS, Queue, Rig, Setup};
+
+/// A file that is removed at the end of the test.
+struct TempPath(PathBuf);
+
+impl Drop for TempPath {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+const BYTES: u64 = 16 << 20;
+/// A command that takes longer hangs.
+const TIME_MAX: Duration = Duration::from_secs(60);
+
+fn disks() -> (TempPath, Vec<Arc<dyn DiskSource>>) {
+    let at = TempPath(std::env::temp_dir().join(format!("spindle-copies-{}", std::process::id())));
+    let ram = RamSpec { bytes: BYTES, block_bytes: 4096, pages: Pages::Base };
+    let file = FileSpec { create_bytes: Some(BYTES), ..FileSpec::new(&at.0, 4096) };
+    let disks: Vec<Arc<dyn DiskSource>> = vec![
+        Arc::new(RamDisk::with_slack("ram", ram, 4 << 20).expect("a disk")),
+        FileDisk::new("file", &file).expect("a disk"),
+        NullDisk::new("null", NullSpec { bytes: BYTES, block_bytes: 4096 }).expect("a disk"),
+    ];
+    (at, disks)
+}
+
+/// Bytes that are copied while `act` is done.
+fn copied(act: impl FnOnce()) -> u64 {
+    let before = copied_bytes();
+    act();
+    copied_bytes() - before
+}
+
+/// The next answer; a file takes its time.
+fn answer(rig: &mut Rig, queue: &Queue) -> Answer {
+    let since = Instant::now();
+    while since.elapsed() < TIME_MAX {
+        rig.turn();
+        if let Some(answer) = rig.answer(queue) {
+            return answer;
+        }
+        std::thread::yield_now();
+    }
+    panic!("no answer");
+}
+
+#[test]
+fn a_command_whose_data_the_transport_moves_copies_nothing() {
+    let (_at, disks) = disks();
+    // The second half of the sizes is put together of pieces.
+    let zones = vec![(4096, 64), (128 << 10, 1)];
+    let mut rig = Rig::new(Setup { zones, ..Setup::small(disks) });
+    let host = rig.host();
+    for nsid in 1..=3 {
+        for blocks in [1, 3, 16, 32] {
+            let bytes = blocks as usize * 4096;
+            let data: Vec<u8> = (0..bytes).map(|at| u8::try_from(at % 251).expect("a byte")).collect();
+            // The test's own copy, to bring it, is the only one.
+            let write = Sqe::write(1, nsid, 64, blocks, false);
+            rig.send(&host.io, write, bytes);
+            let count = copied(|| {
+                rig.bring(&host.io, 1, &data);
+                assert!(answer(&mut rig, &host.io).status.is_success());
+            });
+            assert_eq!(count, bytes as u64, "a write of {blocks} blocks to namespace {nsid}");
+            let mut read = None;
+            let count = copied(|| {
+                rig.send(&host.io, Sqe::read(2, nsid, 64, blocks), bytes);
+                read = Some(answer(&mut rig, &host.io));
+            });
+            let answer = read.expect("an answer");
+            assert!(answer.status.is_success() && (nsid == 3 || answer.data == data));
+            assert_eq!(count, 0, "a read of {blocks} blocks of namespace {nsid}");
+        }
+    }
+    rig.finish();
+}
+
+#[test]
+fn data_in_a_capsule_is_copied_once() {
+    let (_at, disks) = disks();
+    let mut rig = Rig::new(Setup::small(disks));
+    let host = rig.host();
+    let data = vec![7; LIMITS.in_capsule_bytes as usize];
+    for cid in 0..4 {
+        host.io.line.set_in_capsule(&data);
+        let bytes = LIMITS.in_capsule_bytes;
+        let write = Sqe::write(cid, 1, 3, 1, false);
+        let count = copied(|| {
+            rig.send_pointer(&host.io, write, Ok(DataPointer::InCapsule { bytes }));
+            assert!(rig.answer(&host.io).expect("at once").status.is_success());
+        });
+        assert_eq!(count, u64::from(bytes));
+    }
+    rig.finish();
+}
+
+#[test]
+fn a_write_of_part_of_a_page_copies_the_rest_of_it() {
+    let spec = RamSpec { bytes: BYTES, block_bytes: 512, pages: Pages::Base };
+    let disk: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"));
+    let mut rig = Rig::new(Setup::small(vec![disk]));
+    let host = rig.host();
+    let count = copied(|| {
+        assert!(rig.run(&host.io, Sqe::write(1, 1, 2, 1, false), &[1; 512]).status.is_success());
+    });
+    assert_eq!(count, 512 + (4096 - 512));
+    rig.finish();
+}
