@@ -235,6 +235,20 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_over_rdma_says_why_in_nvmes_words() {
+        let address = "10.9.1.1:4420".parse().expect("an address");
+        let refused = |why| Error::RdmaRefused { address, why };
+        let error = refused(RdmaRefusal::Status(CmStatus::INVALID_HSQSIZE));
+        assert!(error.to_string().contains("HSQSIZE") && !error.may_pass(), "{error}");
+        assert!(refused(RdmaRefusal::Status(CmStatus::NO_RESOURCES)).may_pass());
+        let error = refused(RdmaRefusal::Nobody);
+        assert!(error.to_string().contains("10.9.1.1:4420") && error.may_pass(), "{error}");
+        let source = VerbsError { verb: "rdma_resolve_addr", errno: 110 };
+        let error = Error::Rdma { address, step: "RDMA address", source };
+        assert!(error.to_string().contains("rdma_resolve_addr") && error.may_pass(), "{error}");
+    }
+
+    #[test]
     fn what_the_network_did_may_pass() {
         let lost = Error::Lost { step: "Identify", loss: Loss::Socket(Errno::CONNRESET) };
         assert!(lost.may_pass() && lost.to_string().contains("reset"), "{lost}");

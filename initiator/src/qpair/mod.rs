@@ -111,7 +111,7 @@ pub enum Why {
     },
     /// The buffer cannot be registered with the device (RDMA): the process may not pin so much, or the device
     /// has no room.
-    #[error("the buffer cannot be registered with the RDMA device: {}", std::io::Error::from_raw_os_error(*errno))]
+    #[error("the buffer cannot be registered with the RDMA device: {}", reason(*errno))]
     Register {
         /// The system's reason.
         errno: i32,
@@ -384,6 +384,10 @@ impl Qpair {
     pub(crate) fn fail(&mut self, loss: Loss) {
         self.link.fail(loss);
     }
+}
+
+fn reason(errno: i32) -> std::io::Error {
+    std::io::Error::from_raw_os_error(errno)
 }
 
 /// A slot's index is the command's CID. (Slabs have at most 65,535 entries.)

@@ -289,8 +289,8 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// The memory of this range was unmapped, or let go: no registration of it is found any more, and those that
-    /// are not in use are given up at once.
+    /// The memory of this range was unmapped, or let go: no registration of it is found any more, and those
+    /// that are not in use are given up at once.
     pub fn invalidate(&mut self, address: usize, bytes: usize) {
         let end = address.saturating_add(bytes);
         for is_writable in [false, true] {

@@ -4,8 +4,8 @@
 //! and hands on what came of it:
 //!
 //! ```text
-//!   next_work.. ─ SEND (inline where the device does it) ─ doorbell        poll ─┬ RECV ─> received ─┐
-//!   acquire: registration of the caller's buffer, mostly kept from before        └ SEND ─> completed ┴─> events
+//!   next_work.. ─ SEND (inline where the device does it) ─ doorbell     poll ─┬ RECV ─> received ─┐
+//!   acquire: registration of the caller's buffer, mostly kept                 └ SEND ─> completed ┴─> events
 //! ```
 //! What comes back from the device is a receive's number, or a command's chain with its generation.
 //!
@@ -44,8 +44,8 @@ use crate::qpair::Why;
 
 use memory::Registrations;
 
-/// Bytes of a completion queue entry, and the distance of two: one to a cache line, so that the device does not
-/// write where the core reads.
+/// Bytes of a completion queue entry, and the distance of two: one to a cache line, so that the device does
+/// not write where the core reads.
 const REPLY_BYTES: u32 = 16;
 const REPLY_STRIDE: usize = 64;
 /// Of a work request's number: it is a receive.
