@@ -185,12 +185,12 @@ impl Error {
         match self {
             Error::Connect { .. } | Error::Lost { .. } | Error::TimedOut { .. } | Error::Busy { .. } => true,
             Error::Status { status, .. } => !status.is_dnr(),
-            Error::Rdma { .. } => true,
+            // A device that was taken away may come back.
+            Error::Rdma { .. } | Error::NoRdma => true,
             Error::RdmaRefused { why, .. } => match why {
                 RdmaRefusal::Status(status) => *status == CmStatus::NO_RESOURCES,
                 RdmaRefusal::Nobody | RdmaRefusal::Other(_) => true,
             },
-            Error::NoRdma => false,
             Error::Answer { .. }
             | Error::Range { .. }
             | Error::OtherDisk { .. }
