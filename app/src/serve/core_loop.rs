@@ -360,6 +360,7 @@ impl CoreLoop {
         let listener = snapshot.listeners.get(request.listener);
         let config = RdmaConfig {
             in_capsule_bytes: listener.map_or(tcp.in_capsule_bytes, |listener| listener.in_capsule_bytes),
+            queue_entries: tcp.queue_entries,
             transfer_bytes: tcp.transfer_bytes,
             close_timeout: tcp.close_timeout,
             ..RdmaConfig::default()

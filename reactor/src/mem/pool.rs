@@ -348,6 +348,25 @@ impl Pool {
             let spec = zones.first().copied().unwrap_or(ZoneSpec { buffer_bytes: 0, count: 0 });
             return refuse(spec, "there must be 1 to 16 zones");
         }
+        Pool::made_of(zones, pages)
+    }
+
+    /// Make a pool of `count` buffers of any size that is a multiple of 64 bytes, one behind the other: for
+    /// messages, which no disk sees.
+    ///
+    /// # Errors
+    /// [`PoolError`], as [`Pool::new`].
+    pub fn of_strides(buffer_bytes: u32, count: u32) -> Result<Pool, PoolError> {
+        let spec = ZoneSpec { buffer_bytes, count };
+        let bytes = u64::from(buffer_bytes) * u64::from(count);
+        if bytes == 0 || !buffer_bytes.is_multiple_of(64) || bytes > ZONE_BYTES_MAX {
+            let allowed = "multiples of 64 bytes, at least one, at most 1 GiB";
+            return Err(PoolError::Zone { spec, allowed });
+        }
+        Pool::made_of(&[spec], Pages::Base)
+    }
+
+    fn made_of(zones: &[ZoneSpec], pages: Pages) -> Result<Pool, PoolError> {
         let bytes = usize::try_from(Pool::bytes_for(zones)).unwrap_or(usize::MAX);
         let region = Arc::new(Region::map(bytes, pages)?);
         let mut start = 0;

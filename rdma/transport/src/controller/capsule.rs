@@ -44,8 +44,8 @@ pub struct Capsule {
     pub bytes: u32,
     /// Its submission queue entry.
     pub sqe: Sqe,
-    /// The buffer with what came behind it; may be `None` when nothing did.
-    pub data: Option<Buf>,
+    /// The buffer with all of it; `None` when nothing is behind the entry.
+    pub buf: Option<Buf>,
 }
 
 /// What a capsule's descriptors say.
@@ -66,7 +66,8 @@ pub(super) struct Parsed {
 pub(super) fn parse(capsule: &Capsule, in_capsule_max: u32) -> Result<Parsed, Violation> {
     let bytes = capsule.bytes;
     let behind = bytes.checked_sub(CAPSULE_BYTES).ok_or(Violation::CapsuleBytes { bytes })?;
-    let data = capsule.data.as_ref().and_then(Buf::as_slice).unwrap_or_default();
+    let all = capsule.buf.as_ref().and_then(Buf::as_slice).unwrap_or_default();
+    let data = all.get(CAPSULE_BYTES as usize..).unwrap_or_default();
     let room = &data[..data.len().min(behind.min(in_capsule_max) as usize)];
     let mut parsed = Parsed {
         data: Ok(DataPointer::None),
@@ -172,8 +173,9 @@ impl Parsed {
 
 /// Copy in-capsule data to where it belongs.
 #[inline]
-pub(super) fn copy_data(data: &Buf, bytes: u32, to: &mut Buf) {
-    if let Some(data) = data.as_slice().and_then(|all| all.get(..bytes as usize)) {
+pub(super) fn copy_data(capsule: &Buf, bytes: u32, to: &mut Buf) {
+    let data = CAPSULE_BYTES as usize..(CAPSULE_BYTES + bytes) as usize;
+    if let Some(data) = capsule.as_slice().and_then(|all| all.get(data)) {
         to.copy_in(0, &data[..data.len().min(to.len())]);
     }
 }

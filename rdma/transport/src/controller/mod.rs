@@ -52,8 +52,10 @@ type Blocks = ArrayVec<Block, DESCRIPTORS_MAX>;
 pub struct ConnConfig {
     /// Most bytes of in-capsule data.
     pub in_capsule_bytes: u32,
-    /// Most entries of the queue: the receives that are posted for it.
+    /// Most entries of a queue that a host is told of.
     pub queue_entries: u16,
+    /// Receives that are posted for this queue: as many commands as it may have outstanding.
+    pub receives: u16,
     /// Most bytes that one command moves.
     pub transfer_bytes: u32,
     /// Work requests that the send queue holds, at least 2.
@@ -74,6 +76,7 @@ impl Default for ConnConfig {
         ConnConfig {
             in_capsule_bytes: 4096,
             queue_entries: 128,
+            receives: 128,
             transfer_bytes: 1 << 20,
             send_queue: 256,
             segments_max: 1,
@@ -106,7 +109,7 @@ struct Pending {
     blocks: Blocks,
     /// The key to be invalidated with the reply.
     invalidate: Option<u32>,
-    /// Its in-capsule data, while nobody has fetched it; and how long that is.
+    /// The capsule, while nobody has fetched its data; and how long that is.
     data: Option<(Buf, u32)>,
 }
 
@@ -150,7 +153,7 @@ impl Conn {
     #[must_use]
     pub fn new(config: ConnConfig) -> Conn {
         assert!(config.send_queue >= 2 && config.segments_max >= 1 && config.reads_max >= 1, "{config:?}");
-        let entries = usize::from(config.queue_entries);
+        let entries = usize::from(config.receives);
         Conn {
             config,
             phase: Phase::Connecting,
@@ -187,7 +190,7 @@ impl Conn {
     pub fn received(&mut self, capsule: Capsule) {
         match self.phase {
             Phase::Connecting | Phase::Open => self.inbox.push_back(capsule),
-            Phase::Draining | Phase::Ending | Phase::Closed => self.free_buffers.extend(capsule.data),
+            Phase::Draining | Phase::Ending | Phase::Closed => self.free_buffers.extend(capsule.buf),
         }
     }
 
@@ -245,7 +248,7 @@ impl Conn {
     #[must_use]
     pub fn buffers_held(&self) -> usize {
         let is_held = |pending: &Pending| usize::from(pending.data.is_some());
-        self.inbox.iter().filter(|capsule| capsule.data.is_some()).count()
+        self.inbox.iter().filter(|capsule| capsule.buf.is_some()).count()
             + self.free_buffers.len()
             + self.current.as_ref().map_or(0, is_held)
             + self.pending.iter().map(|(_, pending)| is_held(pending)).sum::<usize>()
@@ -334,7 +337,7 @@ impl Conn {
 
     fn forget_unanswered(&mut self) {
         let Conn { inbox, free_buffers, pending, .. } = self;
-        free_buffers.extend(inbox.drain(..).filter_map(|capsule| capsule.data));
+        free_buffers.extend(inbox.drain(..).filter_map(|capsule| capsule.buf));
         if let Some(current) = self.current.take() {
             free_buffers.extend(current.data.map(|(data, _)| data));
         }
@@ -381,7 +384,7 @@ impl Conn {
                         invalidate: parsed.invalidate.filter(|_| self.config.can_invalidate),
                         data: None,
                     };
-                    match (parsed.in_capsule_bytes, capsule.data.take()) {
+                    match (parsed.in_capsule_bytes, capsule.buf.take()) {
                         (0, unused) => self.free_buffers.extend(unused),
                         (bytes, data) => pending.data = data.map(|data| (data, bytes)),
                     }
@@ -390,7 +393,7 @@ impl Conn {
                     return Some(Event::Command { sqe: capsule.sqe, data: parsed.data });
                 }
                 Err(violation) => {
-                    self.free_buffers.extend(capsule.data);
+                    self.free_buffers.extend(capsule.buf);
                     self.violate(violation);
                 }
             }

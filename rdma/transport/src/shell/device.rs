@@ -92,8 +92,8 @@ impl DeviceCore {
             keys.add(shared.register(area)?, false);
         }
         let entries = srq_entries.min(limits.srq_wr);
-        let has_shared = limits.has_srq && limits.srq_sge >= 2 && entries > 0;
-        let receives = match has_shared.then(|| SharedReceiveQueue::new(device, entries, 2)) {
+        let has_shared = limits.has_srq && entries > 0;
+        let receives = match has_shared.then(|| SharedReceiveQueue::new(device, entries, 1)) {
             // Without it each queue pair has its own, as with a device that has none.
             Some(Ok(queue)) => Some(SharedReceives {
                 queue,

@@ -540,7 +540,7 @@ impl Shell {
                 return Err((cm, error));
             }
         };
-        config.queue_entries = wanted.entries;
+        config.receives = wanted.entries;
         config.send_queue = queue_pair.send_wr().min(send_wr);
         config.segments_max = (queue_pair.send_sge() as usize).min(segments as usize).min(SEGMENTS_MAX);
         config.reads_max = u32::from(wanted.responder_resources);
@@ -569,7 +569,7 @@ fn make_queue_pair(
         send_wr,
         recv_wr: entries,
         send_sge: segments,
-        recv_sge: 2,
+        recv_sge: 1,
         inline_bytes: INLINE_BYTES,
     };
     cm.create_queue_pair(device.shared.device(), &config).map_err(|error| error.to_string())
