@@ -7,7 +7,7 @@
 //! and finds the news.
 //!
 //! ```text
-//!   any thread:  tell(range) ─> munmap            each cache:  lookup ─> watch.news(..) ─> forget those ranges
+//!   any thread:  tell(range) ─> munmap      each cache:  lookup ─> watch.news(..) ─> forget those ranges
 //!                     └─ epoch + 1, the last 64 ranges ──────────────────────┘ one load when there are none
 //! ```
 //!

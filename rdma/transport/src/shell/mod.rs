@@ -190,7 +190,8 @@ impl Shell {
         !self.ids.is_empty()
     }
 
-    /// About to sleep: have the descriptors tell of completions from now on. False: there is something already.
+    /// About to sleep: have the descriptors tell of completions from now on. False: there is something
+    /// already.
     pub fn prepare_sleep(&mut self) -> bool {
         for device in &mut self.devices {
             device.take_events();
