@@ -91,6 +91,7 @@ lost=(
     'block nvme[0-9]+n[0-9]+: no available path - failing I/O'
     '(Buffer )?I/O error,? (on )?dev nvme[0-9]+(c[0-9]+)?n[0-9]+, '
     'Dev nvme[0-9]+n[0-9]+: unable to read RDB block'
+    'buffer_io_error: [0-9]+ callbacks suppressed'
 )
 
 # What the host's driver says when its target goes away and comes back.
