@@ -1,12 +1,12 @@
-//! A session under load whose connections are taken away from outside: what was written is read back, whatever
-//! happened in between.
+//! A session under load whose connections are taken away from outside: what was written is read back,
+//! whatever happened in between.
 //!
 //! ```text
 //! cargo build -p spindle-initiator --example session-check
 //! scripts/lab/run -- .../session-check rdma:10.9.1.1 NQN SECONDS RECONNECTS
 //! ```
-//! Every block carries a number of its own. The exit code is 0 when all blocks were right and the session came
-//! back at least as often as was asked for.
+//! Every block carries a number of its own. The exit code is 0 when all blocks were right and the session
+//! came back at least as often as was asked for.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
