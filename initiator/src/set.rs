@@ -232,8 +232,12 @@ impl QueueSet {
         let has_come = queue.qpair_mut().turn(&mut self.batch, now);
         if queue.loss().is_some() {
             self.note_end(index, on_ready);
-        } else if queue.qpair().has_ready() {
-            on_ready(index, queue);
+        } else {
+            if queue.qpair().has_ready() {
+                on_ready(index, queue);
+            }
+            // What was received may ask for an answer of its own (R2T): a queue that is watched has no next turn
+            // before the target has sent again, and the target waits for it.
             queue.send();
         }
         self.note(index, now);

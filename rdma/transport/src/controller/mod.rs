@@ -261,14 +261,11 @@ impl Conn {
         self.copied_bytes
     }
 
-    /// True when [`Transport::next_event`] or [`Conn::next_work`] may have something without new completions.
+    /// True when [`Transport::next_event`] has something without new completions.
     #[inline]
     #[must_use]
-    pub fn has_work(&self) -> bool {
+    pub fn has_events(&self) -> bool {
         !self.events.is_empty()
-            || !self.replies.is_empty()
-            || !self.fetches.is_empty()
-            || !self.free_buffers.is_empty()
             || (self.phase == Phase::Open && !self.inbox.is_empty() && self.outstanding < self.room)
             || (self.phase == Phase::Closed && !self.is_closed_told)
     }
