@@ -111,7 +111,7 @@ expect_reconnect() {
 # no_kernel_warnings [EXPECTED-FILE]: what the log has since the case began; prints the offenders.
 no_kernel_warnings() {
     # The emulator's, when the machine beneath is busy: its processors come late.
-    local bad expected='^$|hrtimer: interrupt took|perf: interrupt took too long|hogged CPU for'
+    local bad expected='^$|hrtimer: interrupt took|perf: interrupt took too long|hogged CPU for|long keepalive RTT'
     # Soft-RoCE's device has no speed of its own.
     expected+='|d0 speed is unknown'
     expected+='|sched: DL replenish lagged|clocksource: .*(read-back|watchdog)'

@@ -1,7 +1,12 @@
 # the port fails under fio: the path over TCP takes over, the target frees its queue pairs and ends in order
 # limit: 600 s
 expect_reconnect
-expect_kernel_log 'infiniband rxe0: set (down|active)'
+# What is on the path that fails goes over the other one, and the kernel says so.
+expect_kernel_log 'infiniband rxe0: set (down|active)' \
+    'nvme[0-9]+c[0-9]+n[0-9]+: I/O Cmd\(0x[12]\) .* \(sct 0x3 / sc 0x7[01]\)' \
+    '(I/O error|recoverable transport error), dev nvme[0-9]+c[0-9]+n[0-9]+, sector' \
+    'block nvme[0-9]+n[0-9]+: no available path - failing I/O' \
+    'Buffer I/O error on dev nvme[0-9]+n[0-9]+, .* async page read'
 {
     reactor; disk_file file "$FILE" 64MiB; listener "127.0.0.1:$PORT" tcp; listener
     subsystem "$NQN" file
@@ -30,6 +35,7 @@ CTRL=$by_tcp
 has_state live || fail 'the path over TCP is gone as well'
 pattern "$WORK/data" $((1 << 20))
 write_blocks "$WORK/data" $((32 << 20))
+udevadm settle --timeout=20
 disconnect "$by_tcp"
 disconnect "$by_rdma"
 stop_target
