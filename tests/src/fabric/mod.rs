@@ -174,6 +174,23 @@ impl Link {
         self.is_excused
     }
 
+    /// From now on the host sends anything ([`Link::inject`]), and takes no answer.
+    pub fn become_hostile(&mut self) {
+        self.setting.is_honest = false;
+        self.is_excused = true;
+    }
+
+    /// Any capsule, from a hostile host.
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn inject(&mut self, bytes: &[u8]) {
+        assert!(!self.setting.is_honest, "become_hostile comes first");
+        let mut message = self.message();
+        message.bytes.extend_from_slice(bytes);
+        self.to_target.push_back(message);
+    }
+
     /// From now on the target may end it.
     pub fn excuse(&mut self) {
         self.is_excused = true;

@@ -494,7 +494,7 @@ proptest! {
                     conn.close(if is_drained { CloseReason::Shutdown } else { now });
                 }
                 Step::Time => {
-                    now = now + Nanos::from_ms(1500);
+                    now += Nanos::from_ms(1500);
                     conn.on_time(now);
                 }
             }
