@@ -1,5 +1,5 @@
 //! Zero allocations: in steady state no command of any kind allocates anything, on either end, on any kind of
-//! disk.
+//! disk, over TCP and over RDMA.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -9,9 +9,11 @@ use nvme_spec::Sqe;
 use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
-use spindle_reactor::mem::{Buf, Pages};
+use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_tcp::host::{HostData, HostEvent};
 use spindle_tests::direct::Direct;
+use spindle_tests::fabric::direct as rdma;
+use spindle_tests::sim::Data;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -23,9 +25,9 @@ const BYTES: u64 = 64 << 20;
 const BLOCK: u32 = 4096;
 
 /// Commands of a kind, each with its own identifier and data; all data are zeroes, so that compares agree.
-fn command(direct: &Direct, kind: u16, cid: u16, round: u64) -> (Sqe, HostData) {
+fn command(pool: &Pool, kind: u16, cid: u16, round: u64) -> (Sqe, Data) {
     let buf = |bytes: u32| {
-        let mut buf = direct.pool.take(bytes).expect("the host has enough");
+        let mut buf = pool.take(bytes).expect("the host has enough");
         buf.clear();
         buf
     };
@@ -34,18 +36,18 @@ fn command(direct: &Direct, kind: u16, cid: u16, round: u64) -> (Sqe, HostData) 
     let list = |bytes: u32, fill: &dyn Fn(&mut Buf)| {
         let mut list = buf(bytes);
         fill(&mut list);
-        HostData::ToController(list)
+        Data::ToController(list)
     };
     match kind {
-        0 => (Sqe::read(cid, 1, lba, 1), HostData::FromController(buf(BLOCK))),
-        1 => (Sqe::read(cid, 1, lba, 16), HostData::FromController(buf(64 << 10))),
+        0 => (Sqe::read(cid, 1, lba, 1), Data::FromController(buf(BLOCK))),
+        1 => (Sqe::read(cid, 1, lba, 16), Data::FromController(buf(64 << 10))),
         // In the capsule, then by R2T.
-        2 => (Sqe::write(cid, 1, lba, 1, false), HostData::ToController(buf(BLOCK))),
-        3 => (Sqe::write(cid, 1, lba, 16, true), HostData::ToController(buf(64 << 10))),
-        4 => (Sqe::flush(cid, 1), HostData::None),
-        5 => (Sqe::write_zeroes(cid, 1, lba, 3, round.is_multiple_of(2)), HostData::None),
-        6 => (Sqe::compare(cid, 1, lba, 1), HostData::ToController(buf(BLOCK))),
-        7 => (Sqe::verify(cid, 1, lba, 40), HostData::None),
+        2 => (Sqe::write(cid, 1, lba, 1, false), Data::ToController(buf(BLOCK))),
+        3 => (Sqe::write(cid, 1, lba, 16, true), Data::ToController(buf(64 << 10))),
+        4 => (Sqe::flush(cid, 1), Data::None),
+        5 => (Sqe::write_zeroes(cid, 1, lba, 3, round.is_multiple_of(2)), Data::None),
+        6 => (Sqe::compare(cid, 1, lba, 1), Data::ToController(buf(BLOCK))),
+        7 => (Sqe::verify(cid, 1, lba, 40), Data::None),
         8 => {
             let range = |buf: &mut Buf| {
                 buf.copy_in(4, &2_u32.to_le_bytes());
@@ -67,7 +69,12 @@ fn command(direct: &Direct, kind: u16, cid: u16, round: u64) -> (Sqe, HostData) 
 fn round(direct: &mut Direct, round: u64) {
     for cid in 0..DEPTH {
         let kind = (cid + u16::try_from(round % 10).expect("small")) % 10;
-        let (sqe, data) = command(direct, kind, cid, round);
+        let (sqe, data) = command(&direct.pool, kind, cid, round);
+        let data = match data {
+            Data::None => HostData::None,
+            Data::ToController(buf) => HostData::ToController(buf),
+            Data::FromController(buf) => HostData::FromController(buf),
+        };
         direct.io_link.host.submit(sqe, data).expect("room");
     }
     let mut left = DEPTH;
@@ -81,14 +88,41 @@ fn round(direct: &mut Direct, round: u64) {
     }
 }
 
+/// The same over RDMA, on the fabric, which allocates nothing either.
+fn rdma_round(direct: &mut rdma::Direct, round: u64) {
+    let mut left = 0;
+    for cid in 0..DEPTH {
+        let kind = (cid + u16::try_from(round % 10).expect("small")) % 10;
+        let (sqe, data) = command(&direct.pool, kind, cid, round);
+        assert!(direct.io.submit(sqe, data, &mut direct.rng).is_ok(), "room");
+        left += 1;
+    }
+    while left > 0 {
+        direct.exchange(&mut |event| match event {
+            spindle_rdma::host::HostEvent::Completed { result: Ok(()), .. } => left -= 1,
+            spindle_rdma::host::HostEvent::Completed { .. }
+            | spindle_rdma::host::HostEvent::Closed { .. } => panic!("{event:?}"),
+        });
+    }
+}
+
 #[track_caller]
 fn assert_no_allocation(disk: &Arc<dyn DiskSource>) {
     let before = allocations_here();
     let mut direct = Direct::on(disk);
     assert!(allocations_here() > before, "the counter counts");
-    (0..60).for_each(|number| round(&mut direct, number));
+    assert_steady(&mut |number| round(&mut direct, number));
+    let zone = |buffer_bytes, count| ZoneSpec { buffer_bytes, count };
+    let zones = [zone(4096, 256), zone(64 << 10, 64), zone(1 << 20, 8)];
+    let mut direct = rdma::Direct::on(disk, &zones, rdma::setting(1));
+    assert_steady(&mut |number| rdma_round(&mut direct, number));
+}
+
+#[track_caller]
+fn assert_steady(round: &mut impl FnMut(u64)) {
+    (0..60).for_each(&mut *round);
     let before = allocations_here();
-    (60..120).for_each(|number| round(&mut direct, number));
+    (60..120).for_each(round);
     assert_eq!(allocations_here() - before, 0, "allocations of {} commands", 60 * u32::from(DEPTH));
 }
 

@@ -1,6 +1,7 @@
 //! Zero copy: what the target copies of the data of a command, on any kind of disk.
 //!
-//! Here for the target alone: the test is the transport, and what it copies itself is known.
+//! For the target alone, where the test is the transport, and what it copies itself is known; and with NVMe/RDMA,
+//! over a fabric whose own copies are not counted.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -10,9 +11,11 @@ use std::time::{Duration, Instant};
 use nvme_spec::Sqe;
 use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
-use spindle_reactor::mem::{Pages, copied_bytes};
+use spindle_reactor::mem::{Pages, ZoneSpec, copied_bytes};
 use spindle_target::transport::DataPointer;
+use spindle_tests::fabric::direct::{Direct, IN_CAPSULE_BYTES, setting};
 use spindle_tests::script::{Answer, LIMITS, Queue, Rig, Setup};
+use spindle_tests::sim::Data;
 
 /// A file that is removed at the end of the test.
 struct TempPath(PathBuf);
@@ -121,4 +124,54 @@ fn a_write_of_part_of_a_page_copies_the_rest_of_it() {
     });
     assert_eq!(count, 512 + (4096 - 512));
     rig.finish();
+}
+
+/// Zones of which the first makes long transfers scattered.
+fn zones() -> [ZoneSpec; 2] {
+    [ZoneSpec { buffer_bytes: 4096, count: 64 }, ZoneSpec { buffer_bytes: 1 << 20, count: 2 }]
+}
+
+#[test]
+fn over_rdma_reads_and_writes_copy_nothing_but_what_is_in_a_capsule() {
+    let (_at, disks) = disks();
+    for (index, disk) in disks.iter().enumerate() {
+        let mut direct = Direct::on(disk, &zones(), setting(1));
+        for blocks in [1_u32, 2, 3, 16, 32, 256] {
+            let bytes = blocks * 4096;
+            let data: Vec<u8> = (0..bytes).map(|at| u8::try_from(at % 251).expect("a byte")).collect();
+            let mut buf = direct.pool.take(bytes).expect("the host's own");
+            buf.copy_in(0, &data);
+            let write = Sqe::write(1, 1, 64, blocks, false);
+            let count = copied(|| {
+                direct.run(write, Data::ToController(buf));
+            });
+            let expected = if bytes <= IN_CAPSULE_BYTES { u64::from(bytes) } else { 0 };
+            assert_eq!(count, expected, "a write of {blocks} blocks to disk {index}");
+            let mut read = direct.pool.take(bytes);
+            let count = copied(|| {
+                let buf = read.take().expect("the host's own");
+                read = direct.run(Sqe::read(2, 1, 64, blocks), Data::FromController(buf));
+            });
+            assert_eq!(count, 0, "a read of {blocks} blocks of disk {index}");
+            let read: Vec<u8> = read.iter().flat_map(|buf| buf.segments().flatten().copied()).collect();
+            assert!(index == 2 || read == data, "{blocks} blocks of disk {index}");
+        }
+        direct.finish();
+    }
+}
+
+#[test]
+fn over_rdma_a_write_in_a_capsule_is_copied_once() {
+    let spec = RamSpec { bytes: BYTES, block_bytes: 512, pages: Pages::Base };
+    let disk: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"));
+    let mut direct = Direct::on(&disk, &zones(), setting(1));
+    for blocks in 1..=8 {
+        let buf = direct.pool.take(blocks * 512).expect("the host's own");
+        let count = copied(|| {
+            direct.run(Sqe::write(1, 1, 8, blocks, false), Data::ToController(buf));
+        });
+        // What the write leaves of the page is the disk's copy.
+        assert_eq!(count, u64::from(blocks * 512) + u64::from(4096 - blocks * 512), "{blocks} blocks");
+    }
+    direct.finish();
 }

@@ -86,6 +86,16 @@ fn the_corpus_of_operations_is_replayed() {
 }
 
 #[test]
+fn the_corpus_of_what_hosts_send_over_rdma_is_replayed() {
+    replay("rdma", body("rdma"));
+}
+
+#[test]
+fn mutants_of_what_hosts_send_over_rdma_break_no_promise() {
+    smoke("rdma", body("rdma"));
+}
+
+#[test]
 fn mutants_of_what_hosts_send_break_no_promise() {
     smoke("controller", body("controller"));
 }

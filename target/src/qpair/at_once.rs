@@ -140,6 +140,8 @@ impl<T: Transport> Qpair<T> {
         request.state = State::Executing;
         let is_inserted = self.requests.insert(request).is_ok_and(|own| own == slot);
         debug_assert!(is_inserted, "the slab gave another place than it said");
+        // The transport keeps by it where the host wants its data.
+        self.transport.set_slot(slot);
         if let Some(done) = ended {
             self.on_done(id, env, slot, done);
         }

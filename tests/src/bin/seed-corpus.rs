@@ -14,7 +14,7 @@ use nvme_spec::log::LogId;
 use nvme_spec::register::{CAP, CC, CSTS};
 use nvme_spec::sqe::Fuse;
 use nvme_spec::zerocopy::IntoBytes;
-use nvme_spec::{Sqe, Status};
+use nvme_spec::{Sgl, Sqe, Status};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
@@ -33,6 +33,7 @@ fn main() {
     controller_seeds(&folder.join("controller"));
     host_seeds(&folder.join("host"));
     operation_seeds(&folder.join("operations"));
+    rdma_seeds(&folder.join("rdma"));
 }
 
 fn write(folder: &Path, name: &str, bytes: &[u8]) {
@@ -219,5 +220,74 @@ fn operation_seeds(folder: &Path) {
         let length = rng.size(20, 600);
         let bytes: Vec<u8> = (0..length).map(|_| rng.draw().to_le_bytes()[2]).collect();
         write(folder, &format!("program-{seed:02}"), &bytes);
+    }
+}
+
+/// A step of the RDMA fuzzer that sends a capsule.
+fn sent(sqe: &Sqe, behind: &[u8]) -> Vec<u8> {
+    let bytes = u16::try_from(64 + behind.len()).expect("short");
+    [&[0][..], &bytes.to_le_bytes(), sqe.as_bytes(), behind].concat()
+}
+
+/// Sessions over RDMA. Odd keys open memory, even ones do not.
+fn rdma_seeds(folder: &Path) {
+    let keyed = |bytes: u32, asks: bool| Sgl::keyed(0x10_0000, bytes, 0x1001, asks);
+    let names = (&name(SUBSYSTEM), &name("nqn.2026-01.io.spindle:fuzz"));
+    let data = ConnectData::new([9; 16], 0xffff, names.0, names.1);
+    let connect = Sqe::connect(0, 0, 31, 5000, ConnectAttributes::new());
+    let property = |sqe: Sqe| sent(&sqe, &[]);
+    let fresh = [
+        vec![0, 5],
+        sent(&connect.with_sgl(Sgl::in_capsule(1024)), data.as_bytes()),
+        property(Sqe::property_get(1, true, CAP)),
+        property(Sqe::property_set(2, false, CC, 1 | 6 << 16 | 4 << 20)),
+        property(Sqe::property_get(3, false, CSTS)),
+        property(Sqe::async_event_request(4)),
+        property(Sqe::abort(5, 0, 4)),
+    ];
+    write(folder, "fresh-session", &fresh.concat());
+    write(
+        folder,
+        "fresh-keyed-connect",
+        &[vec![0, 6], sent(&connect.with_sgl(keyed(1024, true)), &[])].concat(),
+    );
+    let admin = [
+        vec![1, 7],
+        sent(&Sqe::identify(1, Cns::CONTROLLER, 0, 0).with_sgl(keyed(4096, true)), &[]),
+        sent(&Sqe::get_log_page(2, LogId(1), 0xffff_ffff, 256, 0, false).with_sgl(keyed(256, false)), &[]),
+        sent(&Sqe::keep_alive(3), &[]),
+        sent(&Sqe::property_set(4, false, CC, 6 << 16 | 4 << 20), &[]),
+    ];
+    write(folder, "admin-session", &admin.concat());
+    let list: Vec<u8> = (0..3_u32)
+        .flat_map(|block| {
+            Sgl::keyed(u64::from(block) << 20, 4096, 0x2001 + 2 * block, block == 1).as_bytes().to_vec()
+        })
+        .collect();
+    let listed = |sqe: Sqe| {
+        let identifier = nvme_spec::SglKind::LAST_SEGMENT_OFFSET.0;
+        sqe.with_sgl(Sgl { length: 48.into(), identifier, ..Sgl::none() })
+    };
+    let io = [
+        vec![2, 8],
+        sent(&Sqe::read(1, 1, 0, 8).with_sgl(keyed(4096, true)), &[]),
+        sent(&Sqe::write(2, 1, 3, 1, false).with_sgl(Sgl::in_capsule(512)), &[7; 512]),
+        sent(&Sqe::write(3, 1, 3, 16, true).with_sgl(keyed(8192, false)), &[]),
+        sent(&listed(Sqe::write(4, 1, 0, 24, false)), &list),
+        sent(&listed(Sqe::read(5, 1, 0, 24)), &list),
+        vec![5, 40],
+        sent(&Sqe::compare(6, 1, 3, 1).with_fuse(Fuse::FIRST).with_sgl(Sgl::in_capsule(512)), &[7; 512]),
+        sent(&Sqe::write(7, 1, 3, 1, false).with_fuse(Fuse::SECOND).with_sgl(keyed(512, true)), &[]),
+        sent(&Sqe::dsm(8, 1, 1).with_sgl(Sgl::in_capsule(16)), &[0; 16]),
+        sent(&Sqe::verify(10, 1, 0, 200), &[]),
+        sent(&Sqe::disconnect(11), &[]),
+    ];
+    write(folder, "io-session", &io.concat());
+    for (end, number) in [("lost", 6), ("in-silence", 7), ("disconnected", 8), ("failed-key", 9)] {
+        let key = if number == 9 { 0x1000 } else { 0x1001 };
+        let large = Sqe::write(1, 1, 0, 64, false).with_sgl(Sgl::keyed(0, 32 << 10, key, true));
+        let read = Sqe::read(2, 1, 0, 64).with_sgl(Sgl::keyed(0, 32 << 10, 0x1001, true));
+        let steps = [vec![2, 9], sent(&large, &[]), sent(&read, &[]), vec![5, 12, number]];
+        write(folder, &format!("io-{end}"), &steps.concat());
     }
 }

@@ -35,6 +35,13 @@ impl<'a> Bytes<'a> {
         of[self.below(of.len())]
     }
 
+    /// The next `count` bytes, or all that are left.
+    pub fn take(&mut self, count: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+
     /// What is left.
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {

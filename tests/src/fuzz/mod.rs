@@ -7,16 +7,22 @@
 //! |---|---|---|
 //! | [`controller`] | what a host sends | no panic, this connection only, every buffer home |
 //! | [`host`] | what a target sends | no panic, each command ends once, every buffer home |
+//! | [`rdma`] | capsules that a host sends over RDMA, and the end of its connection | no panic, this connection only, every buffer home |
 //! | [`operations`] | commands, aborts, resets, disconnects, time | the same, each command answered once |
 
 pub mod bytes;
 pub mod controller;
 pub mod host;
 pub mod operations;
+pub mod rdma;
 
 /// A body by its name, which is that of its corpus.
 pub type Body = fn(&[u8]);
 
 /// All of them.
-pub const ALL: [(&str, Body); 3] =
-    [("controller", controller::run), ("host", host::run), ("operations", operations::run)];
+pub const ALL: [(&str, Body); 4] = [
+    ("controller", controller::run),
+    ("host", host::run),
+    ("operations", operations::run),
+    ("rdma", rdma::run),
+];

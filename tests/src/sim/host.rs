@@ -8,11 +8,10 @@ use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::mem::{Buf, Pool};
-use spindle_tcp::host::{HostData, HostEvent};
 
+use super::carrier::{Carrier, Data, Happened};
 use super::model::{Model, fill};
 use super::rng::Rng;
-use super::wire::Wire;
 
 /// What a command's answer may be, and what it means for the model.
 #[derive(Debug)]
@@ -73,6 +72,8 @@ pub enum Want {
     Abort,
     /// Held until the end.
     AsyncEvent,
+    /// Disconnect or a reset.
+    Leave,
 }
 
 /// A fused pair in flight.
@@ -106,16 +107,18 @@ pub enum Stage {
     Reading,
     /// Commands flow.
     Live,
+    /// The host has said that it goes.
+    Leaving,
     /// The connection is gone.
     Dead,
 }
 
 /// One queue of a host.
-pub struct Queue {
+pub struct Queue<W> {
     /// Its identifier.
     pub qid: u16,
     /// Its connection.
-    pub wire: Wire,
+    pub wire: W,
     /// Where it is.
     pub stage: Stage,
     entries: u16,
@@ -141,15 +144,18 @@ pub struct Issue<'a> {
     pub completed: &'a mut u64,
     /// Writes of unknown fate.
     pub lost: &'a mut Vec<Lost>,
+    /// A queue disconnects or resets its controller, in a thousand commands.
+    pub leaves_permille: u64,
+    /// This host disconnects a queue or resets its controller, or has lost one: what fails now may fail.
+    pub is_leaving: bool,
 }
 
 const NSID: u32 = 1;
 
-impl Queue {
+impl<W: Carrier> Queue<W> {
     /// A queue whose ICReq is about to leave.
     #[must_use]
-    pub fn new(qid: u16, mut wire: Wire, entries: u16) -> Queue {
-        wire.host.connect();
+    pub fn new(qid: u16, wire: W, entries: u16) -> Queue<W> {
         Queue {
             qid,
             wire,
@@ -172,9 +178,8 @@ impl Queue {
         self.outstanding.iter().flatten().count()
     }
 
-    fn submit(&mut self, cid: u16, sqe: Sqe, data: HostData, want: Want) {
-        let is_taken = self.wire.host.submit(sqe, data).is_ok();
-        assert!(is_taken, "the host's connection refused a command that fits");
+    fn submit(&mut self, cid: u16, sqe: Sqe, data: Data, want: Want) {
+        self.wire.submit(sqe, data);
         self.outstanding[usize::from(cid)] = Some(want);
     }
 
@@ -192,7 +197,7 @@ impl Queue {
         let cattr = ConnectAttributes::new().with_disable_sq_flow_control(sq_flow_off);
         let sqe = Sqe::connect(0, self.qid, self.entries - 1, 0, cattr);
         self.stage = Stage::Connecting;
-        self.submit(0, sqe, HostData::ToController(buf), Want::Setup);
+        self.submit(0, sqe, Data::ToController(buf), Want::Setup);
     }
 
     /// Pull the connection's events and judge them. `host` names the host, `cntlid` is learnt from the admin
@@ -205,22 +210,22 @@ impl Queue {
         cntlid: &mut u16,
         sq_flow_off: bool,
     ) {
-        while let Some(event) = self.wire.host.next_event() {
+        while let Some(event) = self.wire.next_event() {
             match event {
-                HostEvent::Ready { .. } => {
+                Happened::Ready => {
                     let cntlid = if self.qid == 0 { 0xffff } else { *cntlid };
                     self.connect(issue.pool, host, subsystem, cntlid, sq_flow_off);
                 }
-                HostEvent::Completed { cid, cqe, buf, result } => {
+                Happened::Completed { cid, cqe, buf, result } => {
                     let want = self.outstanding[usize::from(cid)].take().expect("an answer to nothing");
                     *issue.completed += 1;
-                    if self.stage == Stage::Dead || self.wire.id.is_none() && result.is_err() {
+                    if self.stage == Stage::Dead || self.wire.is_gone() && result.is_err() {
                         self.on_lost(issue, want);
                         continue;
                     }
                     let status = match result {
                         Ok(()) => Status::SUCCESS,
-                        Err(status) if is_path_error(status) => {
+                        Err(status) if is_path_error(status) || issue.is_leaving => {
                             self.on_lost(issue, want);
                             continue;
                         }
@@ -233,10 +238,10 @@ impl Queue {
                     }
                     self.judge(issue, usize::from(cid), want, status, buf);
                 }
-                HostEvent::Closed { .. } => self.stage = Stage::Dead,
+                Happened::Closed => self.stage = Stage::Dead,
             }
         }
-        self.wire.host_received();
+        self.wire.received();
     }
 
     /// The next step of bringing a queue up.
@@ -247,18 +252,20 @@ impl Queue {
                 // CC: EN, IOSQES 6, IOCQES 4.
                 self.stage = Stage::Enabling;
                 let sqe = Sqe::property_set(0, false, CC, 1 | 6 << 16 | 4 << 20);
-                self.submit(0, sqe, HostData::None, Want::Setup);
+                self.submit(0, sqe, Data::None, Want::Setup);
             }
             Stage::Enabling => {
                 self.stage = Stage::Reading;
-                self.submit(0, Sqe::property_get(0, false, CSTS), HostData::None, Want::Setup);
+                self.submit(0, Sqe::property_get(0, false, CSTS), Data::None, Want::Setup);
             }
             Stage::Reading => {
                 assert_eq!(result & 1, 1, "CSTS.RDY after CC.EN");
                 self.stage = Stage::Live;
             }
             Stage::Connecting => self.stage = Stage::Live,
-            Stage::Initializing | Stage::Live | Stage::Dead => panic!("set-up in {:?}", self.stage),
+            Stage::Initializing | Stage::Live | Stage::Leaving | Stage::Dead => {
+                panic!("set-up in {:?}", self.stage)
+            }
         }
     }
 
@@ -278,7 +285,7 @@ impl Queue {
                 self.pairs[index].results[half] = Some(Err(()));
                 self.end_pair(issue, index);
             }
-            Want::Setup | Want::Other | Want::Refused(_) | Want::Abort | Want::AsyncEvent => {}
+            Want::Setup | Want::Other | Want::Refused(_) | Want::Abort | Want::AsyncEvent | Want::Leave => {}
         }
     }
 
@@ -342,6 +349,7 @@ impl Queue {
             }
             Want::Abort => assert!(is_ok, "abort: {status}"),
             Want::AsyncEvent => assert!(is_ok || is_aborted || status.code() == Status::ABORTED_SQ_DELETION),
+            Want::Leave => assert!(is_ok, "leaving: {status}"),
             Want::Setup => {}
         }
     }
@@ -374,11 +382,17 @@ impl Queue {
         if self.stage != Stage::Live || self.count() + 2 > usize::from(self.entries) - 1 {
             return;
         }
+        if issue.leaves_permille > 0 && issue.rng.permille(issue.leaves_permille) {
+            self.leave(issue);
+            return;
+        }
         if self.qid == 0 {
             self.issue_admin(issue);
             return;
         }
-        let count = issue.rng.size(1, issue.blocks_max);
+        // Few large ones among many small ones.
+        let is_small = issue.blocks_max > 12 && issue.rng.permille(950);
+        let count = issue.rng.size(1, if is_small { 12 } else { issue.blocks_max });
         let first = issue.rng.size(0, issue.model.len() - count);
         let Some(cid) = self.free_cid(issue.rng) else { return };
         match issue.rng.below(100) {
@@ -392,18 +406,31 @@ impl Queue {
             88..91 => self.submit(
                 cid,
                 Sqe::flush(cid, issue.rng.pick(&[NSID, 0xffff_ffff])),
-                HostData::None,
+                Data::None,
                 Want::Other,
             ),
             _ => self.wrong(issue, cid),
         }
     }
 
+    /// Disconnect an I/O queue, or reset the controller, with commands outstanding: the target ends the
+    /// connections.
+    fn leave(&mut self, issue: &mut Issue<'_>) {
+        let Some(cid) = self.free_cid(issue.rng) else { return };
+        let sqe = match self.qid {
+            0 => Sqe::property_set(cid, false, CC, 6 << 16 | 4 << 20),
+            _ => Sqe::disconnect(cid),
+        };
+        self.stage = Stage::Leaving;
+        self.wire.excuse();
+        self.submit(cid, sqe, Data::None, Want::Leave);
+    }
+
     fn read(&mut self, issue: &mut Issue<'_>, cid: u16, first: usize, count: usize) {
         if issue.model.try_read(first, count) {
             let buf = take(issue, count);
             let sqe = Sqe::read(cid, NSID, first as u64, blocks(count));
-            self.submit(cid, sqe, HostData::FromController(buf), Want::Read { first, count });
+            self.submit(cid, sqe, Data::FromController(buf), Want::Read { first, count });
         }
     }
 
@@ -414,7 +441,7 @@ impl Queue {
         let tags: Vec<u64> = (0..count).map(|_| issue.model.fresh_tag()).collect();
         let buf = filled(issue, &tags);
         let sqe = Sqe::write(cid, NSID, first as u64, blocks(count), issue.rng.permille(200));
-        self.submit(cid, sqe, HostData::ToController(buf), Want::Write { first, tags });
+        self.submit(cid, sqe, Data::ToController(buf), Want::Write { first, tags });
     }
 
     fn zero(&mut self, issue: &mut Issue<'_>, cid: u16, first: usize, count: usize) {
@@ -424,7 +451,7 @@ impl Queue {
         let want = Want::Write { first, tags: vec![0; count] };
         if issue.rng.permille(500) {
             let sqe = Sqe::write_zeroes(cid, NSID, first as u64, blocks(count), issue.rng.permille(500));
-            self.submit(cid, sqe, HostData::None, want);
+            self.submit(cid, sqe, Data::None, want);
             return;
         }
         // Two adjacent ranges, of which the first may be empty.
@@ -439,7 +466,7 @@ impl Queue {
         }
         let mut sqe = Sqe::dsm(cid, NSID, 2);
         sqe.cdw11.set(4);
-        self.submit(cid, sqe, HostData::ToController(buf), want);
+        self.submit(cid, sqe, Data::ToController(buf), want);
     }
 
     fn compare(&mut self, issue: &mut Issue<'_>, cid: u16, first: usize, count: usize) {
@@ -456,7 +483,7 @@ impl Queue {
         }
         let buf = filled(issue, &tags);
         let sqe = Sqe::compare(cid, NSID, first as u64, blocks(count));
-        self.submit(cid, sqe, HostData::ToController(buf), Want::Compare { first, count, is_same });
+        self.submit(cid, sqe, Data::ToController(buf), Want::Compare { first, count, is_same });
     }
 
     fn pair(&mut self, issue: &mut Issue<'_>, cid: u16, block: usize) {
@@ -471,17 +498,17 @@ impl Queue {
         self.pairs.push(Pair { block, tag, is_same, results: [None, None] });
         let compare = Sqe::compare(cid, NSID, block as u64, 1).with_fuse(Fuse::FIRST);
         let buf = filled(issue, &[expected]);
-        self.submit(cid, compare, HostData::ToController(buf), Want::Pair { index, half: 0 });
+        self.submit(cid, compare, Data::ToController(buf), Want::Pair { index, half: 0 });
         let second = self.free_cid(issue.rng).expect("room for two was checked");
         let write = Sqe::write(second, NSID, block as u64, 1, false).with_fuse(Fuse::SECOND);
         let buf = filled(issue, &[tag]);
-        self.submit(second, write, HostData::ToController(buf), Want::Pair { index, half: 1 });
+        self.submit(second, write, Data::ToController(buf), Want::Pair { index, half: 1 });
     }
 
     fn verify(&mut self, issue: &mut Issue<'_>, cid: u16, first: usize, count: usize) {
         if issue.model.try_read(first, count) {
             let sqe = Sqe::verify(cid, NSID, first as u64, blocks(count));
-            self.submit(cid, sqe, HostData::None, Want::Verify { first, count });
+            self.submit(cid, sqe, Data::None, Want::Verify { first, count });
         }
     }
 
@@ -511,7 +538,7 @@ impl Queue {
             }
         }
         let sqe = Sqe::copy(cid, NSID, first as u64, u16::try_from(parts).expect("two"));
-        self.submit(cid, sqe, HostData::ToController(buf), Want::Copy { source, first, tags });
+        self.submit(cid, sqe, Data::ToController(buf), Want::Copy { source, first, tags });
     }
 
     /// Commands that must be refused, each in its own way.
@@ -526,17 +553,17 @@ impl Queue {
             5 => (Sqe::read(cid, NSID, 0, 2), 1, Status::DATA_SGL_LENGTH_INVALID),
             _ => (Sqe::read(cid, NSID, 0, 1).with_fuse(Fuse::FIRST), 1, Status::INVALID_FIELD),
         };
-        let data = if data == 0 { HostData::None } else { HostData::FromController(take(issue, data)) };
+        let data = if data == 0 { Data::None } else { Data::FromController(take(issue, data)) };
         self.submit(cid, sqe, data, Want::Refused(status));
     }
 
     fn issue_admin(&mut self, issue: &mut Issue<'_>) {
         let Some(cid) = self.free_cid(issue.rng) else { return };
         let page = |issue: &Issue<'_>| {
-            HostData::FromController(issue.pool.take(4096).expect("the hosts' pool is large"))
+            Data::FromController(issue.pool.take(4096).expect("the hosts' pool is large"))
         };
         match issue.rng.below(5) {
-            0 => self.submit(cid, Sqe::keep_alive(cid), HostData::None, Want::Other),
+            0 => self.submit(cid, Sqe::keep_alive(cid), Data::None, Want::Other),
             1 => {
                 let sqe = Sqe::identify(cid, nvme_spec::identify::Cns::CONTROLLER, 0, 0);
                 self.submit(cid, sqe, page(issue), Want::Other);
@@ -546,14 +573,14 @@ impl Queue {
                 self.submit(cid, sqe, page(issue), Want::Other);
             }
             3 if !self.outstanding.iter().flatten().any(|want| matches!(want, Want::AsyncEvent)) => {
-                self.submit(cid, Sqe::async_event_request(cid), HostData::None, Want::AsyncEvent);
+                self.submit(cid, Sqe::async_event_request(cid), Data::None, Want::AsyncEvent);
             }
             _ => {}
         }
     }
 
     /// Ask on this (admin) queue for an abort of a command of `other`.
-    pub fn abort(&mut self, issue: &mut Issue<'_>, other: &mut Queue) {
+    pub fn abort(&mut self, issue: &mut Issue<'_>, other: &mut Queue<W>) {
         let is_room = self.stage == Stage::Live && self.count() + 2 < usize::from(self.entries);
         let aborts = self.outstanding.iter().flatten().filter(|want| matches!(want, Want::Abort)).count();
         let victim = other.outstanding.iter().position(Option::is_some);
@@ -563,7 +590,7 @@ impl Queue {
         };
         other.is_abort_asked[victim] = true;
         let victim = u16::try_from(victim).expect("a cid");
-        self.submit(cid, Sqe::abort(cid, other.qid, victim), HostData::None, Want::Abort);
+        self.submit(cid, Sqe::abort(cid, other.qid, victim), Data::None, Want::Abort);
     }
 }
 

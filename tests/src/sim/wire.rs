@@ -4,12 +4,18 @@ use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
 use arrayvec::ArrayVec;
+use nvme_spec::Sqe;
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
-use spindle_tcp::controller::Conn;
-use spindle_tcp::{Phase, RxBatch, host};
+use spindle_target::snapshot::{Peer, TransportKind};
+use spindle_tcp::controller::{Conn, ConnConfig};
+use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
+use spindle_tcp::{Phase, RxBatch};
 
+use super::carrier::{Carrier, Data, Happened};
 use super::rng::Rng;
+use super::world::Swarm;
 
 /// One connection and the host's end of it.
 pub struct Wire {
@@ -41,27 +47,6 @@ impl Wire {
             capacity,
             target_has_shut: false,
             host_has_shut: false,
-        }
-    }
-
-    /// The host's end is gone at once; so is what was on the wire.
-    pub fn cut(&mut self, core: &mut TargetCore<Conn>) {
-        self.host.on_reset();
-        if let Some(id) = self.id.take() {
-            if let Some(conn) = core.transport(id) {
-                conn.on_reset();
-            }
-            core.step(id);
-        }
-    }
-
-    /// Move some bytes, somewhere.
-    pub fn shake(&mut self, core: &mut TargetCore<Conn>, rng: &mut Rng, chunk: usize) {
-        match rng.below(4) {
-            0 => self.host_sends(rng, chunk),
-            1 => self.target_receives(core, rng, chunk),
-            2 => self.target_sends(core, rng, chunk),
-            _ => self.host_receives(rng, chunk),
         }
     }
 
@@ -158,14 +143,102 @@ impl Wire {
         batch.filled(count - direct);
         self.host.load(batch);
     }
+}
+
+impl Carrier for Wire {
+    type Conn = Conn;
+    const KIND: TransportKind = TransportKind::Tcp;
+
+    fn open(
+        swarm: &Swarm,
+        qid: u16,
+        core: &mut TargetCore<Conn>,
+        index: usize,
+        now: Nanos,
+        _rng: &mut Rng,
+    ) -> Wire {
+        let config = ConnConfig {
+            in_capsule_bytes: swarm.in_capsule_bytes,
+            max_h2c_data: swarm.max_h2c_data,
+            queue_entries: 64,
+            transfer_bytes: swarm.transfer_bytes,
+            ..ConnConfig::default()
+        };
+        let peer = Peer {
+            transport: TransportKind::Tcp,
+            listener: 0,
+            remote: "127.0.0.1:9".parse().expect("an address"),
+            local: "127.0.0.1:4420".parse().expect("an address"),
+        };
+        let id = core.accept(Conn::new(config, now), peer).unwrap_or_else(|_| panic!("room"));
+        let mut host = host::Conn::new(
+            HostConfig {
+                header_digest: swarm.digests.0,
+                data_digest: swarm.digests.1,
+                queue_entries: swarm.queue_entries,
+                in_capsule_bytes: if qid == 0 { 8192 } else { swarm.in_capsule_bytes },
+                ..HostConfig::default()
+            },
+            now,
+        );
+        host.connect();
+        Wire::new(host, index, id, swarm.wire_bytes)
+    }
+
+    fn core(&self) -> usize {
+        self.core
+    }
+
+    fn submit(&mut self, sqe: Sqe, data: Data) {
+        let data = match data {
+            Data::None => HostData::None,
+            Data::ToController(buf) => HostData::ToController(buf),
+            Data::FromController(buf) => HostData::FromController(buf),
+        };
+        let is_taken = self.host.submit(sqe, data).is_ok();
+        assert!(is_taken, "the host's connection refused a command that fits");
+    }
+
+    fn next_event(&mut self) -> Option<Happened> {
+        Some(match self.host.next_event()? {
+            HostEvent::Ready { .. } => Happened::Ready,
+            HostEvent::Completed { cid, cqe, buf, result } => Happened::Completed { cid, cqe, buf, result },
+            HostEvent::Closed { .. } => Happened::Closed,
+        })
+    }
 
     /// Give the host's batch back, after its events were pulled.
-    pub fn host_received(&mut self) {
+    fn received(&mut self) {
         self.host.unload();
         if self.target_has_shut && self.to_host.is_empty() {
             self.host.on_peer_closed();
         }
         self.host_has_shut |= self.host.phase() != Phase::Open && !self.host.wants_send();
+    }
+
+    /// Move some bytes, somewhere.
+    fn shake(&mut self, core: &mut TargetCore<Conn>, swarm: &Swarm, rng: &mut Rng, _now: Nanos) {
+        let chunk = swarm.chunk;
+        match rng.below(4) {
+            0 => self.host_sends(rng, chunk),
+            1 => self.target_receives(core, rng, chunk),
+            2 => self.target_sends(core, rng, chunk),
+            _ => self.host_receives(rng, chunk),
+        }
+    }
+
+    fn cut(&mut self, core: &mut TargetCore<Conn>, _rng: &mut Rng) {
+        self.host.on_reset();
+        if let Some(id) = self.id.take() {
+            if let Some(conn) = core.transport(id) {
+                conn.on_reset();
+            }
+            core.step(id);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.id.is_none()
     }
 }
 

@@ -15,16 +15,15 @@ use spindle_target::counters::NamespaceCounters;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{
-    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Peer, Snapshot, Subsystem, TransportKind,
+    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem, TransportKind,
 };
-use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{self, HostConfig};
 
+use super::carrier::Carrier;
 use super::disk::PoolDisk;
 use super::host::{Issue, Lost, Queue, Stage};
 use super::model::Model;
+use super::rdma::Fabric;
 use super::rng::Rng;
-use super::wire::Wire;
 
 /// What a seed draws.
 #[derive(Debug, Clone)]
@@ -65,6 +64,10 @@ pub struct Swarm {
     pub faults: [u32; 4],
     /// A host vanishes, in a thousand turns.
     pub cuts_permille: u64,
+    /// Most bytes of a command.
+    pub transfer_bytes: u32,
+    /// NVMe/RDMA only.
+    pub fabric: Fabric,
 }
 
 impl Swarm {
@@ -95,6 +98,8 @@ impl Swarm {
             wire_bytes: rng.pick(&[600, 9000, 200_000]),
             faults,
             cuts_permille: rng.pick(&[0, 0, 1, 3]),
+            transfer_bytes: 1 << 17,
+            fabric: Fabric::default(),
         }
     }
 }
@@ -108,24 +113,28 @@ pub struct Report {
     pub cuts: u64,
     /// Requests that waited for memory.
     pub waits: u64,
+    /// Connections that ended without the host: the link was lost, or the target let it go.
+    pub losses: u64,
 }
 
-struct SimHost {
+struct SimHost<W> {
     nqn: Nqn,
     id: [u8; 16],
     cntlid: u16,
-    queues: Vec<Queue>,
+    queues: Vec<Queue<W>>,
 }
 
 /// A target with its hosts.
-pub struct World {
+pub struct World<W: Carrier> {
     swarm: Swarm,
     rng: Rng,
     now: Nanos,
-    cores: Vec<TargetCore<Conn>>,
+    cores: Vec<TargetCore<W::Conn>>,
     /// Messages from core to core, in order.
     mail: Vec<VecDeque<Message>>,
-    hosts: Vec<SimHost>,
+    hosts: Vec<SimHost<W>>,
+    /// Connections whose host is gone, and whose end the target has not seen yet.
+    ending: Vec<W>,
     model: Model,
     pool: Pool,
     control: Arc<FaultControl>,
@@ -134,6 +143,7 @@ pub struct World {
     completed: u64,
     lost: Vec<Lost>,
     cuts: u64,
+    losses: u64,
     /// Free bytes of each core's pools at the start.
     home: Vec<(u64, u64)>,
 }
@@ -144,7 +154,7 @@ fn nqn(text: &str) -> Nqn {
     Nqn::new(text).expect("a name")
 }
 
-fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>) -> Arc<Snapshot> {
+fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>, transport: TransportKind) -> Arc<Snapshot> {
     let namespace = Namespace {
         nsid: 1,
         disk: DiskId(0),
@@ -170,7 +180,7 @@ fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>) -> Arc<Snapshot> {
         disks: vec![Some(Arc::clone(disk))],
         listeners: vec![Listener {
             port_id: 1,
-            transport: TransportKind::Tcp,
+            transport,
             address,
             in_capsule_bytes: swarm.in_capsule_bytes,
         }],
@@ -178,17 +188,17 @@ fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>) -> Arc<Snapshot> {
         referrals: Vec::new(),
         limits: ControllerLimits {
             queue_entries: 64,
-            transfer_bytes: 1 << 17,
+            transfer_bytes: swarm.transfer_bytes,
             keep_alive_ms_max: 3_600_000,
             discovery_keep_alive_ms: 120_000,
         },
     })
 }
 
-impl World {
+impl<W: Carrier> World<W> {
     /// A world as drawn, with all hosts about to connect.
     #[must_use]
-    pub fn new(swarm: Swarm) -> World {
+    pub fn new(swarm: Swarm) -> World<W> {
         let bytes = swarm.blocks as u64 * u64::from(swarm.block_bytes);
         let disk: Arc<dyn DiskSource> = match swarm.slack_bytes {
             None => PoolDisk::create(swarm.block_bytes, swarm.blocks as u64),
@@ -203,12 +213,15 @@ impl World {
         {
             control.set_all(fault, rate);
         }
-        let snapshot = snapshot(&swarm, &disk);
+        let snapshot = snapshot(&swarm, &disk, W::KIND);
         let registry = Arc::new(Registry::default());
         let zone = |buffer_bytes, count| ZoneSpec { buffer_bytes, count };
         let cores: Vec<_> = (0..swarm.cores)
             .map(|core| {
-                let zones = [zone(4096, swarm.buffers), zone(1 << 17, swarm.buffers)];
+                let mut zones = vec![zone(4096, swarm.buffers), zone(1 << 17, swarm.buffers)];
+                if swarm.transfer_bytes > 1 << 17 {
+                    zones.push(zone(swarm.transfer_bytes, 1));
+                }
                 let settings = CoreSettings {
                     core,
                     cores: swarm.cores,
@@ -226,13 +239,18 @@ impl World {
             .collect();
         let home =
             cores.iter().map(|core| (core.pools().0.free_bytes(), core.pools().1.free_bytes())).collect();
-        let pool = Pool::new(&[zone(4096, 2000), zone(1 << 16, 1000)], Pages::Base).expect("a pool");
+        let mut zones = vec![zone(4096, 2000), zone(1 << 16, 1000)];
+        if swarm.transfer_bytes > 1 << 17 {
+            zones.push(zone(swarm.transfer_bytes, 200));
+        }
+        let pool = Pool::new(&zones, Pages::Base).expect("a pool");
         let mut world = World {
             rng: Rng::new(swarm.seed ^ 0xabcd),
             now: Nanos::ZERO,
             mail: (0..swarm.cores * swarm.cores).map(|_| VecDeque::new()).collect(),
             cores,
             hosts: Vec::new(),
+            ending: Vec::new(),
             model: Model::new(swarm.blocks, swarm.block_bytes as usize),
             pool,
             control,
@@ -241,6 +259,7 @@ impl World {
             completed: 0,
             lost: Vec::new(),
             cuts: 0,
+            losses: 0,
             home,
             swarm,
         };
@@ -283,6 +302,9 @@ impl World {
             }
         }
         self.cores_turn();
+        if !self.ending.is_empty() {
+            self.end_some();
+        }
         if self.rng.permille(2) {
             self.control.release_dropped();
         }
@@ -290,49 +312,28 @@ impl World {
 
     fn connect(&mut self, index: usize, qid: u16) {
         let core = self.rng.size(0, self.cores.len() - 1);
-        let swarm = &self.swarm;
-        let config = ConnConfig {
-            in_capsule_bytes: swarm.in_capsule_bytes,
-            max_h2c_data: swarm.max_h2c_data,
-            queue_entries: 64,
-            transfer_bytes: 1 << 17,
-            ..ConnConfig::default()
-        };
-        let peer = Peer {
-            transport: TransportKind::Tcp,
-            listener: 0,
-            remote: "127.0.0.1:9".parse().expect("an address"),
-            local: "127.0.0.1:4420".parse().expect("an address"),
-        };
-        let id =
-            self.cores[core].accept(Conn::new(config, self.now), peer).unwrap_or_else(|_| panic!("room"));
-        let host = host::Conn::new(
-            HostConfig {
-                header_digest: swarm.digests.0,
-                data_digest: swarm.digests.1,
-                queue_entries: swarm.queue_entries,
-                in_capsule_bytes: if qid == 0 { 8192 } else { swarm.in_capsule_bytes },
-                ..HostConfig::default()
-            },
-            self.now,
-        );
-        let wire = Wire::new(host, core, id, swarm.wire_bytes);
-        self.hosts[index].queues.push(Queue::new(qid, wire, swarm.queue_entries));
+        let World { swarm, cores, now, rng, .. } = self;
+        let wire = W::open(swarm, qid, &mut cores[core], core, *now, rng);
+        self.hosts[index].queues.push(Queue::new(qid, wire, self.swarm.queue_entries));
     }
 
     fn host_turn(&mut self, index: usize) {
-        let World { swarm, rng, cores, hosts, model, pool, completed, lost, subsystem, .. } = self;
+        let World { swarm, rng, cores, hosts, model, pool, completed, lost, subsystem, now, .. } = self;
         let host = &mut hosts[index];
         let SimHost { nqn, id, cntlid, queues } = host;
         let has_faults = swarm.faults.iter().any(|rate| *rate > 0);
-        let mut issue = Issue { rng, model, pool, blocks_max: swarm.blocks_max, has_faults, completed, lost };
+        let (blocks_max, leaves_permille) = (swarm.blocks_max, swarm.fabric.leaves_permille);
+        let is_leaving = queues.iter().any(|queue| queue.stage == Stage::Leaving || queue.wire.is_excused());
+        let mut issue =
+            Issue { rng, model, pool, blocks_max, has_faults, completed, lost, leaves_permille, is_leaving };
         for queue in queues.iter_mut() {
-            let core = queue.wire.core;
-            for _ in 0..issue.rng.size(1, 6) {
-                queue.wire.shake(&mut cores[core], issue.rng, swarm.chunk);
+            let core = queue.wire.core();
+            for _ in 0..issue.rng.size(1, 6 + swarm.fabric.haste) {
+                queue.wire.shake(&mut cores[core], swarm, issue.rng, *now);
                 queue.on_events(&mut issue, (nqn, *id), subsystem, cntlid, swarm.sq_flow_off);
             }
             queue.issue(&mut issue);
+            issue.is_leaving |= queue.stage == Stage::Leaving;
         }
         if queues.len() > 1 && issue.rng.permille(5) {
             let (admin, ios) = queues.split_at_mut(1);
@@ -340,10 +341,18 @@ impl World {
             admin[0].abort(&mut issue, &mut ios[victim]);
         }
         let admin_is_live = queues.first().is_some_and(|queue| queue.stage == Stage::Live);
+        let is_dead = |queue: &Queue<W>| queue.stage == Stage::Dead;
         assert!(
-            queues.iter().all(|queue| queue.stage != Stage::Dead),
+            !queues.iter().any(is_dead) || queues.iter().any(|queue| queue.wire.is_excused()),
             "the target closed a connection by itself"
         );
+        // As Linux: what one queue loses, the controller has lost. Some never hear of it, and time out.
+        let excused = queues.iter().filter(|queue| queue.wire.is_excused()).count() as u64;
+        if queues.iter().any(is_dead) || excused > 0 && issue.rng.permille(5 * excused) {
+            self.losses += excused;
+            self.cut(index);
+            return;
+        }
         if admin_is_live && queues.len() <= swarm.io_queues {
             let qid = u16::try_from(queues.len()).expect("few");
             self.connect(index, qid);
@@ -358,17 +367,46 @@ impl World {
         let turn = self.rng.size(0, queues.len().saturating_sub(1));
         queues.rotate_left(turn);
         for queue in &mut queues {
-            let core = queue.wire.core;
-            queue.wire.cut(&mut self.cores[core]);
+            let core = queue.wire.core();
+            queue.wire.cut(&mut self.cores[core], &mut self.rng);
         }
         let World { swarm, rng, hosts, model, pool, completed, lost, subsystem, .. } = self;
         let host = &mut hosts[index];
-        let mut issue = Issue { rng, model, pool, blocks_max: 1, has_faults: true, completed, lost };
+        let mut issue = Issue {
+            rng,
+            model,
+            pool,
+            blocks_max: 1,
+            has_faults: true,
+            completed,
+            lost,
+            leaves_permille: 0,
+            is_leaving: true,
+        };
         for queue in &mut queues {
             queue.stage = Stage::Dead;
             queue.on_events(&mut issue, (&host.nqn, host.id), subsystem, &mut host.cntlid, swarm.sq_flow_off);
         }
-        self.settle();
+        self.ending.extend(queues.into_iter().map(|queue| queue.wire));
+        self.end_some();
+    }
+
+    /// Connections without a host go on until the target has noticed.
+    fn end_some(&mut self) {
+        let World { swarm, rng, cores, ending, now, .. } = self;
+        ending.retain_mut(|wire| {
+            for _ in 0..rng.size(1, 20) {
+                let core = &mut cores[wire.core()];
+                if wire.is_over() {
+                    break;
+                }
+                wire.shake(core, swarm, rng, *now);
+            }
+            !wire.is_over()
+        });
+        if self.ending.is_empty() {
+            self.settle();
+        }
     }
 
     /// Let the disks come to rest; then the fate of lost writes is decided, if unknown.
@@ -423,6 +461,16 @@ impl World {
         for index in 0..self.hosts.len() {
             self.cut(index);
         }
+        for _ in 0..100_000 {
+            if self.ending.is_empty() {
+                break;
+            }
+            self.now = Nanos(self.now.0 + 10_000);
+            self.cores_turn();
+            self.end_some();
+        }
+        assert!(self.ending.is_empty(), "a connection does not end");
+        self.settle();
         let waits = self.cores.iter().map(|core| core.usage().waits).sum();
         for (core, home) in self.cores.iter().zip(&self.home) {
             assert_eq!(core.usage().connections, 0, "a connection outlived its host");
@@ -430,6 +478,6 @@ impl World {
             assert_eq!(now, *home, "buffers of core were not given back");
         }
         assert_eq!(self.registry.count(), 0, "a controller outlived its host");
-        Report { commands: self.completed, cuts: self.cuts, waits }
+        Report { commands: self.completed, cuts: self.cuts, waits, losses: self.losses }
     }
 }

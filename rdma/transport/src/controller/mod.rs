@@ -21,6 +21,10 @@
 
 mod capsule;
 mod chain;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 

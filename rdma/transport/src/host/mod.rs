@@ -326,6 +326,11 @@ impl Conn {
         self.commands.get(chain)?.data.as_ref().map(|(buf, _)| buf)
     }
 
+    /// The same, for one who carries out the controller's WRITEs by copying.
+    pub fn buffer_mut(&mut self, chain: Slot) -> Option<&mut Buf> {
+        self.commands.get_mut(chain)?.data.as_mut().map(|(buf, _)| buf)
+    }
+
     /// The keys of it.
     #[inline]
     #[must_use]

@@ -1,0 +1,218 @@
+//! What a capsule may not be: every kind of descriptor, and every length and offset at its boundary.
+
+use nvme_spec::sqe::{Psdt, SglKind};
+use nvme_spec::status::Status;
+use nvme_spec::zerocopy::IntoBytes;
+use nvme_spec::{Sgl, Sqe};
+use spindle_reactor::mem::Pool;
+use spindle_target::transport::{DataPointer, Event, Transport};
+
+use super::*;
+
+/// In-capsule data of the connections here.
+const ROOM: u32 = 512;
+
+fn pool() -> Pool {
+    Pool::of_strides(CAPSULE_BYTES + 1024, 4).expect("memory")
+}
+
+fn conn() -> Conn {
+    let mut conn = Conn::new(ConnConfig {
+        in_capsule_bytes: ROOM,
+        receives: 8,
+        can_invalidate: true,
+        ..ConnConfig::default()
+    });
+    conn.on_established();
+    conn
+}
+
+fn capsule(pool: &Pool, sqe: Sqe, behind: &[u8]) -> Capsule {
+    let bytes = CAPSULE_BYTES + u32::try_from(behind.len()).expect("short");
+    let mut buf = pool.take(CAPSULE_BYTES + 1024).expect("a receive");
+    buf.as_mut_slice().expect("one piece").fill(0xee);
+    buf.copy_in(0, sqe.as_bytes());
+    buf.copy_in(64, behind);
+    Capsule { bytes, sqe, buf: (bytes > CAPSULE_BYTES).then_some(buf) }
+}
+
+/// What a queue pair is told of this command, and how many of its blocks are known.
+fn told_sqe(sqe: Sqe, behind: &[u8]) -> (Result<DataPointer, Status>, usize, Option<u32>) {
+    let (pool, mut conn) = (pool(), conn());
+    conn.received(capsule(&pool, sqe, behind));
+    let Some(Event::Command { data, .. }) = conn.next_event() else { panic!("a command") };
+    assert_eq!(conn.phase(), Phase::Open, "the connection goes on");
+    let current = conn.current.as_ref().expect("it has no slot yet");
+    let known = (data, current.blocks.len(), current.invalidate);
+    conn.ignore();
+    while conn.next_buffer().is_some() {}
+    assert_eq!((conn.buffers_held(), pool.free_bytes()), (0, 4 * u64::from(CAPSULE_BYTES + 1024)));
+    known
+}
+
+fn told(sgl: Sgl, behind: &[u8]) -> Result<DataPointer, Status> {
+    told_sqe(Sqe::read(1, 1, 0, 1).with_sgl(sgl), behind).0
+}
+
+fn of_kind(identifier: u8, address: u64, bytes: u32) -> Sgl {
+    Sgl { address: address.into(), length: bytes.into(), reserved: [0; 3], identifier }
+}
+
+fn list(offset: u64, bytes: u32) -> Sgl {
+    of_kind(SglKind::LAST_SEGMENT_OFFSET.0, offset, bytes)
+}
+
+/// Descriptors as they are behind an entry.
+fn descriptors(of: &[Sgl]) -> Vec<u8> {
+    of.iter().flat_map(|sgl| sgl.as_bytes().to_vec()).collect()
+}
+
+fn block(index: u32) -> Sgl {
+    Sgl::keyed(u64::from(index) << 32, 512, 100 + index, false)
+}
+
+#[test]
+fn a_message_shorter_than_an_entry_ends_the_connection_and_gives_its_buffer_back() {
+    for bytes in [0, 1, 63] {
+        for has_buffer in [false, true] {
+            let (pool, mut conn) = (pool(), conn());
+            let mut short = capsule(&pool, Sqe::keep_alive(1), &[0]);
+            short.bytes = bytes;
+            short.buf.take_if(|_| !has_buffer);
+            conn.received(short);
+            assert!(conn.next_event().is_none());
+            assert_eq!(conn.phase(), Phase::Ending);
+            assert_eq!(conn.take_violation(), Some(Violation::CapsuleBytes { bytes }));
+            assert_eq!(conn.next_buffer().is_some(), has_buffer);
+            assert_eq!(conn.buffers_held(), 0);
+        }
+    }
+}
+
+#[test]
+fn an_entry_alone_and_one_byte_more_are_capsules() {
+    for behind in [&[][..], &[1]] {
+        assert_eq!(told(Sgl::keyed(0, 512, 7, false), behind), Ok(DataPointer::Host { bytes: 512 }));
+    }
+    assert_eq!(told(Sgl::in_capsule(1), &[1]), Ok(DataPointer::InCapsule { bytes: 1 }));
+    assert_eq!(told(Sgl::in_capsule(1), &[]), Err(Status::DATA_SGL_LENGTH_INVALID.dnr()));
+}
+
+#[test]
+fn every_kind_of_descriptor_that_is_not_of_rdma_fails_its_command_for_good() {
+    let behind = descriptors(&[block(0)]);
+    for identifier in 0..=255 {
+        let told = told(of_kind(identifier, 0, 16), &behind);
+        match SglKind(identifier) {
+            SglKind::KEYED_DATA_BLOCK | SglKind::KEYED_DATA_BLOCK_INVALIDATE => {
+                assert_eq!(told, Ok(DataPointer::Host { bytes: 16 }));
+            }
+            SglKind::DATA_BLOCK_OFFSET => assert_eq!(told, Ok(DataPointer::InCapsule { bytes: 16 })),
+            SglKind::LAST_SEGMENT_OFFSET => assert_eq!(told, Ok(DataPointer::Host { bytes: 512 })),
+            _ => assert_eq!(told, Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()), "{identifier:#x}"),
+        }
+    }
+    assert_eq!(told(Sgl::none(), &[]), Ok(DataPointer::None), "no data, all zero");
+    let prp = Sqe::read(1, 1, 0, 1).with_sgl(block(0)).with_psdt(Psdt::PRP);
+    assert_eq!(told_sqe(prp, &[]).0, Err(Status::INVALID_FIELD.dnr()));
+    let fabrics = Sqe::property_get(1, false, nvme_spec::register::CSTS).with_psdt(Psdt::PRP);
+    assert_eq!(told_sqe(fabrics, &[]).0, Ok(DataPointer::None), "the field is reserved there");
+}
+
+#[test]
+fn in_capsule_data_begins_at_offset_0_and_ends_with_the_capsule_and_its_room() {
+    let data = [5; 1024];
+    let room = ROOM as usize;
+    let wrong = Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
+    for (bytes, behind, expected) in [
+        (0, 0, Ok(DataPointer::None)),
+        (0, 100, Ok(DataPointer::None)),
+        (99, 100, Ok(DataPointer::InCapsule { bytes: 99 })),
+        (100, 100, Ok(DataPointer::InCapsule { bytes: 100 })),
+        (101, 100, wrong),
+        (ROOM, room, Ok(DataPointer::InCapsule { bytes: ROOM })),
+        (ROOM + 1, room + 1, wrong),
+        (u32::MAX, room, wrong),
+        (1, 0, wrong),
+    ] {
+        assert_eq!(told(Sgl::in_capsule(bytes), &data[..behind]), expected, "{bytes} of {behind}");
+    }
+    for offset in [1, 64, u64::MAX] {
+        let sgl = of_kind(SglKind::DATA_BLOCK_OFFSET.0, offset, 16);
+        assert_eq!(told(sgl, &data[..100]), Err(Status::SGL_OFFSET_INVALID.dnr()), "{offset}");
+    }
+}
+
+#[test]
+fn a_key_has_24_bits_of_length_and_no_end_beyond_the_last_address() {
+    let most = 0xff_ffff;
+    assert_eq!(told(Sgl::keyed(0, most, 1, false), &[]), Ok(DataPointer::Host { bytes: most }));
+    assert_eq!(told(Sgl::keyed(u64::MAX, 0, 1, true), &[]), Ok(DataPointer::None));
+    let last = u64::MAX - 512;
+    assert_eq!(told(Sgl::keyed(last, 512, 1, false), &[]), Ok(DataPointer::Host { bytes: 512 }));
+    for (address, bytes) in [(last + 1, 512), (u64::MAX, 1), (u64::MAX, most)] {
+        let told = told(Sgl::keyed(address, bytes, 1, false), &[]);
+        assert_eq!(told, Err(Status::DATA_SGL_LENGTH_INVALID.dnr()), "{address:#x} {bytes}");
+    }
+}
+
+#[test]
+fn a_list_lies_in_its_capsule_as_a_whole() {
+    let behind = descriptors(&[block(1), block(2), block(3)]);
+    let whole = told_sqe(Sqe::read(1, 1, 0, 3).with_sgl(list(0, 48)), &behind);
+    assert_eq!(whole, (Ok(DataPointer::Host { bytes: 1536 }), 3, None));
+    assert_eq!(told(list(16, 32), &behind), Ok(DataPointer::Host { bytes: 1024 }), "the last two");
+    assert_eq!(told(list(32, 16), &behind), Ok(DataPointer::Host { bytes: 512 }));
+    for (offset, bytes) in
+        [(32, 32), (48, 16), (47, 16), (0, 64), (u64::MAX, 16), (u64::MAX - 15, 16), (1 << 32, 16)]
+    {
+        let told = told(list(offset, bytes), &behind[..if offset == 47 { 40 } else { 48 }]);
+        assert_eq!(told, Err(Status::SGL_OFFSET_INVALID.dnr()), "{bytes} at {offset}");
+    }
+    assert_eq!(told(list(0, 48), &behind[..40]), Err(Status::SGL_OFFSET_INVALID.dnr()), "cut in the middle");
+    assert_eq!(told(list(0, 48), &[]), Err(Status::SGL_OFFSET_INVALID.dnr()), "not there");
+    for bytes in [0, 1, 15, 17, 47] {
+        let told = told(list(0, bytes), &behind);
+        assert_eq!(told, Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR.dnr()), "{bytes}");
+    }
+    // Beyond what the listener has told of, though it is here.
+    let long = descriptors(&vec![block(0); 40]);
+    assert_eq!(told(list(u64::from(ROOM) - 8, 16), &long), Err(Status::SGL_OFFSET_INVALID.dnr()));
+}
+
+#[test]
+fn sixteen_descriptors_are_taken_and_seventeen_are_not() {
+    let behind = descriptors(&(0..17).map(block).collect::<Vec<_>>());
+    let most = told_sqe(Sqe::read(1, 1, 0, 16).with_sgl(list(0, 256)), &behind);
+    assert_eq!(most, (Ok(DataPointer::Host { bytes: 16 * 512 }), 16, None));
+    let more = told_sqe(Sqe::read(1, 1, 0, 17).with_sgl(list(0, 272)), &behind);
+    assert_eq!((more.0, more.1), (Err(Status::INVALID_SGL_DESCRIPTOR_COUNT.dnr()), 0));
+    let longest = descriptors(&vec![Sgl::keyed(0, 0xff_ffff, 1, false); 16]);
+    assert_eq!(told(list(0, 256), &longest), Ok(DataPointer::Host { bytes: 16 * 0xff_ffff }));
+}
+
+#[test]
+fn a_list_has_keyed_blocks_only_and_a_wrong_one_leaves_none_of_them() {
+    for wrong in [Sgl::none(), Sgl::in_capsule(16), list(0, 16), Sgl::transport(512), of_kind(0x43, 0, 16)] {
+        let behind = descriptors(&[block(0), wrong]);
+        let told = told_sqe(Sqe::read(1, 1, 0, 2).with_sgl(list(0, 32)), &behind);
+        assert_eq!((told.0, told.1), (Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()), 0), "{wrong:?}");
+    }
+    let behind = descriptors(&[block(0), Sgl::keyed(u64::MAX, 2, 1, false)]);
+    let told = told_sqe(Sqe::read(1, 1, 0, 2).with_sgl(list(0, 32)), &behind);
+    assert_eq!((told.0, told.1), (Err(Status::DATA_SGL_LENGTH_INVALID.dnr()), 0));
+}
+
+#[test]
+fn of_several_keys_that_are_to_be_invalidated_the_first_is_and_no_other() {
+    let asks = |index: u32| Sgl::keyed(0, 512, 100 + index, true);
+    for (blocks, key) in [
+        (vec![block(0), block(1)], None),
+        (vec![block(0), asks(1)], Some(101)),
+        (vec![asks(0), asks(1)], Some(100)),
+    ] {
+        let behind = descriptors(&blocks);
+        let told = told_sqe(Sqe::read(1, 1, 0, 2).with_sgl(list(0, 32)), &behind);
+        assert_eq!((told.1, told.2), (2, key));
+    }
+}

@@ -1,0 +1,540 @@
+//! The controller's end without a device: what it asks of its queue pair, whatever comes back.
+
+use nvme_spec::sqe::SglKind;
+use nvme_spec::status::Status;
+use nvme_spec::zerocopy::IntoBytes;
+use nvme_spec::{Sgl, Sqe};
+use proptest::prelude::*;
+use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_target::transport::DataPointer;
+
+use super::*;
+use crate::work::{Op, Work};
+
+/// The buffers here have pieces of this size.
+const PIECE: u32 = 4096;
+
+/// A pool of which every longer buffer is put together of pieces.
+fn pieces(count: u32) -> Pool {
+    let large = ZoneSpec { buffer_bytes: 16 * PIECE, count: 1 };
+    let pool = Pool::new(&[ZoneSpec { buffer_bytes: PIECE, count }, large], Pages::Base).expect("memory");
+    std::mem::forget(pool.take(16 * PIECE));
+    pool
+}
+
+fn pool() -> Pool {
+    pieces(64)
+}
+
+/// Little of everything.
+fn narrow() -> ConnConfig {
+    ConnConfig {
+        in_capsule_bytes: 1024,
+        receives: 8,
+        send_queue: 2,
+        segments_max: 1,
+        reads_max: 1,
+        can_invalidate: true,
+        ..ConnConfig::default()
+    }
+}
+
+fn open(config: ConnConfig) -> Conn {
+    let mut conn = Conn::new(config);
+    conn.on_established();
+    conn.set_queue_entries(8);
+    conn
+}
+
+fn slot(index: u16) -> Slot {
+    Slot::from_wire(1 << 16 | u32::from(index))
+}
+
+/// A command with one key for `bytes` at the host.
+fn keyed(cid: u16, bytes: u32, is_invalidated: bool) -> Capsule {
+    let sgl = Sgl::keyed(0x1_0000, bytes, 0x77, is_invalidated);
+    Capsule { bytes: CAPSULE_BYTES, sqe: Sqe::read(cid, 1, 0, 1).with_sgl(sgl), buf: None }
+}
+
+/// A command with its data behind it.
+fn filled(pool: &Pool, cid: u16, data: &[u8]) -> Capsule {
+    let bytes = u32::try_from(data.len()).expect("short");
+    let sqe = Sqe::write(cid, 1, 0, 1, false).with_sgl(Sgl::in_capsule(bytes));
+    let mut buf = pool.take(CAPSULE_BYTES + 1024).expect("a receive");
+    buf.copy_in(0, sqe.as_bytes());
+    buf.copy_in(64, data);
+    Capsule { bytes: CAPSULE_BYTES + bytes, sqe, buf: Some(buf) }
+}
+
+/// The next event is a command, which gets this slot.
+fn command(conn: &mut Conn, slot: Slot) -> DataPointer {
+    let Some(Event::Command { data, .. }) = conn.next_event() else { panic!("a command") };
+    conn.set_slot(slot);
+    data.expect("descriptors")
+}
+
+fn reply(slot: Slot, data: Option<Buf>) -> Reply {
+    let cqe = Cqe::new(u16::try_from(slot.index()).expect("small"), Status::SUCCESS);
+    Reply { slot, cqe, data, may_omit_cqe: true }
+}
+
+fn ok(work: &Work) -> Completion {
+    Completion { chain: work.chain, is_signalled: work.is_signalled, is_ok: true }
+}
+
+fn failed(work: &Work) -> Completion {
+    Completion { is_ok: false, ..ok(work) }
+}
+
+/// All work that there is now.
+fn posted(conn: &mut Conn) -> Vec<Work> {
+    std::iter::from_fn(|| conn.next_work()).collect()
+}
+
+/// (Offset here, address there, bytes) of a transfer.
+fn moved(work: &Work) -> (u32, u64, u32) {
+    match work.op {
+        Op::Read { local, remote } | Op::Write { local, remote } => {
+            assert_eq!(remote.key, 0x77);
+            (local.offset, remote.address, local.bytes)
+        }
+        Op::Send { .. } => panic!("no transfer: {work:?}"),
+    }
+}
+
+fn invalidated(work: &Work) -> Option<u32> {
+    match work.op {
+        Op::Send { invalidate, head_bytes: 16, .. } => invalidate,
+        Op::Send { .. } | Op::Read { .. } | Op::Write { .. } => panic!("no completion: {work:?}"),
+    }
+}
+
+#[test]
+fn a_fetch_of_more_reads_than_credits_goes_on_one_after_the_other() {
+    let (pool, mut conn) = (pool(), open(narrow()));
+    conn.received(keyed(1, 4 * PIECE, false));
+    assert_eq!(command(&mut conn, slot(1)), DataPointer::Host { bytes: 4 * PIECE });
+    conn.fetch(slot(1), 1, pool.take(4 * PIECE).expect("a buffer"));
+    for piece in 0..4 {
+        let work = posted(&mut conn);
+        assert_eq!(work.len(), 1, "one credit");
+        let offset = piece * PIECE;
+        assert_eq!(moved(&work[0]), (offset, 0x1_0000 + u64::from(offset), PIECE));
+        assert_eq!((work[0].is_signalled, conn.reads_free(), conn.posted()), (true, 0, 1));
+        assert!(conn.next_event().is_none(), "not all of it is here");
+        conn.completed(ok(&work[0]));
+        assert_eq!((conn.reads_free(), conn.posted()), (1, 0));
+    }
+    let Some(Event::Fetched { slot: fetched, buf, result: Ok(()) }) = conn.next_event() else {
+        panic!("fetched")
+    };
+    assert_eq!((fetched, buf.len()), (slot(1), 4 * PIECE as usize));
+    assert!(conn.next_event().is_none() && posted(&mut conn).is_empty());
+}
+
+#[test]
+fn a_reply_longer_than_the_send_queue_goes_on_when_its_last_place_is_free() {
+    let (pool, mut conn) = (pool(), open(narrow()));
+    conn.received(keyed(1, 4 * PIECE, false));
+    command(&mut conn, slot(1));
+    conn.reply(reply(slot(1), pool.take(4 * PIECE)));
+    let mut at = 0;
+    for _ in 0..2 {
+        let work = posted(&mut conn);
+        assert_eq!(work.iter().map(|work| work.is_signalled).collect::<Vec<_>>(), [false, true]);
+        for work in &work {
+            assert_eq!(moved(work), (at, 0x1_0000 + u64::from(at), PIECE));
+            at += PIECE;
+        }
+        assert!(conn.buffer(work[0].chain).is_some() && conn.next_event().is_none());
+        conn.completed(ok(&work[1]));
+        assert_eq!(conn.posted(), 0, "both places are free");
+    }
+    let work = posted(&mut conn);
+    assert_eq!((work.len(), work[0].is_signalled, invalidated(&work[0])), (1, true, None));
+    assert_eq!(pool.free_bytes(), 60 * u64::from(PIECE), "the device may send it again");
+    conn.completed(ok(&work[0]));
+    assert!(matches!(conn.next_event(), Some(Event::Sent { slot: sent }) if sent == slot(1)));
+    assert_eq!(pool.free_bytes(), 64 * u64::from(PIECE));
+}
+
+#[test]
+fn a_key_is_invalidated_when_its_descriptor_asks_and_the_device_can() {
+    let pool = pool();
+    for (is_asked, can_invalidate, expected) in
+        [(false, true, None), (true, false, None), (true, true, Some(0x77))]
+    {
+        for status in [Status::SUCCESS, Status::LBA_OUT_OF_RANGE] {
+            let mut conn = open(ConnConfig { can_invalidate, send_queue: 8, ..narrow() });
+            conn.received(keyed(1, PIECE, is_asked));
+            command(&mut conn, slot(1));
+            let data = status.is_success().then(|| pool.take(PIECE).expect("a buffer"));
+            conn.reply(Reply { cqe: Cqe::new(1, status), ..reply(slot(1), data) });
+            let work = posted(&mut conn);
+            assert_eq!(work.last().map(invalidated), Some(expected), "{status} {is_asked}");
+        }
+    }
+    // One that is answered as it comes, and one whose data was fetched.
+    let mut conn = open(ConnConfig { send_queue: 8, ..narrow() });
+    conn.received(keyed(1, PIECE, true));
+    assert!(matches!(conn.next_event(), Some(Event::Command { .. })));
+    conn.reply(reply(UNSLOTTED, pool.take(PIECE)));
+    assert_eq!(posted(&mut conn).last().map(invalidated), Some(Some(0x77)));
+    conn.received(keyed(2, PIECE, true));
+    command(&mut conn, slot(2));
+    conn.fetch(slot(2), 2, pool.take(PIECE).expect("a buffer"));
+    let read = posted(&mut conn);
+    conn.completed(ok(&read[0]));
+    conn.reply(reply(slot(2), None));
+    assert_eq!(posted(&mut conn).last().map(invalidated), Some(Some(0x77)));
+}
+
+#[test]
+fn commands_before_established_are_held_in_order() {
+    let (pool, mut conn) = (pool(), Conn::new(narrow()));
+    conn.set_queue_entries(8);
+    conn.received(keyed(1, PIECE, false));
+    conn.received(filled(&pool, 2, &[5; 100]));
+    assert!(conn.next_event().is_none() && !conn.has_work());
+    assert_eq!((conn.phase(), conn.buffers_held()), (Phase::Connecting, 1));
+    conn.on_established();
+    assert!(conn.has_work());
+    assert_eq!(command(&mut conn, slot(1)), DataPointer::Host { bytes: PIECE });
+    assert_eq!(command(&mut conn, slot(2)), DataPointer::InCapsule { bytes: 100 });
+    // ESTABLISHED after the end changes nothing.
+    let mut conn = Conn::new(narrow());
+    conn.on_disconnected();
+    conn.on_established();
+    assert_eq!(conn.phase(), Phase::Ending);
+}
+
+#[test]
+fn a_command_waits_until_the_queue_pair_knows_that_the_answer_before_it_has_left() {
+    let mut conn = open(narrow());
+    conn.set_queue_entries(1);
+    conn.received(keyed(1, PIECE, false));
+    conn.received(keyed(2, PIECE, false));
+    command(&mut conn, slot(1));
+    assert!(conn.next_event().is_none());
+    conn.reply(reply(slot(1), None));
+    let work = posted(&mut conn);
+    assert!(conn.next_event().is_none(), "the host may be faster than the completion");
+    conn.completed(ok(&work[0]));
+    assert!(matches!(conn.next_event(), Some(Event::Sent { .. })));
+    command(&mut conn, slot(1));
+}
+
+#[test]
+fn the_buffer_of_a_capsule_comes_back_whatever_becomes_of_its_command() {
+    let pool = pool();
+    let all = pool.free_bytes();
+    let ends: [fn(&mut Conn, &Pool); 8] = [
+        |conn, pool| conn.fetch(slot(1), 1, pool.take(100).expect("a buffer")),
+        |conn, _| conn.reply(reply(slot(1), None)),
+        |conn, _| conn.on_disconnected(),
+        |conn, _| conn.close(CloseReason::Shutdown),
+        |conn, _| conn.close(CloseReason::KeepAliveExpired),
+        |conn, _| conn.completed(Completion { chain: slot(9), is_signalled: false, is_ok: false }),
+        // The next command is wrong, and one more is behind it.
+        |conn, pool| {
+            conn.received(Capsule { bytes: 1, ..keyed(2, 1, false) });
+            conn.received(filled(pool, 3, &[1]));
+            assert!(conn.next_event().is_none() && conn.take_violation().is_some());
+        },
+        // Its slot is given to another.
+        |conn, pool| {
+            conn.received(filled(pool, 2, &[1]));
+            command(conn, Slot::from_wire(2 << 16 | 1));
+            conn.reply(reply(Slot::from_wire(2 << 16 | 1), None));
+        },
+    ];
+    for end in ends {
+        let mut conn = open(narrow());
+        conn.received(filled(&pool, 1, &[5; 100]));
+        command(&mut conn, slot(1));
+        assert_eq!(conn.buffers_held(), 1);
+        end(&mut conn, &pool);
+        while conn.next_buffer().is_some() {}
+        assert_eq!(conn.buffers_held(), 0);
+        while let Some(event) = conn.next_event() {
+            drop(event);
+        }
+        conn.on_destroyed();
+        assert!(matches!(conn.next_event(), Some(Event::Closed)) && conn.next_event().is_none());
+        assert_eq!(pool.free_bytes(), all);
+    }
+    // Nobody takes the command: neither by a slot, nor by an answer.
+    let mut conn = open(narrow());
+    for cid in 1..=3 {
+        conn.received(filled(&pool, cid, &[5; 100]));
+        assert!(matches!(conn.next_event(), Some(Event::Command { .. })));
+        if cid < 3 {
+            conn.ignore();
+            assert!(conn.next_buffer().is_some());
+        }
+    }
+    conn.on_disconnected();
+    assert!(conn.next_buffer().is_some());
+    assert_eq!(pool.free_bytes(), all);
+}
+
+#[test]
+fn in_capsule_data_is_copied_once_from_behind_the_entry() {
+    let (pool, mut conn) = (pool(), open(narrow()));
+    let data: Vec<u8> = (0..200).collect();
+    for is_at_once in [false, true] {
+        conn.received(filled(&pool, 1, &data));
+        let mut buf = pool.take(200).expect("a buffer");
+        if is_at_once {
+            assert!(matches!(conn.next_event(), Some(Event::Command { .. })));
+            let mut short = pool.take(199).expect("a buffer");
+            assert!(!conn.take_in_capsule(&mut short), "not as long");
+            assert!(conn.take_in_capsule(&mut buf) && !conn.take_in_capsule(&mut buf));
+            conn.reply(reply(UNSLOTTED, None));
+        } else {
+            command(&mut conn, slot(1));
+            conn.fetch(slot(1), 1, buf);
+            let Some(Event::Fetched { buf: fetched, .. }) = conn.next_event() else { panic!("fetched") };
+            buf = fetched;
+            conn.reply(reply(slot(1), None));
+        }
+        assert_eq!(buf.as_slice(), Some(&data[..]));
+        assert!(conn.next_buffer().is_some(), "before the answer is posted");
+        for work in posted(&mut conn) {
+            conn.completed(ok(&work));
+        }
+        assert!(matches!(conn.next_event(), Some(Event::Sent { .. })));
+    }
+    assert_eq!(conn.copied_bytes(), 400);
+}
+
+#[test]
+fn a_failed_work_request_ends_the_connection_and_keeps_what_the_device_may_touch() {
+    let (pool, mut conn) = (pool(), open(ConnConfig { send_queue: 8, ..narrow() }));
+    let all = pool.free_bytes();
+    conn.received(keyed(1, 2 * PIECE, false));
+    conn.received(keyed(2, PIECE, false));
+    command(&mut conn, slot(1));
+    command(&mut conn, slot(2));
+    conn.reply(reply(slot(1), pool.take(2 * PIECE)));
+    let work = posted(&mut conn);
+    assert_eq!(work.iter().map(|work| work.is_signalled).collect::<Vec<_>>(), [false, false, true]);
+    conn.fetch(slot(2), 2, pool.take(PIECE).expect("a buffer"));
+    // The first WRITE fails; it was to be silent.
+    conn.completed(failed(&work[0]));
+    assert_eq!((conn.phase(), posted(&mut conn).len()), (Phase::Ending, 0));
+    assert!(conn.next_event().is_none(), "neither Sent nor Fetched");
+    assert_eq!((pool.free_bytes(), conn.posted()), (all - 2 * u64::from(PIECE), 3));
+    conn.completed(failed(&work[1]));
+    conn.completed(failed(&work[2]));
+    assert_eq!((pool.free_bytes(), conn.posted()), (all, 0));
+    // What comes twice, or was never posted, is nobody's.
+    conn.completed(failed(&work[2]));
+    conn.completed(ok(&work[2]));
+    assert_eq!((conn.posted(), conn.reads_free()), (0, 1));
+    conn.on_disconnected();
+    conn.on_destroyed();
+    assert!(matches!(conn.next_event(), Some(Event::Closed)));
+}
+
+#[test]
+fn what_was_replied_leaves_before_the_end_and_nothing_else() {
+    let (pool, mut conn) = (pool(), open(ConnConfig { send_queue: 8, ..narrow() }));
+    for cid in 1..=3 {
+        conn.received(keyed(cid, PIECE, false));
+        command(&mut conn, slot(cid));
+    }
+    conn.fetch(slot(2), 2, pool.take(PIECE).expect("a buffer"));
+    conn.reply(reply(slot(1), pool.take(PIECE)));
+    conn.close(CloseReason::Disconnect);
+    assert_eq!((conn.phase(), conn.deadline()), (Phase::Draining, Some(Nanos::ZERO)));
+    // Too late.
+    conn.reply(reply(slot(3), None));
+    conn.received(filled(&pool, 4, &[1]));
+    assert!(conn.next_buffer().is_some());
+    let work = posted(&mut conn);
+    assert_eq!(work.len(), 2, "a WRITE and a SEND: {work:?}");
+    conn.completed(ok(&work[1]));
+    assert!(matches!(conn.next_event(), Some(Event::Sent { .. })));
+    assert_eq!(conn.phase(), Phase::Ending);
+    assert_eq!(pool.free_bytes(), 64 * u64::from(PIECE));
+    // One that does not leave is given up in time.
+    let mut conn = open(narrow());
+    conn.received(keyed(1, PIECE, false));
+    command(&mut conn, slot(1));
+    conn.reply(reply(slot(1), pool.take(PIECE)));
+    posted(&mut conn);
+    conn.close(CloseReason::Shutdown);
+    conn.on_time(Nanos(5));
+    conn.on_time(Nanos(4) + ConnConfig::default().close_timeout);
+    assert_eq!(conn.phase(), Phase::Draining);
+    conn.on_time(Nanos(5) + ConnConfig::default().close_timeout);
+    assert_eq!((conn.phase(), conn.posted()), (Phase::Ending, 2));
+}
+
+/// What may happen next in [`anything_may_come_in_any_order`].
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Keyed(u32, bool),
+    InCapsule(u32),
+    Act,
+    Post,
+    Complete,
+    Fail,
+    Established,
+    Disconnected,
+    Close(bool),
+    Time,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..6 * PIECE, any::<bool>()).prop_map(|(bytes, asks)| Step::Keyed(bytes, asks)),
+        5 => (0..1100_u32).prop_map(Step::InCapsule),
+        20 => Just(Step::Act),
+        20 => Just(Step::Post),
+        40 => Just(Step::Complete),
+        1 => Just(Step::Fail),
+        3 => Just(Step::Established),
+        1 => Just(Step::Disconnected),
+        1 => any::<bool>().prop_map(Step::Close),
+        1 => Just(Step::Time),
+    ]
+}
+
+/// A queue pair in small: answers every command by a slot of its own.
+#[derive(Default)]
+struct Owner {
+    free: Vec<u16>,
+    fetched: u64,
+    sent: u64,
+}
+
+impl Owner {
+    fn act(&mut self, conn: &mut Conn, pool: &Pool) -> bool {
+        let Some(event) = conn.next_event() else { return false };
+        match event {
+            Event::Command { sqe, data } => {
+                let Some(index) = self.free.pop() else { panic!("more commands than room") };
+                conn.set_slot(slot(index));
+                let is_read = sqe.cid() % 2 == 0;
+                match data {
+                    Ok(DataPointer::None) | Err(_) => conn.reply(reply(slot(index), None)),
+                    Ok(DataPointer::Host { bytes }) if is_read => {
+                        conn.reply(reply(slot(index), Some(pool.take(bytes).expect("enough"))));
+                    }
+                    Ok(data) => {
+                        let buf = pool.take(data.bytes()).expect("enough");
+                        conn.fetch(slot(index), sqe.cid(), buf);
+                    }
+                }
+            }
+            Event::Fetched { slot, .. } => {
+                self.fetched += 1;
+                conn.reply(reply(slot, None));
+            }
+            Event::Sent { slot } => {
+                self.sent += 1;
+                self.free.push(u16::try_from(slot.index()).expect("small"));
+            }
+            Event::Closed => panic!("before it is destroyed"),
+        }
+        true
+    }
+}
+
+fn check(conn: &Conn, config: &ConnConfig, in_flight: usize) {
+    assert!(conn.posted() <= config.send_queue && conn.reads_free() <= config.reads_max);
+    assert!(conn.posted() as usize >= in_flight, "{} of {in_flight}", conn.posted());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn anything_may_come_in_any_order(
+        steps in proptest::collection::vec(step(), 1..200),
+        send_queue in 2_u32..12,
+        reads_max in 1_u32..4,
+        segments_max in 1_usize..4,
+    ) {
+        let config = ConnConfig { send_queue, reads_max, segments_max, ..narrow() };
+        let pool = pieces(256);
+        let mut conn = Conn::new(config);
+        conn.set_queue_entries(8);
+        let mut owner = Owner { free: (0..8).collect(), ..Owner::default() };
+        let mut flight: VecDeque<Work> = VecDeque::new();
+        let (mut cid, mut now, mut is_broken) = (0, Nanos(1), false);
+        for step in steps {
+            match step {
+                Step::Keyed(..) | Step::InCapsule(_) if conn.inbox.len() >= 8 => {}
+                Step::Keyed(bytes, asks) => conn.received(keyed(cid, bytes, asks)),
+                Step::InCapsule(bytes) => {
+                    conn.received(filled(&pool, cid, &vec![1; bytes.min(1024) as usize]));
+                }
+                Step::Act => while owner.act(&mut conn, &pool) {},
+                Step::Post => {
+                    while conn.next_buffer().is_some() {}
+                    flight.extend(posted(&mut conn));
+                }
+                // In the order of the queue; those that are silent are not told.
+                Step::Complete => while let Some(work) = flight.pop_front() {
+                    if work.is_signalled || is_broken {
+                        conn.completed(Completion { is_ok: !is_broken, ..ok(&work) });
+                        break;
+                    }
+                },
+                Step::Fail => if let Some(work) = flight.pop_front() {
+                    is_broken = true;
+                    conn.completed(failed(&work));
+                },
+                Step::Established => conn.on_established(),
+                Step::Disconnected => conn.on_disconnected(),
+                Step::Close(is_drained) => {
+                    let now = CloseReason::KeepAliveExpired;
+                    conn.close(if is_drained { CloseReason::Shutdown } else { now });
+                }
+                Step::Time => {
+                    now += Nanos::from_ms(1500);
+                    conn.on_time(now);
+                }
+            }
+            cid += 1;
+            check(&conn, &config, flight.len());
+        }
+        conn.on_disconnected();
+        // All that is in flight is flushed, and then nothing is left in use.
+        for work in flight.drain(..) {
+            conn.completed(failed(&work));
+        }
+        prop_assert_eq!((conn.posted(), conn.reads_free()), (0, reads_max));
+        while conn.next_buffer().is_some() {}
+        prop_assert_eq!(conn.buffers_held(), 0);
+        while owner.act(&mut conn, &pool) {}
+        conn.on_destroyed();
+        prop_assert!(matches!(conn.next_event(), Some(Event::Closed)));
+        prop_assert!(conn.next_event().is_none());
+        prop_assert_eq!(pool.free_bytes(), 256 * u64::from(PIECE));
+    }
+}
+
+#[test]
+fn a_list_of_descriptors_is_written_to_piece_by_piece() {
+    let (pool, mut conn) = (pool(), open(ConnConfig { send_queue: 8, segments_max: 16, ..narrow() }));
+    let pieces = [(0x10_0000, 100), (0x20_0000, 5000), (0x30_0000, 3092)];
+    let list: Vec<u8> = pieces
+        .iter()
+        .flat_map(|(address, bytes)| Sgl::keyed(*address, *bytes, 0x77, false).as_bytes().to_vec())
+        .collect();
+    let mut capsule = filled(&pool, 1, &list);
+    let kind = SglKind::LAST_SEGMENT_OFFSET.0;
+    let sgl = Sgl { length: 48.into(), identifier: kind, ..Sgl::none() };
+    capsule.sqe = Sqe::read(1, 1, 0, 2).with_sgl(sgl);
+    conn.received(capsule);
+    assert_eq!(command(&mut conn, slot(1)), DataPointer::Host { bytes: 2 * PIECE });
+    assert!(conn.next_buffer().is_some(), "the list was read");
+    conn.reply(reply(slot(1), pool.take(2 * PIECE)));
+    let work = posted(&mut conn);
+    let moved: Vec<_> = work[..3].iter().map(moved).collect();
+    assert_eq!(moved, [(0, 0x10_0000, 100), (100, 0x20_0000, 5000), (5100, 0x30_0000, 3092)]);
+    assert_eq!(work.len(), 4);
+}

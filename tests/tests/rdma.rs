@@ -1,0 +1,195 @@
+//! NVMe/RDMA over the fabric: every end at every step, and a short simulation.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use nvme_spec::Sqe;
+use spindle_disk::DiskSource;
+use spindle_disk::fault::{Fault, FaultDisk};
+use spindle_disk::ram::{RamDisk, RamSpec};
+use spindle_rdma::controller::Phase;
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::{Pages, ZoneSpec};
+use spindle_target::transport::{CloseReason, Transport};
+use spindle_tests::fabric::direct::{Direct, end, setting};
+use spindle_tests::fabric::{Setting, Weather};
+use spindle_tests::sim::disk::PoolDisk;
+use spindle_tests::sim::{self, Data, Rng};
+
+fn ram() -> Arc<dyn DiskSource> {
+    let spec = RamSpec { bytes: 4 << 20, block_bytes: 512, pages: Pages::Base };
+    Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"))
+}
+
+/// Memory for few commands.
+fn zones() -> [ZoneSpec; 2] {
+    [ZoneSpec { buffer_bytes: 4096, count: 3 }, ZoneSpec { buffer_bytes: 64 << 10, count: 1 }]
+}
+
+/// A queue with room for little.
+fn narrow() -> Setting {
+    let mut narrow = setting(1);
+    narrow.target.send_queue = 3;
+    narrow.target.segments_max = 1;
+    narrow.target.reads_max = 1;
+    narrow.host.send_wr = 2;
+    narrow.weather = Weather { pieces: 4, invalidate: 500, looks: 1000, ..Weather::default() };
+    narrow
+}
+
+/// How a connection ends.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    LinkLostAndTold,
+    LinkLostInSilence,
+    HostGone,
+    DisconnectedTwice,
+    Closed(CloseReason),
+    ClosedTwice,
+    DrainedInTime,
+}
+
+const ENDS: [End; 9] = [
+    End::LinkLostAndTold,
+    End::LinkLostInSilence,
+    End::HostGone,
+    End::DisconnectedTwice,
+    End::Closed(CloseReason::KeepAliveExpired),
+    End::Closed(CloseReason::ControllerGone),
+    End::Closed(CloseReason::Shutdown),
+    End::ClosedTwice,
+    End::DrainedInTime,
+];
+
+fn apply(direct: &mut Direct, by: End, rng: &mut Rng) {
+    let Direct { core, io, .. } = direct;
+    let Some(id) = io.id else { return };
+    match by {
+        End::LinkLostAndTold => io.lose(true),
+        End::LinkLostInSilence => io.lose(false),
+        End::HostGone => io.destroy_host(),
+        End::DisconnectedTwice => {
+            io.target_disconnected(core);
+            io.target_disconnected(core);
+        }
+        End::Closed(reason) => core.transport(id).expect("it is there").close(reason),
+        End::ClosedTwice => {
+            let conn = core.transport(id).expect("it is there");
+            conn.close(CloseReason::Shutdown);
+            conn.close(CloseReason::ControllerGone);
+        }
+        End::DrainedInTime => {
+            let conn = core.transport(id).expect("it is there");
+            conn.close(CloseReason::Disconnect);
+            // The host does not take its answers.
+            conn.on_time(Nanos(1));
+            conn.on_time(Nanos::from_secs(3));
+            assert!(matches!(conn.phase(), Phase::Ending | Phase::Closed), "{:?}", conn.phase());
+        }
+    }
+    for _ in 0..rng.size(0, 30) {
+        io.shake(core, rng, 2);
+        while io.next_event().is_some() {}
+    }
+}
+
+/// Commands of all paths: in the capsule, by READs, scattered, of the frames' and of the pool's memory.
+fn submit_some(direct: &mut Direct) {
+    let commands = [
+        (Sqe::write(1, 1, 0, 8, false), 4096, true),
+        (Sqe::write(2, 1, 16, 40, false), 20_480, true),
+        (Sqe::read(3, 1, 0, 56), 28_672, false),
+        (Sqe::compare(4, 1, 100, 12), 6144, true),
+        (Sqe::write(5, 1, 200, 4, false), 2048, true),
+        (Sqe::read(6, 1, 16, 3), 1536, false),
+        (Sqe::verify(7, 1, 0, 2000), 0, false),
+    ];
+    for (sqe, bytes, is_write) in commands {
+        let data = match (bytes, is_write) {
+            (0, _) => Data::None,
+            (_, true) => Data::ToController(direct.pool.take(bytes).expect("the host's own")),
+            (_, false) => Data::FromController(direct.pool.take(bytes).expect("the host's own")),
+        };
+        assert!(direct.io.submit(sqe, data, &mut direct.rng).is_ok(), "room");
+    }
+}
+
+#[test]
+fn a_connection_may_end_at_every_step_by_every_way_and_leaves_nothing_behind() {
+    let mut seen = Vec::new();
+    for disk in [ram(), PoolDisk::create(512, 4096)] {
+        for by in ENDS {
+            for steps in (0..300).step_by(4) {
+                let mut direct = Direct::on(&disk, &zones(), narrow());
+                let mut rng = Rng::new(steps);
+                submit_some(&mut direct);
+                for _ in 0..steps {
+                    direct.io.shake(&mut direct.core, &mut rng, 2);
+                    direct.core.poll();
+                    while direct.io.next_event().is_some() {}
+                }
+                apply(&mut direct, by, &mut rng);
+                if let Some(conn) = direct.io.id.and_then(|id| direct.core.transport(id)) {
+                    let state = (conn.phase(), conn.posted() > 0, conn.buffers_held() > 0);
+                    if !seen.contains(&state) {
+                        seen.push(state);
+                    }
+                }
+                end(&mut direct.io, &mut direct.core, &mut rng);
+                direct.finish();
+            }
+        }
+    }
+    for state in [
+        (Phase::Open, true, true),
+        (Phase::Draining, true, false),
+        (Phase::Ending, true, false),
+        (Phase::Ending, false, false),
+    ] {
+        assert!(seen.contains(&state), "{state:?} was not seen: {seen:?}");
+    }
+}
+
+#[test]
+fn a_connection_that_is_never_established_ends() {
+    let disk = ram();
+    for by in ENDS {
+        let mut direct = Direct::on(&disk, &zones(), narrow());
+        let fresh = spindle_tests::fabric::Link::new(setting(1), &mut direct.core, 0);
+        let old = std::mem::replace(&mut direct.io, fresh);
+        let sqe = Sqe::keep_alive(1);
+        assert!(direct.io.submit(sqe, Data::None, &mut direct.rng).is_ok());
+        let mut rng = Rng::new(3);
+        // What came before ESTABLISHED is held.
+        direct.io.before_established(&mut direct.core, &mut rng);
+        let id = direct.io.id.expect("it is there");
+        assert_eq!(direct.core.transport(id).expect("it is there").phase(), Phase::Connecting);
+        if !matches!(by, End::DrainedInTime) {
+            apply(&mut direct, by, &mut rng);
+        }
+        end(&mut direct.io, &mut direct.core, &mut rng);
+        direct.io = old;
+        direct.finish();
+    }
+}
+
+#[test]
+fn a_disk_of_frames_that_takes_its_time_still_knows_where_the_host_wants_its_data() {
+    let (disk, control) = FaultDisk::new(ram(), 1);
+    control.set_all(Fault::Delay, 1_000_000);
+    let mut direct = Direct::on(&disk, &zones(), setting(1));
+    for bytes in [512, 4096, 16_384] {
+        let buf = direct.pool.take(bytes).expect("the host's own");
+        direct.run(Sqe::write(1, 1, 8, bytes / 512, false), Data::ToController(buf));
+        let buf = direct.pool.take(bytes).expect("the host's own");
+        direct.run(Sqe::read(2, 1, 8, bytes / 512), Data::FromController(buf));
+    }
+    direct.finish();
+}
+
+#[test]
+fn a_short_simulation_over_rdma_keeps_every_promise() {
+    for seed in 10_000..10_040 {
+        sim::run_rdma(seed, 500);
+    }
+}
