@@ -236,8 +236,8 @@ impl QueueSet {
             if queue.qpair().has_ready() {
                 on_ready(index, queue);
             }
-            // What was received may ask for an answer of its own (R2T): a queue that is watched has no next turn
-            // before the target has sent again, and the target waits for it.
+            // What was received may ask for an answer of its own (R2T): a queue that is watched has no next
+            // turn before the target has sent again, and the target waits for it.
             queue.send();
         }
         self.note(index, now);

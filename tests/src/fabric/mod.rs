@@ -4,15 +4,15 @@
 //!   host::Conn ── Work ──> send queue ──┬─ SEND ──> wire ──> receive ──┬──> controller::Conn ── TargetCore
 //!       ^  ^                            └─ in order, acknowledged late │         │
 //!       │  └──────── receive <── wire <── SEND ──┬── send queue <── Work ────────┘
-//!       └─ the host's buffers, by key <── WRITE, READ                  completions: late, queues in any order
+//!       └─ the host's buffers, by key <── WRITE, READ completions: late, queues in any order
 //! ```
 //! What a reliable connection promises holds: one queue's work is carried out and completes in order, what
 //! is sent arrives once and in order. What it does not promise is drawn: how long anything takes, which
 //! queue's completion is seen first, when the link is lost and who notices ([`Weather`]).
 //!
-//! What no device would let pass is asserted: more work requests than the queue holds, more READs than agreed,
-//! a SEND that finds no receive, memory that changes or goes while it is in use; of an honest host also every
-//! key, address and length.
+//! What no device would let pass is asserted: more work requests than the queue holds, more READs than
+//! agreed, a SEND that finds no receive, memory that changes or goes while it is in use; of an honest host
+//! also every key, address and length.
 //!
 //! | file | what |
 //! |---|---|
@@ -256,8 +256,8 @@ impl Link {
         }
     }
 
-    /// The connection manager's events: ESTABLISHED late, DISCONNECTED once or twice; a queue pair whose other
-    /// side is gone fails.
+    /// The connection manager's events: ESTABLISHED late, DISCONNECTED once or twice; a queue pair whose
+    /// other side is gone fails.
     fn manager_speaks(&mut self, core: &mut TargetCore<Conn>, rng: &mut Rng) {
         let is_up = self.is_connected && !self.is_established;
         if is_up {
