@@ -195,19 +195,23 @@ fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>, transport: TransportKind)
     })
 }
 
+/// The disk as drawn, without faults.
+fn disk_of(swarm: &Swarm) -> Arc<dyn DiskSource> {
+    let bytes = swarm.blocks as u64 * u64::from(swarm.block_bytes);
+    match swarm.slack_bytes {
+        None => PoolDisk::create(swarm.block_bytes, swarm.blocks as u64),
+        Some(slack) => {
+            let spec = RamSpec { bytes, block_bytes: swarm.block_bytes, pages: Pages::Base };
+            Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a RAM disk"))
+        }
+    }
+}
+
 impl<W: Carrier> World<W> {
     /// A world as drawn, with all hosts about to connect.
     #[must_use]
     pub fn new(swarm: Swarm) -> World<W> {
-        let bytes = swarm.blocks as u64 * u64::from(swarm.block_bytes);
-        let disk: Arc<dyn DiskSource> = match swarm.slack_bytes {
-            None => PoolDisk::create(swarm.block_bytes, swarm.blocks as u64),
-            Some(slack) => {
-                let spec = RamSpec { bytes, block_bytes: swarm.block_bytes, pages: Pages::Base };
-                Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a RAM disk"))
-            }
-        };
-        let (disk, control) = FaultDisk::new(disk, swarm.seed);
+        let (disk, control) = FaultDisk::new(disk_of(&swarm), swarm.seed);
         for (fault, rate) in
             [Fault::Error, Fault::Delay, Fault::Drop, Fault::Reorder].into_iter().zip(swarm.faults)
         {

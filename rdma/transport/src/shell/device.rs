@@ -74,6 +74,8 @@ pub(super) struct DeviceCore {
     /// Connections by the number of their queue pair.
     pub(super) numbers: HashMap<u32, Slot, BuildHasherDefault<NumberHasher>>,
     vector: u32,
+    /// Found by a try to sleep, and not dispatched yet.
+    found: Vec<WorkCompletion>,
 }
 
 impl DeviceCore {
@@ -115,6 +117,7 @@ impl DeviceCore {
             keys,
             numbers: HashMap::default(),
             vector: u32::try_from(core).unwrap_or(0) % vectors,
+            found: Vec::with_capacity(64),
         })
     }
 
@@ -186,6 +189,7 @@ impl DeviceCore {
     #[inline]
     pub(super) fn poll(&mut self, into: &mut Vec<WorkCompletion>) -> bool {
         let before = into.len();
+        into.append(&mut self.found);
         for completions in &mut self.completions {
             completions.queue.poll(|completion| into.push(completion));
         }
@@ -197,12 +201,14 @@ impl DeviceCore {
         self.completions.iter().any(|completions| completions.queue.is_broken())
     }
 
-    /// Have the channel told of the next completion of any queue.
-    pub(super) fn arm(&mut self) {
+    /// Have the channel told of the next completion of any queue. False: there is one already.
+    pub(super) fn arm(&mut self) -> bool {
         for completions in &mut self.completions {
             // A device that cannot is dead: its connections end by themselves.
             let _ = completions.queue.arm();
+            completions.queue.poll(|completion| self.found.push(completion));
         }
+        self.found.is_empty()
     }
 
     /// Take what the channel has told.

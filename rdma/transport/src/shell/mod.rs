@@ -193,12 +193,12 @@ impl Shell {
     /// About to sleep: have the descriptors tell of completions from now on. False: there is something
     /// already.
     pub fn prepare_sleep(&mut self) -> bool {
+        let mut may_sleep = self.active.is_empty() && !self.is_ready;
         for device in &mut self.devices {
             device.take_events();
-            device.arm();
-            device.poll(&mut self.completions);
+            may_sleep &= device.arm();
         }
-        self.completions.is_empty() && self.active.is_empty() && !self.is_ready
+        may_sleep
     }
 
     /// A connection request that a core is to take over.
@@ -232,8 +232,7 @@ impl Shell {
     #[inline]
     fn poll_completions<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
-        // What a try to sleep has found comes first.
-        let mut has_come = !completions.is_empty();
+        let mut has_come = false;
         for index in 0..self.devices.len() {
             has_come |= self.devices[index].poll(&mut completions);
             for completion in completions.drain(..) {
