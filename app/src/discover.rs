@@ -32,8 +32,8 @@ pub fn run(args: &DiscoverArgs) -> Result<(), BenchError> {
 }
 
 /// The log of the first address at which somebody listens: the port that was given, else that of discovery,
-/// else that of NVMe/TCP, where targets that are not only a discovery service answer as well. RDMA has one port
-/// for both.
+/// else that of NVMe/TCP, where targets that are not only a discovery service answer as well. RDMA has one
+/// port for both.
 fn ask(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), BenchError> {
     let (transport, text) = split_transport(text);
     let ports: &[u16] = match transport {

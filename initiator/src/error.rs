@@ -185,12 +185,12 @@ impl Error {
         match self {
             Error::Connect { .. } | Error::Lost { .. } | Error::TimedOut { .. } | Error::Busy { .. } => true,
             Error::Status { status, .. } => !status.is_dnr(),
-            Error::Rdma { .. } => true,
+            // A device that was taken away may come back.
+            Error::Rdma { .. } | Error::NoRdma => true,
             Error::RdmaRefused { why, .. } => match why {
                 RdmaRefusal::Status(status) => *status == CmStatus::NO_RESOURCES,
                 RdmaRefusal::Nobody | RdmaRefusal::Other(_) => true,
             },
-            Error::NoRdma => false,
             Error::Answer { .. }
             | Error::Range { .. }
             | Error::OtherDisk { .. }
@@ -232,6 +232,20 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("Connect") && text.contains("SUBNQN") && text.contains("0x182"), "{text}");
         assert!(!error.may_pass());
+    }
+
+    #[test]
+    fn a_refusal_over_rdma_says_why_in_nvmes_words() {
+        let address = "10.9.1.1:4420".parse().expect("an address");
+        let refused = |why| Error::RdmaRefused { address, why };
+        let error = refused(RdmaRefusal::Status(CmStatus::INVALID_HSQSIZE));
+        assert!(error.to_string().contains("HSQSIZE") && !error.may_pass(), "{error}");
+        assert!(refused(RdmaRefusal::Status(CmStatus::NO_RESOURCES)).may_pass());
+        let error = refused(RdmaRefusal::Nobody);
+        assert!(error.to_string().contains("10.9.1.1:4420") && error.may_pass(), "{error}");
+        let source = VerbsError { verb: "rdma_resolve_addr", errno: 110 };
+        let error = Error::Rdma { address, step: "RDMA address", source };
+        assert!(error.to_string().contains("rdma_resolve_addr") && error.may_pass(), "{error}");
     }
 
     #[test]

@@ -232,8 +232,12 @@ impl QueueSet {
         let has_come = queue.qpair_mut().turn(&mut self.batch, now);
         if queue.loss().is_some() {
             self.note_end(index, on_ready);
-        } else if queue.qpair().has_ready() {
-            on_ready(index, queue);
+        } else {
+            if queue.qpair().has_ready() {
+                on_ready(index, queue);
+            }
+            // What was received may ask for an answer of its own (R2T): a queue that is watched has no next turn
+            // before the target has sent again, and the target waits for it.
             queue.send();
         }
         self.note(index, now);
@@ -275,24 +279,23 @@ impl QueueSet {
     fn note_load(&mut self, index: usize, is_busy: bool, now: Nanos) {
         let member = &mut self.members[index];
         let was_busy = std::mem::replace(&mut member.is_busy, is_busy);
-        if member.mode == Mode::Polled {
-            return;
-        }
-        self.busy = self.busy + usize::from(is_busy) - usize::from(was_busy);
         let (mode, active) = (member.mode, member.active);
         match mode {
-            Mode::Watched(_) => {
-                self.busy_watched = self.busy_watched + usize::from(is_busy) - usize::from(was_busy);
-                if is_busy && self.busy <= DIRECT_MAX {
-                    self.set_direct(index);
-                } else if is_busy {
-                    self.watch_all();
-                }
+            Mode::Polled => return,
+            // Its commands were told; what was counted of it is no more.
+            Mode::Down => return self.recount(),
+            Mode::Direct | Mode::Watched(_) => {}
+        }
+        self.busy = self.busy + usize::from(is_busy) - usize::from(was_busy);
+        if let Mode::Watched(_) = mode {
+            self.busy_watched = self.busy_watched + usize::from(is_busy) - usize::from(was_busy);
+            if is_busy && self.busy <= DIRECT_MAX {
+                self.set_direct(index);
+            } else if is_busy {
+                self.watch_all();
             }
-            Mode::Direct if !is_busy && now - active >= COLD_AFTER => self.set_watched(index),
-            Mode::Direct | Mode::Polled => {}
-            // Its commands were told; what was counted as watched is no more.
-            Mode::Down => self.recount(),
+        } else if !is_busy && now - active >= COLD_AFTER {
+            self.set_watched(index);
         }
     }
 

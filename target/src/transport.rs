@@ -143,8 +143,8 @@ pub trait Transport {
     /// The next event, in order. `None`: nothing more until the shell has fed it.
     fn next_event(&mut self) -> Option<Event>;
 
-    /// The command whose event came last is request `slot` from now on. Not told of one that is answered as it
-    /// comes, under [`UNSLOTTED`].
+    /// The command whose event came last is request `slot` from now on. Not told of one that is answered as
+    /// it comes, under [`UNSLOTTED`].
     #[inline]
     fn set_slot(&mut self, slot: Slot) {
         let _ = slot;

@@ -458,8 +458,8 @@ impl Shell {
         }
     }
 
-    /// Send for a connection that something else than its own input gave something to send. False: it is none of
-    /// ours.
+    /// Send for a connection that something else than its own input gave something to send. False: it is none
+    /// of ours.
     pub fn flush<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
         if self.link(id).is_none() {
             return false;

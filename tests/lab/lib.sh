@@ -1,7 +1,7 @@
 # What a lab case may call. The runner (tests/lab/guest) sources this, then the case, in a shell of its own:
 # a case is a list of steps, and the first one that fails ends it. Set by the runner: TRANSPORT (tcp,
-# rdma), TARGET_KIND (spindle, nvmet), CASE, WORK (this case's own directory), SCRATCH (an ext4 of 1 GiB on a scratch disk), SCRATCH_DISK
-# (a bare scratch disk), LAB (the directory of this file).
+# rdma), TARGET_KIND (spindle, nvmet), CASE, WORK (this case's own directory), SCRATCH (an ext4 of
+# 1 GiB on a scratch disk), SCRATCH_DISK (a bare scratch disk), LAB (the directory of this file).
 # shellcheck shell=bash disable=SC2034
 
 # With pipefail, behind a pipe use grep >/dev/null: grep -q leaves early, and then the writer before it fails.
@@ -85,6 +85,15 @@ requeued=(
     'I/O error, dev nvme[0-9]+c[0-9]+n[0-9]+, .* op 0x0:\(READ\) flags 0x[0-9a-f]*8[0-9a-f]7[0-9a-f]{2} '
 )
 
+# I/O that fails because the controller is taken away from under it.
+lost=(
+    'nvme nvme[0-9]+: (Property (Set|Get) error|Shutdown timeout)'
+    'block nvme[0-9]+n[0-9]+: no available path - failing I/O'
+    '(Buffer )?I/O error,? (on )?dev nvme[0-9]+(c[0-9]+)?n[0-9]+, '
+    'Dev nvme[0-9]+n[0-9]+: unable to read RDB block'
+    'buffer_io_error: [0-9]+ callbacks suppressed'
+)
+
 # What the host's driver says when its target goes away and comes back.
 expect_reconnect() {
     expect_kernel_log "${requeued[@]}" \
@@ -102,7 +111,9 @@ expect_reconnect() {
 # no_kernel_warnings [EXPECTED-FILE]: what the log has since the case began; prints the offenders.
 no_kernel_warnings() {
     # The emulator's, when the machine beneath is busy: its processors come late.
-    local bad expected='^$|hrtimer: interrupt took|perf: interrupt took too long|hogged CPU for'
+    local bad expected='^$|hrtimer: interrupt took|perf: interrupt took too long|hogged CPU for|long keepalive RTT'
+    # Soft-RoCE's device has no speed of its own.
+    expected+='|d0 speed is unknown'
     expected+='|sched: DL replenish lagged|clocksource: .*(read-back|watchdog)'
     bad=$(
         dmesg --level=emerg,alert,crit,err,warn
@@ -196,14 +207,15 @@ connect() {
     [ -n "$CTRL" ] || fail "nvme connect named no device: $said"
     within 10 has_state live
 }
-# connect_directly HOSTNQN HOSTID NQN: the same by the kernel's own interface. nvme-cli 2.3 looks only at
-# the address when it says "already connected", whatever the host and --duplicate-connect; the kernel knows
-# hosts apart.
+# connect_directly HOSTNQN HOSTID NQN [OPTIONS]: the same by the kernel's own interface. nvme-cli 2.3
+# looks only at the address when it says "already connected", whatever the host and --duplicate-connect; the
+# kernel knows hosts apart.
 connect_directly() {
     local said
     exec {fabrics}<>/dev/nvme-fabrics
-    printf 'transport=%s,traddr=%s,trsvcid=%s,hostnqn=%s,hostid=%s,nqn=%s' \
-        "$TRANSPORT" "$ADDRESS" "$PORT" "$1" "$2" "$3" >&"$fabrics" || fail "the kernel does not connect $1 to $3"
+    printf 'transport=%s,traddr=%s,trsvcid=%s,hostnqn=%s,hostid=%s,nqn=%s%s' \
+        "$TRANSPORT" "$ADDRESS" "$PORT" "$1" "$2" "$3" "${4:+,$4}" >&"$fabrics" ||
+        fail "the kernel does not connect $1 to $3"
     read -r said <&"$fabrics"
     exec {fabrics}>&-
     [[ $said =~ instance=([0-9]+), ]] || fail "the kernel says of $1: $said"

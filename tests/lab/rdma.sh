@@ -37,6 +37,8 @@ rdma_repair() {
     rdma_up
 }
 
+rdma_port_is_active() { rdma link show rxe0/1 | grep 'state ACTIVE' >/dev/null; }
+
 # How many queue pairs there are, of all ends; and what there is of everything.
 queue_pairs() { rdma resource show qp | grep -c 'type RC' || true; }
 has_queue_pairs() { [ "$(queue_pairs)" = "$1" ]; }

@@ -190,9 +190,13 @@ static POOL: &[Key] = &[
     key(
         "zone",
         Kind::Sections(ZONE),
-        Preset::From("4KiB x 1024, 16KiB x 256, 128KiB x 64, 1MiB x 8: 24 MiB a core"),
+        Preset::From(
+            "4KiB x 1024, 64KiB x 64, 128KiB x 32, 256KiB x 16, 512KiB x 6, 1MiB x 3, 2MiB x 1: 24 MiB a \
+             core",
+        ),
         "Buffers of one size, for each core. Used by disks that have no memory of their own, and by Compare \
-         and Copy. An empty zone makes commands wait, in order; it fails none.",
+         and Copy. Where there is none, commands wait, in order; they do not fail. A connection that holds \
+         more than what is left free waits, too.",
     ),
     key(
         "admin_buffer",
@@ -217,7 +221,7 @@ static ZONE: &[Key] = &[
         Kind::Size { min: 4096, max: 64 << 20, multiple: 4096 },
         Preset::Required,
         "Size of each buffer. Zones stand in ascending order; a command takes the smallest that fits, or a \
-         larger one when that is empty.",
+         larger one when that is empty, or up to 32 smaller ones together.",
     ),
     key(
         "count",

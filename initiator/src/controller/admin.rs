@@ -70,7 +70,7 @@ impl Controller {
                 high: u64::from(ADMIN_BYTES_MAX),
             })?;
         // Empty only if as many admin commands were given up as there are buffers.
-        self.pool.take(bytes).ok_or(Error::Busy { step })
+        self.pool.take_contiguous(bytes).ok_or(Error::Busy { step })
     }
 
     pub(super) fn read(&mut self, step: &'static str, sqe: Sqe, bytes: u32) -> Result<AdminReply, Error> {

@@ -18,7 +18,6 @@ use std::collections::VecDeque;
 
 use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
-use spindle_rdma_verbs::VerbsError;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
@@ -112,8 +111,11 @@ pub enum Why {
     },
     /// The buffer cannot be registered with the device (RDMA): the process may not pin so much, or the device
     /// has no room.
-    #[error("the buffer cannot be registered with the RDMA device: {0}")]
-    Register(VerbsError),
+    #[error("the buffer cannot be registered with the RDMA device: {}", reason(*errno))]
+    Register {
+        /// The system's reason.
+        errno: i32,
+    },
     /// A command has 1 to 256 ranges, and its buffer has room for them.
     #[error("{count} ranges in a buffer for {room}; 1 to 256 are allowed")]
     Ranges {
@@ -382,6 +384,10 @@ impl Qpair {
     pub(crate) fn fail(&mut self, loss: Loss) {
         self.link.fail(loss);
     }
+}
+
+fn reason(errno: i32) -> std::io::Error {
+    std::io::Error::from_raw_os_error(errno)
 }
 
 /// A slot's index is the command's CID. (Slabs have at most 65,535 entries.)

@@ -78,6 +78,19 @@ fn nobody_at_the_address_and_nobody_who_answers_are_told_apart() {
 }
 
 #[test]
+fn a_machine_without_rdma_says_so_and_nothing_else() {
+    if std::path::Path::new("/sys/class/infiniband").exists() {
+        return;
+    }
+    let address = "127.0.0.1:4420".parse().expect("an address");
+    let target =
+        Target { transport: TransportKind::Rdma, address, nqn: nqn(), host: Host::from_uuid([7; 16]) };
+    let error = Controller::connect(&target, &options()).expect_err("no RDMA");
+    assert!(matches!(error, Error::NoRdma), "{error}");
+    assert!(error.to_string().contains("no RDMA device"), "{error}");
+}
+
+#[test]
 fn a_target_that_talks_nonsense_is_left_with_the_reason() {
     use std::io::{Read, Write};
     let listener = TcpListener::bind("127.0.0.1:0").expect("listens");

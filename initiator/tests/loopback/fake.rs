@@ -100,7 +100,7 @@ pub fn options() -> Options {
 /// A pool for data.
 pub fn pool() -> Pool {
     let zones =
-        [ZoneSpec { buffer_bytes: 4096, count: 128 }, ZoneSpec { buffer_bytes: 256 << 10, count: 16 }];
+        [ZoneSpec { buffer_bytes: 4096, count: 128 }, ZoneSpec { buffer_bytes: 256 << 10, count: 80 }];
     Pool::new(&zones, Pages::Base).expect("pool")
 }
 

@@ -289,7 +289,8 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// The memory of this range was unmapped: no registration of it is found any more.
+    /// The memory of this range was unmapped, or let go: no registration of it is found any more, and those
+    /// that are not in use are given up at once.
     pub fn invalidate(&mut self, address: usize, bytes: usize) {
         let end = address.saturating_add(bytes);
         for is_writable in [false, true] {
@@ -305,6 +306,7 @@ impl<G: Registrar> Cache<G> {
                 self.hide(slot);
             }
         }
+        self.deregister(usize::MAX);
     }
 
     /// Give up what is parked, if that is a batch. Once a turn, when the commands are on their way.

@@ -117,7 +117,8 @@ impl Buf {
         Buf { head, tail, bytes, is_writable: false, home: Home::Zeroes }
     }
 
-    /// A writable buffer of the heap, for what must be taken in while every pool is empty. No device knows it.
+    /// A writable buffer of the heap, for what must be taken in while every pool is empty. No device knows
+    /// it.
     ///
     /// # Panics
     /// When `bytes` is 0.

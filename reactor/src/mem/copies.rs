@@ -1,8 +1,8 @@
 //! How many bytes of data user space copies, for tests that assert that it copies none.
 //!
-//! Counted where data of commands is copied: [`Buf::copy_in`](super::Buf::copy_in),
-//! [`Buf::copy_out`](super::Buf::copy_out), the rest of a page beside what a write covers, and what stays
-//! behind of a received batch. Headers are not data. Only with the feature `count-copies`; without it nothing of
+//! Counted where data of commands is copied: [`Buf::copy_in`](super::Buf::copy_in) and
+//! [`Buf::copy_out`](super::Buf::copy_out), the rest of a page beside what a write covers, what stays behind
+//! of a received batch. Headers are not data. Only with the feature `count-copies`; without it nothing of
 //! this is in the binary.
 
 #[cfg(feature = "count-copies")]

@@ -20,6 +20,7 @@ use super::area::Area;
 use super::buf::{Buf, Home, Segment, Tail};
 use super::region::{Pages, Region, RegionError};
 use super::share::{Owner, Shares};
+use super::unmaps::unmaps;
 use crate::slab::Slot;
 
 /// Most buffers that are put together to one: a device takes no longer list in one work request, and who
@@ -234,6 +235,13 @@ impl PoolCore {
     #[inline]
     fn take(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
         self.take_one(bytes, owner, end).or_else(|| self.take_pieces(bytes, owner, end))
+    }
+}
+
+impl Drop for PoolCore {
+    /// Registrations with devices may keep the region mapped; they are told that nobody needs it.
+    fn drop(&mut self) {
+        unmaps().tell(self.region.base().as_ptr().addr(), self.region.bytes());
     }
 }
 

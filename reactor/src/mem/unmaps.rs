@@ -7,8 +7,8 @@
 //! and finds the news.
 //!
 //! ```text
-//!   any thread:  tell(range) ─> munmap            each cache:  lookup ─> watch.news(..) ─> forget those ranges
-//!                     └─ epoch + 1, the last 64 ranges ──────────────────────┘ one atomic load when there are none
+//!   any thread:  tell(range) ─> munmap      each cache:  lookup ─> watch.news(..) ─> forget those ranges
+//!                     └─ epoch + 1, the last 64 ranges ──────────────────────┘ one load when there are none
 //! ```
 //!
 //! Between `tell` and `munmap` nobody may use the range, as with any memory that is about to be freed. Where

@@ -208,14 +208,19 @@ fn all_connections_are_there(address: SocketAddr) {
 }
 
 /// Each of them is in use at once: a buffer that was lost leaves the last of these commands without its R2T.
+/// One queue alone would get half of them.
 fn all_buffers_are_there(address: SocketAddr, nsid: u32) {
     let (admin, cntlid) = RawHost::admin(address);
-    let mut io = RawHost::io(address, 1, cntlid);
-    (0..BUFFERS).for_each(|cid| io.send(&write_capsule(cid, nsid, MIB)));
-    let r2ts: Vec<_> = (0..BUFFERS).map(|_| io.r2t()).collect();
-    r2ts.iter().for_each(|r2t| io.send(&h2c_data(r2t, &vec![7; MIB as usize])));
-    (0..BUFFERS).for_each(|_| assert!(io.completion().status().is_success()));
-    [io, admin].into_iter().for_each(|host| host.end(End::Fin));
+    let mut queues: Vec<_> = (1..=BUFFERS).map(|qid| RawHost::io(address, qid, cntlid)).collect();
+    for (cid, io) in (0..).zip(&mut queues) {
+        io.send(&write_capsule(cid, nsid, MIB));
+    }
+    let r2ts: Vec<_> = queues.iter_mut().map(RawHost::r2t).collect();
+    for (io, r2t) in queues.iter_mut().zip(&r2ts) {
+        io.send(&h2c_data(r2t, &vec![7; MIB as usize]));
+        assert!(io.completion().status().is_success());
+    }
+    queues.into_iter().chain([admin]).for_each(|host| host.end(End::Fin));
 }
 
 /// The same for the buffers of admin commands.

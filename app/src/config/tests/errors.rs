@@ -183,9 +183,9 @@ fn pools_that_cannot_be_or_that_no_transfer_fits() {
     check(&many, &["49: pool.zone[16]: there may be at most 16 zones"]);
     check_all(&[
         (
-            "[limits]\ntransfer = \"2MiB\"",
-            "2: limits.transfer = \"2MiB\": the largest buffer must hold a whole transfer, limits.transfer \
-             = 2 MiB, and has 1 MiB; give [[pool.zone]] one that does",
+            "[limits]\ntransfer = \"2MiB\"\n[[pool.zone]]\nbuffer = \"1MiB\"\ncount = 4",
+            "4: pool.zone[0].buffer = \"1MiB\": the largest buffer must hold a whole transfer, \
+             limits.transfer = 2 MiB, and has 1 MiB",
         ),
         (
             "[limits]\ntransfer = \"768KiB\"",

@@ -2,13 +2,31 @@
 
 use std::time::Duration;
 
-use spindle_reactor::mem::{Pages, ZoneSpec};
+use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_reactor::slab::Slot;
 use spindle_target::snapshot::AllowedHosts;
 
 use super::*;
 use crate::config::memory::{When, rounded, sums, total};
 use crate::config::plan::{DiskKind, Idle, LogFormat, LogLevel};
 use crate::config::{connect_line, reachable};
+
+#[test]
+fn a_core_has_buffers_from_4_kib_to_2_mib_and_24_mib_of_them() {
+    let plan = plan(LISTENER);
+    let zones: Vec<(u32, u32)> =
+        plan.pool.zones.iter().map(|zone| (zone.buffer_bytes >> 10, zone.count)).collect();
+    assert_eq!(zones, [(4, 1024), (64, 64), (128, 32), (256, 16), (512, 6), (1024, 3), (2048, 1)]);
+    assert_eq!(plan.pool.bytes_per_core(), 24 << 20);
+    // Half of them, one connection's share, hold twelve of the largest commands.
+    let pool = Pool::new(&plan.pool.zones, Pages::Base).expect("a pool");
+    pool.set_owners(1);
+    let share = pool.share(Slot::from_wire(1 << 16));
+    let mut held: Vec<_> = std::iter::from_fn(|| share.take(1 << 20)).collect();
+    assert!(held.len() >= 12 && share.held() < 14 << 20, "{} of {} bytes", held.len(), share.held());
+    held.clear();
+    assert_eq!(pool.free_bytes(), plan.pool.bytes_per_core());
+}
 
 #[test]
 fn every_value_reaches_the_plan() {
@@ -188,7 +206,7 @@ fn memory_is_a_sum_of_named_reasons() {
     let of = |reason: &str| {
         sums.iter().find(|sum| sum.reason.contains(reason)).unwrap_or_else(|| panic!("{reason}"))
     };
-    assert_eq!((of("1024 buffers of 4 KiB").bytes(), of("8 buffers of 1 MiB").bytes()), (8 << 20, 16 << 20));
+    assert_eq!((of("1024 buffers of 4 KiB").bytes(), of("3 buffers of 1 MiB").bytes()), (8 << 20, 6 << 20));
     assert_eq!(of("admin reserve").bytes(), 2 * 32 * 16384);
     assert_eq!((of("disk a: data").bytes(), of("disk a: data").when), (64 << 20, When::Filled));
     assert!(of("disk a: table").bytes() >= 64 << 20 >> 12, "an entry for each page");

@@ -30,13 +30,17 @@ use super::schema;
 use super::tree::At;
 use crate::size::Bytes;
 
-/// The zones of a core's pool when the file has none, sizes and counts. 4 KiB for most commands, 1 MiB for
-/// the largest that hosts send by default, two between; 24 MiB in all, so that an idle target stays small.
-const ZONES_DEFAULT: [ZoneSpec; 4] = [
+/// The zones of a core's pool when the file has none, sizes and counts. 4 KiB for most commands, 64 KiB and
+/// its doubles up to 2 MiB for the others; each lends to the next, so few of the large are enough. 24 MiB in
+/// all, so that an idle target stays small.
+const ZONES_DEFAULT: [ZoneSpec; 7] = [
     ZoneSpec { buffer_bytes: 4 << 10, count: 1024 },
-    ZoneSpec { buffer_bytes: 16 << 10, count: 256 },
-    ZoneSpec { buffer_bytes: 128 << 10, count: 64 },
-    ZoneSpec { buffer_bytes: 1 << 20, count: 8 },
+    ZoneSpec { buffer_bytes: 64 << 10, count: 64 },
+    ZoneSpec { buffer_bytes: 128 << 10, count: 32 },
+    ZoneSpec { buffer_bytes: 256 << 10, count: 16 },
+    ZoneSpec { buffer_bytes: 512 << 10, count: 6 },
+    ZoneSpec { buffer_bytes: 1 << 20, count: 3 },
+    ZoneSpec { buffer_bytes: 2 << 20, count: 1 },
 ];
 /// Most zones, and most bytes of one: as `Pool::new` has them.
 const ZONES_MAX: usize = 16;
@@ -147,17 +151,14 @@ fn pool(root: &Node, errors: &Errors) -> PoolPlan {
     }
     let transfer = root.section("limits").find::<u64>("transfer");
     let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
-    if let Some(transfer) = transfer.filter(|transfer| transfer.value > u64::from(largest) && largest > 0) {
+    let transfer = transfer.filter(|transfer| transfer.value > u64::from(largest) && largest > 0);
+    // Those that are there without the file hold the largest that there is.
+    if let (Some(transfer), Some(last)) = (transfer, nodes.last()) {
         let (asked, has) = (Bytes::new(transfer.value), Bytes::new(largest.into()));
         let what = format!(
             "the largest buffer must hold a whole transfer, limits.transfer = {asked}, and has {has}"
         );
-        match nodes.last() {
-            Some(last) => {
-                last.find::<u64>("buffer").map_or(last.place.clone(), |at| at.place).refuse(errors, what)
-            }
-            None => transfer.place.refuse(errors, format!("{what}; give [[pool.zone]] one that does")),
-        }
+        last.find::<u64>("buffer").map_or(last.place.clone(), |at| at.place).refuse(errors, what);
     }
     PoolPlan {
         pages: match node.get::<String>("pages").as_str() {

@@ -126,10 +126,12 @@ impl Attempt {
         // A system's error; where there is none, that nobody answered.
         let errno = event.status.saturating_neg();
         let errno = if errno > 0 { errno } else { rustix::io::Errno::HOSTUNREACH.raw_os_error() };
-        let verb = match event.kind {
-            CmEventKind::AddressError => "rdma_resolve_addr",
-            CmEventKind::RouteError => "rdma_resolve_route",
-            _ => "rdma_connect",
+        let verb = if event.kind == CmEventKind::AddressError {
+            "rdma_resolve_addr"
+        } else if event.kind == CmEventKind::RouteError {
+            "rdma_resolve_route"
+        } else {
+            "rdma_connect"
         };
         Error::Rdma { address, step, source: VerbsError { verb, errno } }
     }

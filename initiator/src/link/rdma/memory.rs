@@ -7,7 +7,7 @@ use std::sync::Arc;
 use spindle_rdma::host::{Keys, Piece};
 use spindle_rdma::registration::{Cache, CacheError, Limits, Registrar};
 use spindle_rdma_verbs::{Access, Device, MemoryRegion, VerbsError};
-use spindle_reactor::mem::{Area, Buf};
+use spindle_reactor::mem::{Area, Buf, News, Watch, unmaps};
 
 /// Registers with one device. A registration keeps its memory mapped, so that it never is of other pages than
 /// it says.
@@ -16,16 +16,18 @@ struct Verbs(Arc<Device>);
 
 impl Registrar for Verbs {
     type Region = MemoryRegion;
-    type Memory = Area;
+    type Memory = Option<Area>;
     type Error = VerbsError;
 
     fn register(
         &mut self,
-        memory: &Area,
+        memory: &Option<Area>,
         address: usize,
         bytes: usize,
         is_writable: bool,
     ) -> Result<MemoryRegion, VerbsError> {
+        // The heap's: no device may have it.
+        let Some(memory) = memory else { return Err(VerbsError { verb: VERB, errno: BAD_ADDRESS }) };
         let access = if is_writable {
             Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE
         } else {
@@ -46,6 +48,7 @@ pub(super) struct Registrations {
     device: Arc<Device>,
     limits: Limits,
     cache: RefCell<Cache<Verbs>>,
+    unmaps: RefCell<Watch<'static>>,
 }
 
 thread_local! {
@@ -62,7 +65,8 @@ impl Registrations {
                 return one;
             }
             let cache = RefCell::new(Cache::new(Verbs(Arc::clone(device)), limits));
-            let one = Rc::new(Registrations { device: Arc::clone(device), limits, cache });
+            let unmaps = RefCell::new(unmaps().watch());
+            let one = Rc::new(Registrations { device: Arc::clone(device), limits, cache, unmaps });
             known.push(Rc::downgrade(&one));
             one
         })
@@ -94,16 +98,21 @@ impl Registrations {
         keys.pieces().iter().for_each(|piece| cache.release(piece.lease));
     }
 
-    /// Once a turn, when the commands are on their way.
+    /// Once a turn, when the commands are on their way. What nobody needs any more (its pool is gone) is let
+    /// go here: a registration keeps its memory mapped, so that a lookup cannot find another's.
     #[inline]
     pub(super) fn tidy(&self) {
-        self.cache.borrow_mut().tidy();
+        let mut cache = self.cache.borrow_mut();
+        let news = self.unmaps.borrow_mut().news(|range| cache.invalidate(range.start, range.len()));
+        if news == News::Everything {
+            cache.invalidate(0, usize::MAX);
+        }
+        cache.tidy();
     }
 }
 
 #[inline]
 fn piece(cache: &mut Cache<Verbs>, buf: &Buf, address: usize, bytes: usize) -> Result<Piece, VerbsError> {
-    const VERB: &str = "ibv_reg_mr";
     let lease = cache.acquire(address, bytes, buf.is_writable(), || area(buf, address));
     let lease = lease.map_err(|error| match error {
         CacheError::Register(error) => error,
@@ -118,15 +127,16 @@ fn piece(cache: &mut Cache<Verbs>, buf: &Buf, address: usize, bytes: usize) -> R
     })
 }
 
-/// ENOMEM.
+const VERB: &str = "ibv_reg_mr";
 const NO_MEMORY: i32 = rustix::io::Errno::NOMEM.raw_os_error();
+const BAD_ADDRESS: i32 = rustix::io::Errno::FAULT.raw_os_error();
 
 /// Where an address of a buffer lies: blocks of a RAM disk that were never written are not in its memory.
 #[cold]
-fn area(buf: &Buf, address: usize) -> Area {
+fn area(buf: &Buf, address: usize) -> Option<Area> {
     let zeroes = Area::zeroes();
     let begin = zeroes.base().as_ptr() as usize;
-    if (begin..begin + zeroes.bytes()).contains(&address) { zeroes } else { buf.area().unwrap_or(zeroes) }
+    if (begin..begin + zeroes.bytes()).contains(&address) { Some(zeroes) } else { buf.area() }
 }
 
 /// The pieces of a buffer, with neighbours joined.

@@ -4,8 +4,8 @@
 //! and hands on what came of it:
 //!
 //! ```text
-//!   next_work.. ─ SEND (inline where the device does it) ─ doorbell        poll ─┬ RECV ─> received ─┐
-//!   acquire: registration of the caller's buffer, mostly kept from before        └ SEND ─> completed ┴─> events
+//!   next_work.. ─ SEND (inline where the device does it) ─ doorbell     poll ─┬ RECV ─> received ─┐
+//!   acquire: registration of the caller's buffer, mostly kept                 └ SEND ─> completed ┴─> events
 //! ```
 //! What comes back from the device is a receive's number, or a command's chain with its generation.
 //!
@@ -44,8 +44,8 @@ use crate::qpair::Why;
 
 use memory::Registrations;
 
-/// Bytes of a completion queue entry, and the distance of two: one to a cache line, so that the device does not
-/// write where the core reads.
+/// Bytes of a completion queue entry, and the distance of two: one to a cache line, so that the device does
+/// not write where the core reads.
 const REPLY_BYTES: u32 = 16;
 const REPLY_STRIDE: usize = 64;
 /// Of a work request's number: it is a receive.
@@ -142,9 +142,11 @@ impl RdmaLink {
                 Ok(keys) if is_to_controller => host::HostData::ToController(buf, keys),
                 Ok(keys) => host::HostData::FromController(buf, keys),
                 Err(error) if is_to_controller => {
-                    return Err((Why::Register(error), HostData::ToController(buf)));
+                    return Err((Why::Register { errno: error.errno }, HostData::ToController(buf)));
                 }
-                Err(error) => return Err((Why::Register(error), HostData::FromController(buf))),
+                Err(error) => {
+                    return Err((Why::Register { errno: error.errno }, HostData::FromController(buf)));
+                }
             },
         };
         self.conn.submit(sqe, data).map_err(|full| self.give_back(full))

@@ -123,8 +123,8 @@ impl Conn {
         slot
     }
 
-    /// The next work request, if the send queue has room for it. All that comes until `None` is posted with one
-    /// doorbell.
+    /// The next work request, if the send queue has room for it. All that comes until `None` is posted with
+    /// one doorbell.
     #[inline]
     pub fn next_work(&mut self) -> Option<Work> {
         if self.send_free == 0 || !matches!(self.phase, Phase::Open | Phase::Draining) {

@@ -11,8 +11,8 @@
 //!
 //! Memory: the buffer with a capsule's in-capsule data is handed in by value and comes back through
 //! [`Conn::next_buffer`] when its command has fetched the data or is answered, so a command that waits for
-//! memory waits in its receive slot. A chain owns its buffer from `fetch` or `reply` until the last of its work
-//! requests has completed; when the connection ends, until the queue pair is destroyed.
+//! memory waits in its receive slot. A chain owns its buffer from `fetch` or `reply` until the last of its
+//! work requests has completed; when the connection ends, until the queue pair is destroyed.
 //!
 //! The completion of a reply's SEND and the host's next capsule come in any order. A command for which the
 //! queue pair has no room yet is held until the completion is here.
@@ -248,7 +248,8 @@ impl Conn {
         self.reads_free
     }
 
-    /// Buffers of capsules that are here: not looked at, with data that nobody has fetched, or to be given back.
+    /// Buffers of capsules that are here: not looked at, with data that nobody has fetched, or to be given
+    /// back.
     #[must_use]
     pub fn buffers_held(&self) -> usize {
         let is_held = |pending: &Pending| usize::from(pending.data.is_some());
@@ -264,14 +265,11 @@ impl Conn {
         self.copied_bytes
     }
 
-    /// True when [`Transport::next_event`] or [`Conn::next_work`] may have something without new completions.
+    /// True when [`Transport::next_event`] has something without new completions.
     #[inline]
     #[must_use]
-    pub fn has_work(&self) -> bool {
+    pub fn has_events(&self) -> bool {
         !self.events.is_empty()
-            || !self.replies.is_empty()
-            || !self.fetches.is_empty()
-            || !self.free_buffers.is_empty()
             || (self.phase == Phase::Open && !self.inbox.is_empty() && self.outstanding < self.room)
             || (self.phase == Phase::Closed && !self.is_closed_told)
     }

@@ -190,7 +190,8 @@ impl Shell {
         !self.ids.is_empty()
     }
 
-    /// About to sleep: have the descriptors tell of completions from now on. False: there is something already.
+    /// About to sleep: have the descriptors tell of completions from now on. False: there is something
+    /// already.
     pub fn prepare_sleep(&mut self) -> bool {
         for device in &mut self.devices {
             device.take_events();
@@ -244,7 +245,7 @@ impl Shell {
             if let Some(link) = self.link(id) {
                 link.is_active = false;
             }
-            core.step(id);
+            core.step_sent(id);
             self.pump(core, id);
         }
         has_come
@@ -357,7 +358,7 @@ impl Shell {
         if let Some(conn) = core.transport(id).and_then(Holds::held) {
             conn.on_destroyed();
         }
-        core.step(id);
+        core.step_sent(id);
         while core.next_closed().is_some() {}
     }
 
@@ -369,8 +370,8 @@ impl Shell {
             return false;
         }
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return true };
-        if conn.has_work() {
-            core.step(id);
+        if conn.has_events() {
+            core.step_sent(id);
         }
         self.pump(core, id);
         true
@@ -440,7 +441,7 @@ impl Shell {
             | CmEventKind::TimewaitExit
             | CmEventKind::Other(_) => return,
         }
-        core.step(id);
+        core.step_sent(id);
         self.pump(core, id);
     }
 

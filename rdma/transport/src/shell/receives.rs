@@ -4,10 +4,11 @@
 //!
 //! ```text
 //!   posted ── completion ──> the entry is copied out ┬─ nothing behind it ──> posted again, at once
-//!                                                    └─ data: the buffer goes to the connection ─ back ─> posted
+//!                                                    └─ data: the connection has it ─ back ─> posted again
 //! ```
-//! One segment, not two: soft-RoCE of Linux 6.12 fails a shared receive of several with "local operation error".
-//! Slots are made in chunks, as connections reserve them, and are never given back while the queue lives.
+//! One segment, not two: soft-RoCE of Linux 6.12 fails a shared receive of several with "local operation
+//! error". Slots are made in chunks, as connections reserve them, and are never given back while the queue
+//! lives.
 
 use nvme_spec::Sqe;
 use nvme_spec::zerocopy::FromBytes;
@@ -94,7 +95,8 @@ impl Receives {
         Ok(())
     }
 
-    /// What a completed receive brought. Its slot is posted again at once where nothing came behind the entry.
+    /// What a completed receive brought. Its slot is posted again at once where nothing came behind the
+    /// entry.
     pub(super) fn completed(
         &mut self,
         slot: u32,

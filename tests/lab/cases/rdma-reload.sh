@@ -1,0 +1,20 @@
+# reloads under fio: subsystems and namespaces come and go, and the connection over RDMA does not notice
+lines_with() { reactor; disk_ram d0 64MiB; disk_ram d1 32MiB; listener; subsystem "$NQN" d0 "${@:2}"; $1; }
+more() { subsystem "$NQN1" d1; }
+lines_with true | config
+start_target
+connect_block
+run=(--bs=4k --size=8M --iodepth=16 --rate_iops=500)
+verify_fio reloaded "${run[@]}" &
+fio=$!
+lists() { nvme discover "${PORTAL[@]}" "${HOST_A[@]}" | grep -E "subnqn: +$NQN1\$" >/dev/null; }
+sleep 1
+lines_with more | config
+reload_target
+within 20 lists
+lines_with true d1 | config
+reload_target
+within 20 find_block 2
+wait "$fio"
+has_state live || fail 'the connection did not stay'
+if dmesg | grep -E 'starting error recovery|Reconnecting'; then fail 'the connection was lost in between'; fi

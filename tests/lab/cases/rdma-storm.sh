@@ -1,0 +1,43 @@
+# connect storms: many hosts come and go at once, strangers among them; nothing is left of them
+# limit: 600 s
+# Whoever looks at a new block device is late for one of these.
+expect_kernel_log 'nvme nvme[0-9]+: Removing' "${lost[@]}" "${requeued[@]}"
+config_ram
+start_target
+
+# One controller, made and removed by the kernel's own interface, without processes.
+come_and_go() {
+    local said fabrics
+    exec {fabrics}<>/dev/nvme-fabrics
+    printf 'transport=%s,traddr=%s,trsvcid=%s,hostnqn=%s,hostid=%s,nqn=%s%s' "$TRANSPORT" "$ADDRESS" "$PORT" \
+        "${HOST_A[1]}" "${HOST_A[3]}" "$NQN" ,nr_io_queues=2,queue_size=16,duplicate_connect >&"$fabrics" ||
+        fail 'refused in a storm'
+    read -r said <&"$fabrics"
+    [[ $said =~ instance=([0-9]+), ]] || fail "the kernel says: $said"
+    echo 1 >"/sys/class/nvme/nvme${BASH_REMATCH[1]}/delete_controller"
+}
+# Connects, but speaks another protocol.
+stranger() { timeout 60 rping -c -a "$ADDRESS" -p "$PORT" -C 1 >/dev/null 2>&1 || true; }
+
+storm() {
+    local jobs=() job
+    for _ in {1..8}; do come_and_go & jobs+=($!); done
+    stranger & jobs+=($!)
+    for job in "${jobs[@]}"; do wait "$job"; done
+    within 60 has_queue_pairs 0
+}
+
+# The first leaves what is kept for the next: completion queues, pages.
+storm
+before=$(rdma_resources)
+memory=0
+[ "$TARGET_KIND" = nvmet ] || memory=$(target_memory_kib)
+for _ in {1..4}; do storm; done
+is_as_before() { [ "$(rdma_resources)" = "$before" ]; }
+within 30 is_as_before
+if [ "$TARGET_KIND" = spindle ]; then
+    grown=$(($(target_memory_kib) - memory))
+    [ "$grown" -le 4096 ] || fail "32 connections left $grown KiB in the target's memory"
+fi
+connect_block
+verify_fio after --bs=16k --iodepth=16 --size=4M
