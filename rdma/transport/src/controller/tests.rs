@@ -195,10 +195,10 @@ fn commands_before_established_are_held_in_order() {
     conn.set_queue_entries(8);
     conn.received(keyed(1, PIECE, false));
     conn.received(filled(&pool, 2, &[5; 100]));
-    assert!(conn.next_event().is_none() && !conn.has_work());
+    assert!(conn.next_event().is_none() && !conn.has_events());
     assert_eq!((conn.phase(), conn.buffers_held()), (Phase::Connecting, 1));
     conn.on_established();
-    assert!(conn.has_work());
+    assert!(conn.has_events());
     assert_eq!(command(&mut conn, slot(1)), DataPointer::Host { bytes: PIECE });
     assert_eq!(command(&mut conn, slot(2)), DataPointer::InCapsule { bytes: 100 });
     // ESTABLISHED after the end changes nothing.
