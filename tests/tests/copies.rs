@@ -1,7 +1,7 @@
 //! Zero copy: what the target copies of the data of a command, on any kind of disk.
 //!
-//! For the target alone, where the test is the transport, and what it copies itself is known; and with NVMe/RDMA,
-//! over a fabric whose own copies are not counted.
+//! For the target alone, where the test is the transport, and what it copies itself is known; and with
+//! NVMe/RDMA, over a fabric whose own copies are not counted.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;

@@ -37,8 +37,8 @@ fn two_hundred_thousand_commands_of_odd_seeds_keep_every_promise() {
     assert_busy(&seeds((0..SEEDS).map(|n| n * 2 + 1)));
 }
 
-/// `SPINDLE_SIM_SEED=n cargo nextest run -p spindle-tests one_rdma_seed` replays a failure; without it, seed 0.
-/// With `SPINDLE_SIM_SEEDS=m` so many from there on.
+/// `SPINDLE_SIM_SEED=n cargo nextest run -p spindle-tests one_rdma_seed` replays a failure; without it, seed
+/// 0. With `SPINDLE_SIM_SEEDS=m` so many from there on.
 #[test]
 fn one_rdma_seed() {
     let number = |name: &str| std::env::var(name).ok().and_then(|number| number.parse().ok());

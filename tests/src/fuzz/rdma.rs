@@ -1,8 +1,9 @@
 //! What a host sends over RDMA, into the controller's end and the target core behind it.
 //!
 //! The first byte says where the connection is to begin: fresh, as an admin queue or as an I/O queue; the
-//! second seeds what happens when. Then steps: a capsule with its length and bytes, some time, the end. Of the
-//! keys that it names the odd ones open memory. Another host's queues stay on the same core and must not notice.
+//! second seeds what happens when. Then steps: a capsule with its length and bytes, some time, the end. Of
+//! the keys that it names the odd ones open memory. Another host's queues stay on the same core and must not
+//! notice.
 
 use std::sync::Arc;
 
@@ -76,6 +77,7 @@ fn step(bytes: &mut Bytes<'_>, direct: &mut Direct, victim: &mut Link, rng: &mut
             }
         }
     }
+    victim.touch();
     for _ in 0..20 {
         victim.shake(core, rng, 3);
     }
