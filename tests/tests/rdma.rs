@@ -87,6 +87,7 @@ fn apply(direct: &mut Direct, by: End, rng: &mut Rng) {
             assert!(matches!(conn.phase(), Phase::Ending | Phase::Closed), "{:?}", conn.phase());
         }
     }
+    io.touch();
     for _ in 0..rng.size(0, 30) {
         io.shake(core, rng, 2);
         while io.next_event().is_some() {}
@@ -126,6 +127,7 @@ fn a_connection_may_end_at_every_step_by_every_way_and_leaves_nothing_behind() {
                 for _ in 0..steps {
                     direct.io.shake(&mut direct.core, &mut rng, 2);
                     direct.core.poll();
+                    direct.io.touch();
                     while direct.io.next_event().is_some() {}
                 }
                 apply(&mut direct, by, &mut rng);

@@ -189,6 +189,7 @@ pub fn end(link: &mut Link, core: &mut TargetCore<Conn>, rng: &mut Rng) {
             return;
         }
         link.target_disconnected(core);
+        link.touch();
         link.shake(core, rng, 8);
     }
     panic!("a connection does not end");
@@ -222,6 +223,7 @@ impl Link {
         while self.target_completes(core) {}
         self.target_turn(core, rng);
         has_worked |= core.poll();
+        self.touch();
         self.target_turn(core, rng);
         while core.next_touched().is_some() {}
         while core.next_message().is_some() {}

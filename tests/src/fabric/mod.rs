@@ -4,7 +4,7 @@
 //!   host::Conn ── Work ──> send queue ──┬─ SEND ──> wire ──> receive ──┬──> controller::Conn ── TargetCore
 //!       ^  ^                            └─ in order, acknowledged late │         │
 //!       │  └──────── receive <── wire <── SEND ──┬── send queue <── Work ────────┘
-//!       └─ the host's buffers, by key <── WRITE, READ completions: late, queues in any order
+//!       └─ the host's buffers, by key <── WRITE, READ              completions: late, queues in any order
 //! ```
 //! What a reliable connection promises holds: one queue's work is carried out and completes in order, what
 //! is sent arrives once and in order. What it does not promise is drawn: how long anything takes, which
@@ -116,6 +116,10 @@ pub struct Link {
     is_connected: bool,
     /// The target has been told that the host is there.
     is_established: bool,
+    /// A completion or an event came since the target's last turn; or the core has said that there may be
+    /// something to post.
+    has_come: bool,
+    is_touched: bool,
     /// Something outside of both ends' control has ended it.
     is_excused: bool,
     /// Messages to be used again.
@@ -161,6 +165,8 @@ impl Link {
             pair: Pair::Works,
             is_connected: true,
             is_established: false,
+            has_come: false,
+            is_touched: false,
             is_excused: false,
             spare: Vec::with_capacity(2 * entries),
             has_violation: false,
@@ -172,6 +178,11 @@ impl Link {
     #[must_use]
     pub fn is_excused(&self) -> bool {
         self.is_excused
+    }
+
+    /// The core has something for this connection, as it says by `next_touched`.
+    pub fn touch(&mut self) {
+        self.is_touched = true;
     }
 
     /// From now on the host sends anything ([`Link::inject`]), and takes no answer.
@@ -279,14 +290,14 @@ impl Link {
         self.is_established = true;
         let Some(id) = self.id else { return };
         core.transport(id).expect("a queue pair").on_established();
-        core.step(id);
+        self.has_come = true;
     }
 
     /// DISCONNECTED at the target; it may come twice.
     pub fn target_disconnected(&mut self, core: &mut TargetCore<Conn>) {
         let Some(id) = self.id else { return };
         core.transport(id).expect("a queue pair").on_disconnected();
-        core.step(id);
+        self.has_come = true;
     }
 
     fn message(&mut self) -> Message {

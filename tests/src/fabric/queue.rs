@@ -1,9 +1,7 @@
-//! One end's send queue as a device has it: in order, of limited length, with completions that are taken
-//! late.
+//! One end's send queue as a device has it: in order, of limited length, its completions taken late.
 //!
 //! ```text
-//!   post ──> waiting ── start ──> started ── acknowledge ──> done (a completion, if it asked) ── take ──>
-//!   over
+//!   post ──> waiting ── start ──> started ── acknowledge ──> done (completion, if asked) ── take ──> over
 //!              SENDs are on the wire, WRITEs at the other side         READs have brought their data
 //! ```
 

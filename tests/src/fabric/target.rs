@@ -48,6 +48,7 @@ impl Link {
             self.receives.extend(buf.take());
         }
         conn.received(Capsule { bytes, sqe, buf });
+        self.has_come = true;
         true
     }
 
@@ -56,6 +57,7 @@ impl Link {
         let Some(conn) = self.id.and_then(|id| core.transport(id)) else { return false };
         let Some(completion) = self.down.take() else { return false };
         conn.completed(completion);
+        self.has_come = true;
         self.check(conn);
         true
     }
@@ -72,11 +74,20 @@ impl Link {
         );
     }
 
-    /// What a shell does in its turn for a connection: step, receives, work, end.
+    /// What a shell does in its turn for a connection where there is something to do, and only there: step,
+    /// receives, work, end.
     pub(super) fn target_turn(&mut self, core: &mut TargetCore<Conn>, rng: &mut Rng) {
         let Some(id) = self.id else { return };
-        core.step(id);
-        self.pump(core, rng);
+        let Some(conn) = core.transport(id) else { return };
+        let (has_come, is_touched) =
+            (std::mem::take(&mut self.has_come), std::mem::take(&mut self.is_touched));
+        let is_ending = matches!(conn.phase(), Phase::Ending | Phase::Closed);
+        if has_come || is_touched && conn.has_events() {
+            core.step_sent(id);
+        }
+        if has_come || is_touched || is_ending {
+            self.pump(core, rng);
+        }
         let Some(conn) = core.transport(id) else { return };
         if !matches!(conn.phase(), Phase::Ending | Phase::Closed) {
             return;
@@ -217,7 +228,7 @@ impl Link {
         assert_eq!(conn.buffers_held(), 0, "buffers of capsules that nobody gives back");
         assert_eq!(self.receives.len(), self.receives_max, "receives are lost");
         conn.on_destroyed();
-        core.step(id);
+        core.step_sent(id);
     }
 
     /// The host is gone with all that it had: the target is told, and its end goes on by itself.

@@ -77,6 +77,7 @@ fn step(bytes: &mut Bytes<'_>, direct: &mut Direct, victim: &mut Link, rng: &mut
             }
         }
     }
+    victim.touch();
     for _ in 0..20 {
         victim.shake(core, rng, 3);
     }

@@ -4,6 +4,7 @@ use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_target::snapshot::TransportKind;
 use spindle_target::transport::Transport;
@@ -76,6 +77,11 @@ pub trait Carrier: Sized {
 
     /// The host's end is gone at once; so is what was on the way.
     fn cut(&mut self, core: &mut TargetCore<Self::Conn>, rng: &mut Rng);
+
+    /// A core says that it has something for its connection `id`.
+    fn touch(&mut self, id: Slot) {
+        let _ = id;
+    }
 
     /// The target has let go of it.
     fn is_gone(&self) -> bool;

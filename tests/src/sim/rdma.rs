@@ -6,6 +6,7 @@ use spindle_rdma::controller::{Conn, ConnConfig};
 use spindle_rdma::host::{HostConfig, HostEvent};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_target::snapshot::TransportKind;
 
@@ -163,12 +164,19 @@ impl Carrier for Wire {
             && conn.deadline().is_some_and(|deadline| deadline <= now)
         {
             conn.on_time(now);
+            self.link.touch();
         }
         self.link.shake(core, rng, swarm.fabric.burst);
     }
 
     fn cut(&mut self, core: &mut TargetCore<Conn>, rng: &mut Rng) {
         self.link.cut(core, rng);
+    }
+
+    fn touch(&mut self, id: Slot) {
+        if self.link.id == Some(id) {
+            self.link.touch();
+        }
     }
 
     fn is_gone(&self) -> bool {

@@ -449,7 +449,11 @@ impl<W: Carrier> World<W> {
             while let Some((to, message)) = self.cores[from].next_message() {
                 self.mail[from * count + to].push_back(message);
             }
-            while self.cores[from].next_touched().is_some() {}
+            while let Some(id) = self.cores[from].next_touched() {
+                let queues = self.hosts.iter_mut().flat_map(|host| &mut host.queues);
+                let wires = queues.map(|queue| &mut queue.wire).chain(&mut self.ending);
+                wires.filter(|wire| wire.core() == from).for_each(|wire| wire.touch(id));
+            }
             while self.cores[from].next_closed().is_some() {}
             while self.cores[from].notices().pop().is_some() {}
         }
