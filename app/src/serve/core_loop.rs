@@ -118,6 +118,8 @@ pub struct CoreLoop {
     shell: Shell,
     /// Where there is a listener for it.
     rdma: Option<rdma::Shell>,
+    /// A device of it works on this processor too.
+    wants_yield: bool,
     /// The configuration whose disks are registered with the RDMA devices.
     registered: u64,
     log: RateLimit,
@@ -175,6 +177,7 @@ impl CoreLoop {
         Ok(CoreLoop {
             core,
             shell,
+            wants_yield: rdma.as_ref().is_some_and(rdma::Shell::wants_yield),
             rdma,
             registered: 0,
             log: RateLimit::new(
@@ -408,6 +411,9 @@ impl CoreLoop {
 
     /// Nothing to do: spin, or sleep once it has lasted.
     fn idle(&mut self) {
+        if self.wants_yield {
+            std::thread::yield_now();
+        }
         let Idle::Adaptive { spin_us } = self.setup.idle else {
             std::hint::spin_loop();
             return;

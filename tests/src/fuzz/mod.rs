@@ -7,11 +7,7 @@
 //! |---|---|---|
 //! | [`controller`] | what a host sends | no panic, this connection only, every buffer home |
 //! | [`host`] | what a target sends | no panic, each command ends once, every buffer home |
-<<<<<<< HEAD
-//! | [`rdma`] | capsules over RDMA, and the end of its connection | the same |
-=======
 //! | [`rdma`] | what a host sends over RDMA | no panic, this connection only, every buffer home |
->>>>>>> sim
 //! | [`operations`] | commands, aborts, resets, disconnects, time | the same, each command answered once |
 
 pub mod bytes;

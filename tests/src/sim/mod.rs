@@ -48,14 +48,7 @@ pub fn run(seed: u64, commands: u64) -> Report {
 pub fn run_rdma(seed: u64, commands: u64) -> Report {
     let outcome = std::panic::catch_unwind(|| World::<rdma::Wire>::new(rdma::draw(seed)).run(commands));
     outcome.unwrap_or_else(|panic| {
-<<<<<<< HEAD
-        eprintln!(
-            "SEED={seed} failed; replay: \
-             SPINDLE_SIM_SEED={seed} cargo nextest run -p spindle-tests one_rdma_seed"
-        );
-=======
         eprintln!("SEED={seed} failed; replay: SPINDLE_SIM_SEED={seed} cargo nextest run one_rdma_seed");
->>>>>>> sim
         std::panic::resume_unwind(panic)
     })
 }

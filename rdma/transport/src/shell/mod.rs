@@ -190,6 +190,12 @@ impl Shell {
         !self.ids.is_empty()
     }
 
+    /// A device's work is done by the kernel's threads, which need processors: whoever polls it lets them run.
+    #[must_use]
+    pub fn wants_yield(&self) -> bool {
+        self.devices.iter().any(|device| device.shared.device().is_soft_roce())
+    }
+
     /// About to sleep: have the descriptors tell of completions from now on. False: there is something
     /// already.
     pub fn prepare_sleep(&mut self) -> bool {
