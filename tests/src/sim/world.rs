@@ -179,6 +179,7 @@ fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>) -> Arc<Snapshot> {
         limits: ControllerLimits {
             queue_entries: 64,
             transfer_bytes: 1 << 17,
+            bulk_unit: 8192,
             keep_alive_ms_max: 3_600_000,
             discovery_keep_alive_ms: 120_000,
         },
