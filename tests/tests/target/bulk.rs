@@ -1,11 +1,15 @@
 //! Large transfers in pieces: their order, their overlap, their two buffers, and every way in which they end.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use nvme_spec::register::CC;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Broken, Fault, FaultControl, FaultDisk};
-use spindle_disk::{BlockRange, DiskSource, Op};
+use spindle_disk::{
+    BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token, Usage,
+};
+use spindle_reactor::mem::Buf;
 use spindle_target::counters::IoTotals;
 use spindle_target::qpair::request::State;
 use spindle_target::transport::DataPointer;
@@ -519,7 +523,7 @@ fn what_may_not_be_cut_is_not() {
     assert_eq!(rig.read(&host.io, read(2, 32), 4 * PIECE).data, pattern(1, 4 * PIECE));
     rig.finish();
     // Blocks that change in one step.
-    let shape = |geometry| spindle_disk::Geometry { atomic_blocks: 16, ..geometry };
+    let shape = |geometry| Geometry { atomic_blocks: 16, ..geometry };
     let (disk, record) = Probe::over(pool_disk(512), shape);
     let mut rig = Rig::new(disks(disk));
     let host = rig.host();
@@ -540,4 +544,80 @@ fn what_may_not_be_cut_is_not() {
     let host = rig.host();
     assert_ok(&rig.run(&host.io, write(1, 32), &pattern(1, 4 * PIECE)));
     rig.finish();
+}
+
+/// A disk that keeps the buffers of writes until [`KEPT`] is cleared.
+struct Keeping(Arc<dyn DiskSource>);
+
+struct KeepingCore(Box<dyn Disk>);
+
+thread_local! {
+    static KEPT: RefCell<Vec<Buf>> = const { RefCell::new(Vec::new()) };
+}
+
+impl DiskSource for Keeping {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        "keeping"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        Ok(Box::new(KeepingCore(self.0.open(context)?)))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.0.resize(bytes)
+    }
+
+    fn usage(&self) -> Usage {
+        self.0.usage()
+    }
+}
+
+impl Disk for KeepingCore {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+        let done = self.0.submit(token, op, range, buf)?;
+        KEPT.with_borrow_mut(|kept| kept.extend(done.buf));
+        Some(Done { buf: None, ..done })
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+        self.0.poll(done)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+}
+
+#[test]
+fn where_the_disk_keeps_the_last_buffer_the_command_waits_for_it_to_come_home() {
+    let mut fixture = fixture_on(Arc::new(Keeping(pool_disk(512))), 1);
+    let io = fixture.host.io.clone();
+    fixture.rig.send(&io, write(1, 20), 20 * 512);
+    for (offset, bytes) in [(0, PIECE), (UNIT, PIECE), (2 * UNIT, PIECE / 2)] {
+        assert_eq!(io.line.parts(), [(1, offset, bytes)]);
+        assert_eq!(fixture.rig.answer(&io), None);
+        fixture.rig.bring_part(&io, 1, offset, &vec![7; bytes], Ok(()));
+        if offset < 2 * UNIT {
+            fixture.rig.turn();
+            assert_eq!(fixture.rig.states(&io), [(State::NeedStepBuffer, 1)]);
+        }
+        KEPT.with_borrow_mut(Vec::clear);
+        fixture.rig.turn();
+    }
+    assert_ok(&fixture.rig.answer(&io).expect("an answer"));
+    assert_eq!((fixture.asked(), fixture.free()), (vec![(0, 8), (8, 8), (16, 4)], u64::from(UNIT)));
+    fixture.finish();
 }
