@@ -143,6 +143,9 @@ pub struct ControllerLimits {
     pub queue_entries: u16,
     /// Most bytes of one command, a power of two times 4096 (MDTS).
     pub transfer_bytes: u32,
+    /// Bytes of the pieces into which a larger Read or Write is cut where its transport and its disk allow
+    /// it; 0: none is cut. A queue keeps what it was connected with.
+    pub bulk_unit: u32,
     /// Longest keep-alive time-out that is granted, in ms; longer ones are refused. 0 in Connect means none.
     pub keep_alive_ms_max: u32,
     /// What a discovery connection gets when it asks for none, in ms.

@@ -1,4 +1,4 @@
-//! The interface between the request machine and a connection: its verbs and four events.
+//! The interface between the request machine and a connection: its verbs and its events.
 //!
 //! A connection lives on one core from accept to close. Its shell (sockets, verbs, the simulator) feeds it
 //! and empties it; the queue pair only asks it for events and tells it what to fetch and what to reply:
@@ -70,6 +70,26 @@ pub enum Event {
         /// `Err`: the data is damaged (data digest); the command fails with this status, the connection goes
         /// on.
         result: Result<(), Status>,
+    },
+    /// All data that `fetch_part` asked for has arrived in `buf`.
+    FetchedPart {
+        /// The request.
+        slot: Slot,
+        /// Where it belongs in the command's data.
+        offset: u32,
+        /// Its buffer, filled.
+        buf: Buf,
+        /// As of `Fetched`.
+        result: Result<(), Status>,
+    },
+    /// What `send_part` was given has left. Comes before the command's `Sent`.
+    SentPart {
+        /// The request.
+        slot: Slot,
+        /// Where it belongs in the command's data.
+        offset: u32,
+        /// Its buffer, back.
+        buf: Buf,
     },
     /// The reply and its data have left; nothing of the request is referred to any more.
     Sent {
@@ -153,6 +173,23 @@ pub trait Transport {
     /// Bring the host's data of request `slot` (command identifier `cid`) into `buf`, which is exactly as
     /// long. `Fetched` follows, or `Closed`. Called at most once for a command, in any order among commands.
     fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf);
+
+    /// It can move a command's data in parts: [`Transport::fetch_part`], [`Transport::send_part`].
+    fn moves_parts(&self) -> bool {
+        false
+    }
+
+    /// Bring the part at `offset` of the host's data, as long as `buf`. `FetchedPart` follows, or `Closed`.
+    /// In place of `fetch`, for a command whose data is at the host; its reply comes after all of its parts.
+    fn fetch_part(&mut self, slot: Slot, cid: u16, offset: u32, buf: Buf) {
+        let _ = (slot, cid, offset, buf);
+    }
+
+    /// Send the part at `offset` of the data for the host, as long as `buf`. `SentPart` follows, or `Closed`.
+    /// The command's reply, without data, may follow at once: it reaches the host after all of its parts.
+    fn send_part(&mut self, slot: Slot, cid: u16, offset: u32, buf: Buf) {
+        let _ = (slot, cid, offset, buf);
+    }
 
     /// Copy the in-capsule data of the command whose event came last into `buf`, which is exactly as long, if
     /// all of it is here and in order. False: nothing has changed, and `fetch` brings it. No `Fetched`

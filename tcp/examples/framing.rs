@@ -170,7 +170,7 @@ impl Bench {
                 }
                 Event::Command { sqe, .. } => cids.push(sqe.cid()),
                 Event::Fetched { slot, .. } => cids.push(u16::try_from(slot.index()).expect("a CID")),
-                Event::Sent { .. } | Event::Closed => {}
+                Event::Sent { .. } | Event::FetchedPart { .. } | Event::SentPart { .. } | Event::Closed => {}
             }
         }
         self.batch = Some(self.controller.unload());
@@ -225,7 +225,11 @@ fn answer(conn: &mut controller::Conn, event: Event, pool: &Pool) {
         }
         Event::Command { sqe, data: Ok(data) } => conn.reply(success(sqe.cid(), pool.take(data.bytes()))),
         Event::Fetched { slot, .. } => conn.reply(success(u16::try_from(slot.index()).expect("a CID"), None)),
-        Event::Command { .. } | Event::Sent { .. } | Event::Closed => {}
+        Event::Command { .. }
+        | Event::Sent { .. }
+        | Event::FetchedPart { .. }
+        | Event::SentPart { .. }
+        | Event::Closed => {}
     }
 }
 

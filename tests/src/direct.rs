@@ -68,6 +68,7 @@ pub fn snapshot(
         limits: ControllerLimits {
             queue_entries: 128,
             transfer_bytes,
+            bulk_unit: 0,
             keep_alive_ms_max: 3_600_000,
             discovery_keep_alive_ms: 120_000,
         },

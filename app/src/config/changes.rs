@@ -198,6 +198,7 @@ impl Plan {
         let mut setting = |field: &str, from: &dyn Debug, to: &dyn Debug| set(changes, field, from, to);
         let (from, to) = (&previous.limits, &self.limits);
         setting("limits.io_queues", &from.io_queues_max, &to.io_queues_max);
+        setting("limits.bulk_unit", &from.controller.bulk_unit, &to.controller.bulk_unit);
         setting(
             "limits.keep_alive_ms_max",
             &from.controller.keep_alive_ms_max,

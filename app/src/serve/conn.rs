@@ -42,6 +42,18 @@ impl Transport for Conn {
         on_both!(self, conn => conn.fetch(slot, cid, buf));
     }
 
+    fn moves_parts(&self) -> bool {
+        on_both!(self, conn => conn.moves_parts())
+    }
+
+    fn fetch_part(&mut self, slot: Slot, cid: u16, offset: u32, buf: Buf) {
+        on_both!(self, conn => conn.fetch_part(slot, cid, offset, buf));
+    }
+
+    fn send_part(&mut self, slot: Slot, cid: u16, offset: u32, buf: Buf) {
+        on_both!(self, conn => conn.send_part(slot, cid, offset, buf));
+    }
+
     #[inline]
     fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
         on_both!(self, conn => conn.take_in_capsule(buf))

@@ -204,6 +204,7 @@ impl Server {
                     }
                 }
                 Event::Sent { .. } => {}
+                Event::FetchedPart { .. } | Event::SentPart { .. } => unreachable!("parts are RDMA's"),
                 Event::Closed => link.is_gone = true,
             }
         }

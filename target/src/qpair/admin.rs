@@ -172,6 +172,9 @@ impl<T: Transport> Qpair<T> {
         // Connect took the queue's first entry.
         self.sq_head = if entries > 1 { 1 } else { 0 };
         self.transport.set_queue_entries(entries);
+        if self.transport.moves_parts() && env.snapshot.limits.bulk_unit > 0 {
+            self.bulk_unit = env.snapshot.limits.bulk_unit;
+        }
     }
 
     /// A slab for the queue's size, with the Connect that is about to be answered in it.
@@ -404,6 +407,7 @@ impl<T: Transport> Qpair<T> {
                 }
                 true
             }
+            State::Moving => self.abort_bulk(slot),
             State::New
             | State::NeedBuffer
             | State::Executing

@@ -132,7 +132,7 @@ impl<T: Transport> Qpair<T> {
         self.wait_for_step(slot);
     }
 
-    fn wait_for_step(&mut self, slot: Slot) {
+    pub(super) fn wait_for_step(&mut self, slot: Slot) {
         if let Some(request) = self.requests.get_mut(slot) {
             let was_waiting = self.waiting.contains(&slot);
             request.state = State::NeedStepBuffer;
@@ -143,9 +143,13 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// The next turn of a command that waited between two steps.
-    pub(super) fn resume_compound(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+    pub(super) fn resume(&mut self, id: Slot, env: &mut Env, slot: Slot) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::NeedStepBuffer, "a step of a request that is elsewhere");
+        if request.pieces.unit > 0 {
+            self.begin_bulk(id, env, slot);
+            return;
+        }
         request.state = State::Executing;
         let done = if std::mem::take(&mut request.progress.has_outcome) {
             Some((Ok(()), request.aux.take()))

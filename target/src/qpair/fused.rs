@@ -81,7 +81,7 @@ impl<T: Transport> Qpair<T> {
     fn end_half(&mut self, env: &mut Env, slot: Slot, refusal: Refusal) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         match request.state {
-            State::Fetching => {
+            State::Fetching | State::Moving => {
                 request.doom.get_or_insert(refusal.status);
             }
             State::Replying => {}

@@ -58,7 +58,7 @@ impl<T: Transport> Qpair<T> {
             }
         };
         Some(match request.work {
-            Work::Io(io) => pool_bytes(env, &io).map_or(WaitsFor::Turn, of_pool),
+            Work::Io(io) => pool_bytes(env, request, &io).map_or(WaitsFor::Turn, of_pool),
             Work::Admin { bytes, .. } if bytes > env.admin_pool.buffer_bytes_max() => of_pool(bytes),
             Work::Admin { is_to_host: true, .. } => {
                 let is_open = env.admin_pool.free_bytes() > 0 && env.admin_pool.share(id).is_within();
@@ -87,12 +87,12 @@ pub(super) fn needs_memory(env: &Env, io: &IoCommand) -> bool {
 }
 
 /// The largest buffer that [`take_buffers`] takes of the pool, if it takes any.
-fn pool_bytes(env: &Env, io: &IoCommand) -> Option<u32> {
+fn pool_bytes(env: &Env, request: &Request, io: &IoCommand) -> Option<u32> {
     let disk = env.disks.get(io.disk).and_then(|disk| disk.as_deref())?;
     let reads_there = disk.read_buffers() == BufferFrom::Pool;
     match io.op {
-        IoOp::Read => reads_there.then_some(io.data_bytes),
-        IoOp::Write { .. } => (disk.write_buffers() == BufferFrom::Pool).then_some(io.data_bytes),
+        IoOp::Read => reads_there.then_some(request.first_bytes(io)),
+        IoOp::Write { .. } => (disk.write_buffers() == BufferFrom::Pool).then_some(request.first_bytes(io)),
         IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint => Some(io.data_bytes),
         IoOp::Copy { .. } | IoOp::Verify => {
             let piece = if reads_there { compound::first_piece_bytes(io, &env.pool) } else { 0 };
@@ -108,7 +108,7 @@ pub(super) fn reads_into_pool(env: &Env, disk: usize) -> bool {
 }
 
 /// Take the memory of an I/O command, all of it or none, so that no command holds one buffer while it waits
-/// for another.
+/// for another. A command that is cut can do with one buffer of the unit.
 #[inline]
 pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand) -> bool {
     let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
@@ -117,12 +117,15 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand)
     let share = env.pool.share(env.current);
     match io.op {
         IoOp::Read => {
-            disk.read_buffers() == BufferFrom::Disk || set(&mut request.buf, share.take(io.data_bytes))
+            disk.read_buffers() == BufferFrom::Disk || {
+                let bytes = request.first_bytes(io);
+                set(&mut request.buf, share.take(bytes))
+            }
         }
         IoOp::Write { .. } => {
             let buf = match disk.write_buffers() {
                 BufferFrom::Disk => disk.take(io.range),
-                BufferFrom::Pool => share.take(io.data_bytes),
+                BufferFrom::Pool => share.take(request.first_bytes(io)),
             };
             set(&mut request.buf, buf)
         }

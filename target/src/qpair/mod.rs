@@ -13,13 +13,14 @@
 //! (`at_once`). `state` of a request changes only in this folder; every function that moves one begins with
 //! the state it expects.
 //!
-//! Files: `request` (the states), `at_once` (the short way), `io` (parse and check), `admin` (Connect,
-//! properties, admin commands, Abort), `compound` (commands of several disk steps), `fused` (Compare and
-//! Write), `memory` (who takes what, and who waits for what), `waiting` (the line for memory), `fetches`
-//! (data that does not come).
+//! Files: `request` (the states), `at_once` (the short way), `bulk` (large transfers in pieces), `io` (parse
+//! and check), `admin` (Connect, properties, admin commands, Abort), `compound` (commands of several disk
+//! steps), `fused` (Compare and Write), `memory` (who takes what, and who waits for what), `waiting` (the
+//! line for memory), `fetches` (data that does not come).
 
 mod admin;
 mod at_once;
+mod bulk;
 mod compound;
 mod fetches;
 mod fused;
@@ -106,6 +107,8 @@ pub struct Qpair<T: Transport> {
     sq_head: u16,
     entries: u16,
     is_sq_flow_off: bool,
+    /// Larger Reads and Writes may be cut into pieces of so many bytes.
+    bulk_unit: u32,
     fused_first: Option<Slot>,
     held: ArrayVec<Slot, ASYNC_EVENTS_MAX>,
     fetches: Fetches,
@@ -168,6 +171,7 @@ impl<T: Transport> Qpair<T> {
             sq_head: 0,
             entries: 0,
             is_sq_flow_off: false,
+            bulk_unit: u32::MAX,
             fused_first: None,
             held: ArrayVec::new(),
             fetches: Fetches::default(),
@@ -214,6 +218,10 @@ impl<T: Transport> Qpair<T> {
                 Event::Command { sqe, data } => self.step_command(id, env, sqe, data),
                 Event::Fetched { slot, buf, result } => self.step_fetched(id, env, slot, buf, result),
                 Event::Sent { slot } => self.step_sent(slot),
+                Event::FetchedPart { slot, offset, buf, result } => {
+                    self.step_fetched_part(id, env, slot, offset, buf, result);
+                }
+                Event::SentPart { slot, buf, .. } => self.step_sent_part(id, env, slot, buf),
                 Event::Closed => {
                     self.on_closed(env);
                     return Life::Closed;
@@ -314,6 +322,9 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
         let Work::Io(io) = request.work else { return };
+        if io.data_bytes > self.bulk_unit {
+            request.pieces.unit = bulk::unit_of(env, request.pointer, &io, self.bulk_unit);
+        }
         // Who comes now does not overtake who has waited for memory before.
         let has_line = env.is_crowded || !self.waiting.is_empty();
         let is_behind = has_line && request.state == State::New && needs_memory(env, &io);
@@ -322,6 +333,10 @@ impl<T: Transport> Qpair<T> {
                 env.waits += 1;
                 self.wait_for_buffer(slot);
             }
+            return;
+        }
+        if request.pieces.unit > 0 && request.buf.is_some() {
+            self.begin_bulk(id, env, slot);
             return;
         }
         // Nothing to fetch into: the disk went while the command waited, and so it fails.
@@ -405,6 +420,10 @@ impl<T: Transport> Qpair<T> {
     /// A disk has ended a command (or a step of one) that it had taken its time for.
     pub(crate) fn on_done(&mut self, id: Slot, env: &mut Env, slot: Slot, done: Done) {
         let Some(request) = self.requests.get_mut(slot) else { return };
+        if request.state == State::Moving {
+            self.on_piece_done(id, env, slot, done.result, done.buf);
+            return;
+        }
         assert_eq!(request.state, State::Executing, "a disk completed a request twice");
         let Work::Io(io) = request.work else { return };
         if request.partner.is_some() {
@@ -582,7 +601,7 @@ impl<T: Transport> Qpair<T> {
                     Some(Work::Io(_)) => self.step_buffer(id, env, slot),
                     _ => self.retry_admin_buffer(env, slot),
                 },
-                Some(State::NeedStepBuffer) => self.resume_compound(id, env, slot),
+                Some(State::NeedStepBuffer) => self.resume(id, env, slot),
                 _ => {}
             }
             let state = self.requests.get(slot).map(|request| request.state);

@@ -6,6 +6,7 @@
 //!                    │                              │             │  ^          ^
 //!                    │ wrong                        │ damaged     └──┘ next     │
 //!                    └──────────────────────────────┴──────── step ─────────────┤
+//!                  cut: NeedBuffer ──> Moving ──> Replying (`bulk`)
 //!                                                    Held (async event), Fused (waits for its other half),
 //!                                                    Aborting (waits for the answer of another core) ────┘
 //! ```
@@ -31,6 +32,8 @@ pub enum State {
     Executing,
     /// Waits for a second buffer between two steps; ended by `Qpair::retry_buffers`.
     NeedStepBuffer,
+    /// It is cut: its pieces are at the disk and on the wire; ended when the last of them is through.
+    Moving,
     /// Half of a fused pair with its data; ended by the arrival of the other half.
     Fused,
     /// An Asynchronous Event Request; ended by an event, an abort or the end of the controller.
@@ -43,12 +46,13 @@ pub enum State {
 
 impl State {
     /// All states, for counters and whole-matrix tests.
-    pub const ALL: [State; 9] = [
+    pub const ALL: [State; 10] = [
         State::New,
         State::NeedBuffer,
         State::Fetching,
         State::Executing,
         State::NeedStepBuffer,
+        State::Moving,
         State::Fused,
         State::Held,
         State::Aborting,
@@ -195,6 +199,23 @@ pub struct Progress {
     pub has_outcome: bool,
 }
 
+/// How far a command that is cut has come, in bytes of its data.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pieces {
+    /// Bytes of a piece, of which the last may be shorter; 0: the command is not cut.
+    pub unit: u32,
+    /// Where the next piece begins.
+    pub next: u32,
+    /// What the disk is through with.
+    pub done: u32,
+    /// Where the piece begins that is at the disk.
+    pub at_disk: Option<u32>,
+    /// Where the piece begins that waits for the disk, with its data in `aux`.
+    pub ready: Option<u32>,
+    /// Pieces on the wire.
+    pub on_wire: u8,
+}
+
 /// One command in flight. Lives in its queue pair's slab.
 #[derive(Debug)]
 pub struct Request {
@@ -215,6 +236,8 @@ pub struct Request {
     pub aux: Option<Buf>,
     /// Steps.
     pub progress: Progress,
+    /// Pieces.
+    pub pieces: Pieces,
     /// The other half of a fused pair.
     pub partner: Option<Slot>,
 }
@@ -233,8 +256,15 @@ impl Request {
             buf: None,
             aux: None,
             progress: Progress::default(),
+            pieces: Pieces::default(),
             partner: None,
         }
+    }
+
+    /// What it takes of the pool to begin with: all of its data or, when it is cut, a piece.
+    #[inline]
+    pub(super) fn first_bytes(&self, io: &IoCommand) -> u32 {
+        if self.pieces.unit > 0 { self.pieces.unit } else { io.data_bytes }
     }
 
     /// Its command identifier, all 16 bits as the host sent it.

@@ -138,7 +138,11 @@ fn answer(conn: &mut controller::Conn, pool: &Pool, event: Event) {
             conn.reply(reply(u16::try_from(slot.index()).unwrap(), None))
         }
         Event::Sent { .. } => {}
-        Event::Command { .. } | Event::Fetched { .. } | Event::Closed => panic!("{event:?}"),
+        Event::Command { .. }
+        | Event::Fetched { .. }
+        | Event::FetchedPart { .. }
+        | Event::SentPart { .. }
+        | Event::Closed => panic!("{event:?}"),
     }
 }
 

@@ -254,6 +254,7 @@ impl Sim {
                 Event::Sent { slot } => {
                     self.requests.remove(slot).expect("sent once");
                 }
+                Event::FetchedPart { .. } | Event::SentPart { .. } => panic!("parts over TCP"),
                 Event::Closed => self.controller_is_closed = true,
             }
         }
@@ -601,6 +602,7 @@ impl Sim {
                     self.controller.reply(Reply { slot, cqe, data: None, may_omit_cqe: true });
                 }
                 Event::Sent { .. } => {}
+                Event::FetchedPart { .. } | Event::SentPart { .. } => panic!("parts over TCP"),
                 Event::Closed => self.controller_is_closed = true,
             }
         }

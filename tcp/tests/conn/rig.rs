@@ -181,6 +181,7 @@ impl Controller {
                 self.reply(cid, result.err().unwrap_or(Status::SUCCESS), None);
             }
             Event::Sent { slot } => self.sent.push(u16::try_from(slot.index()).unwrap()),
+            Event::FetchedPart { .. } | Event::SentPart { .. } => panic!("parts over TCP"),
             Event::Closed => self.seen.push(Seen::Closed),
         }
     }

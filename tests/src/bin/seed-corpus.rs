@@ -187,7 +187,7 @@ fn answer(conn: &mut Conn, pool: &Pool, event: Event, status: Status, may_omit_c
         }
         Event::Command { sqe, .. } => conn.reply(reply(sqe.cid(), None)),
         Event::Fetched { slot, .. } => conn.reply(reply(u16::try_from(slot.index()).expect("a cid"), None)),
-        Event::Sent { .. } | Event::Closed => {}
+        Event::Sent { .. } | Event::FetchedPart { .. } | Event::SentPart { .. } | Event::Closed => {}
     }
 }
 

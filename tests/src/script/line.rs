@@ -20,6 +20,21 @@ pub struct Fetch {
     pub buf: Buf,
 }
 
+/// A part of a command's data that is on the wire.
+#[derive(Debug)]
+pub struct Part {
+    /// The request.
+    pub slot: Slot,
+    /// Its command.
+    pub cid: u16,
+    /// Where it belongs in the command's data.
+    pub offset: u32,
+    /// The target has asked for it; else it is for the host.
+    pub is_fetch: bool,
+    /// Where the data goes, or the data.
+    pub buf: Buf,
+}
+
 /// A completion as the host sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
@@ -41,6 +56,7 @@ pub struct Answer {
 struct Wire {
     events: VecDeque<Event>,
     fetches: Vec<Fetch>,
+    parts: VecDeque<Part>,
     replies: VecDeque<Reply>,
     /// Replies that the host has seen and of which the target has not been told that they left.
     unsent: VecDeque<Slot>,
@@ -88,6 +104,34 @@ impl Line {
         Some(wire.fetches.remove(at))
     }
 
+    /// Parts on the wire, in the order in which the target has handed them over: command, first byte, length.
+    #[must_use]
+    pub fn parts(&self) -> Vec<(u16, u32, usize)> {
+        self.0.borrow().parts.iter().map(|part| (part.cid, part.offset, part.buf.len())).collect()
+    }
+
+    /// The oldest part on the wire is the host's data, on its way to the target.
+    #[must_use]
+    pub fn is_first_part_fetch(&self) -> bool {
+        self.0.borrow().parts.front().is_some_and(|part| part.is_fetch)
+    }
+
+    /// Take a part of a command off the wire.
+    #[must_use]
+    pub fn take_part(&self, cid: u16, offset: u32) -> Option<Part> {
+        let mut wire = self.0.borrow_mut();
+        let at = wire.parts.iter().position(|part| part.cid == cid && part.offset == offset)?;
+        wire.parts.remove(at)
+    }
+
+    /// The oldest part for the host of a request.
+    #[must_use]
+    pub fn next_part_of(&self, slot: Slot) -> Option<(u16, u32)> {
+        let wire = self.0.borrow();
+        let part = wire.parts.iter().find(|part| part.slot == slot && !part.is_fetch)?;
+        Some((part.cid, part.offset))
+    }
+
     /// Read the next completion; the target is not told that it has left.
     #[must_use]
     pub fn read(&self) -> Option<Answer> {
@@ -122,10 +166,18 @@ impl Line {
         self.0.borrow().entries
     }
 
+    fn add(&self, part: Part) {
+        let mut wire = self.0.borrow_mut();
+        if wire.closed.is_none() {
+            wire.parts.push_back(part);
+        }
+    }
+
     /// It is gone: everything that it holds is dropped, `Closed` follows.
     pub fn hang_up(&self) {
         let mut wire = self.0.borrow_mut();
         wire.fetches.clear();
+        wire.parts.clear();
         wire.replies.clear();
         wire.events.clear();
         wire.events.push_back(Event::Closed);
@@ -142,6 +194,18 @@ impl Transport for Line {
         if wire.closed.is_none() {
             wire.fetches.push(Fetch { slot, cid, buf });
         }
+    }
+
+    fn moves_parts(&self) -> bool {
+        true
+    }
+
+    fn fetch_part(&mut self, slot: Slot, cid: u16, offset: u32, buf: Buf) {
+        self.add(Part { slot, cid, offset, is_fetch: true, buf });
+    }
+
+    fn send_part(&mut self, slot: Slot, cid: u16, offset: u32, buf: Buf) {
+        self.add(Part { slot, cid, offset, is_fetch: false, buf });
     }
 
     fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
@@ -165,6 +229,7 @@ impl Transport for Line {
         let mut wire = self.0.borrow_mut();
         wire.closed.get_or_insert(reason);
         wire.fetches.clear();
+        wire.parts.retain(|part| !part.is_fetch);
     }
 
     fn set_queue_entries(&mut self, entries: u16) {

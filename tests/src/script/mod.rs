@@ -33,7 +33,7 @@ use spindle_target::snapshot::{
 };
 use spindle_target::transport::{DataPointer, Event};
 
-pub use line::{Answer, Fetch, LIMITS, Line};
+pub use line::{Answer, Fetch, LIMITS, Line, Part};
 pub use probe::{Asked, Probe, Record};
 
 use crate::direct::name;
@@ -64,6 +64,8 @@ pub struct Setup {
     pub connections: usize,
     /// Most bytes of a command.
     pub transfer_bytes: u32,
+    /// Bytes of the pieces of a larger one; 0: it is not cut.
+    pub bulk_unit: u32,
     /// Who may connect.
     pub hosts: AllowedHosts,
 }
@@ -80,6 +82,7 @@ impl Setup {
             admin_buffers: 2,
             connections: 16,
             transfer_bytes: 128 << 10,
+            bulk_unit: 0,
             hosts: AllowedHosts::Any,
         }
     }
@@ -141,6 +144,7 @@ impl Setup {
             limits: ControllerLimits {
                 queue_entries: 128,
                 transfer_bytes: self.transfer_bytes,
+                bulk_unit: self.bulk_unit,
                 keep_alive_ms_max: 3_600_000,
                 discovery_keep_alive_ms: 120_000,
             },
@@ -372,6 +376,40 @@ impl Rig {
         self.step(queue);
     }
 
+    /// A part of the data that was asked for arrives; damaged, perhaps.
+    ///
+    /// # Panics
+    /// When it was not asked for.
+    pub fn bring_part(
+        &mut self,
+        queue: &Queue,
+        cid: u16,
+        offset: u32,
+        data: &[u8],
+        result: Result<(), Status>,
+    ) {
+        let part = queue.line.take_part(cid, offset).expect("a part that was asked for");
+        let Part { slot, is_fetch, mut buf, .. } = part;
+        assert!(is_fetch && buf.len() == data.len(), "{} bytes of {}", buf.len(), data.len());
+        buf.copy_in(0, data);
+        queue.line.push(Event::FetchedPart { slot, offset, buf, result });
+        self.step(queue);
+    }
+
+    /// A part leaves for the host; its bytes.
+    ///
+    /// # Panics
+    /// When it is not on the wire.
+    pub fn part_sent(&mut self, queue: &Queue, cid: u16, offset: u32) -> Vec<u8> {
+        let part = queue.line.take_part(cid, offset).expect("a part on the wire");
+        let Part { slot, is_fetch, buf, .. } = part;
+        assert!(!is_fetch, "a part of the host's data");
+        let data = buf.segments().flatten().copied().collect();
+        queue.line.push(Event::SentPart { slot, offset, buf });
+        self.step(queue);
+        data
+    }
+
     /// Everything that a reactor's turn does besides receiving and sending: mail, disks, waiting requests,
     /// time-outs.
     pub fn turn(&mut self) {
@@ -429,6 +467,10 @@ impl Rig {
     /// Whatever was read has left.
     pub fn sent(&mut self, queue: &Queue) {
         while let Some(slot) = queue.line.next_unsent() {
+            // The wire keeps the order: the command's parts have left before.
+            while let Some((cid, offset)) = queue.line.next_part_of(slot) {
+                self.part_sent(queue, cid, offset);
+            }
             queue.line.push(Event::Sent { slot });
         }
         self.step(queue);

@@ -189,6 +189,7 @@ fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>, transport: TransportKind)
         limits: ControllerLimits {
             queue_entries: 64,
             transfer_bytes: swarm.transfer_bytes,
+            bulk_unit: 8192,
             keep_alive_ms_max: 3_600_000,
             discovery_keep_alive_ms: 120_000,
         },

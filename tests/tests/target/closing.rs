@@ -14,11 +14,12 @@ use spindle_tests::script::{CC_DISABLED, Fetch, Host, Queue, Rig, Setup, Want};
 use crate::{assert_ok, pool_disk};
 
 /// The states in which a request can be between two calls. `New` is left within one.
-const STATES: [State; 8] = [
+const STATES: [State; 9] = [
     State::NeedBuffer,
     State::Fetching,
     State::Executing,
     State::NeedStepBuffer,
+    State::Moving,
     State::Fused,
     State::Held,
     State::Aborting,
@@ -56,7 +57,8 @@ struct Fixture {
 
 fn fixture(cores: usize, buffers: u32) -> Fixture {
     let (disk, control) = FaultDisk::new(pool_disk(512), 1);
-    let mut rig = Rig::new(Setup { cores, zones: vec![(4096, buffers)], ..Setup::small(vec![disk]) });
+    let zones = vec![(4096, buffers)];
+    let mut rig = Rig::new(Setup { cores, zones, bulk_unit: 4096, ..Setup::small(vec![disk]) });
     let (admin, cntlid) = rig.admin(0, 5000);
     let io = rig.io(cores - 1, Want::io(cntlid, 1));
     Fixture { rig, host: Host { admin, io, cntlid }, control }
@@ -80,6 +82,8 @@ fn enter(fixture: &mut Fixture, state: State) -> Queue {
             rig.send(&io, Sqe::verify(2, 1, 0, 8), 0);
         }
         State::NeedStepBuffer => rig.send(&io, Sqe::verify(1, 1, 0, 2048), 0),
+        // Three pieces, of which two are on the wire.
+        State::Moving => rig.send(&io, Sqe::read(1, 1, 0, 24), 24 * 512),
         State::Fused => {
             rig.send(&io, Sqe::compare(1, 1, 0, 1).with_fuse(Fuse::FIRST), 512);
             rig.bring(&io, 1, &[0; 512]);

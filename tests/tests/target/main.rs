@@ -3,6 +3,7 @@
 
 mod aborts;
 mod at_once;
+mod bulk;
 mod closing;
 mod commands;
 mod drain;

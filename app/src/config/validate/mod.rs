@@ -129,6 +129,7 @@ fn limits(root: &Node, errors: &Errors) -> LimitsPlan {
         controller: ControllerLimits {
             queue_entries: node.get("queue_entries"),
             transfer_bytes: node.get("transfer"),
+            bulk_unit: node.get("bulk_unit"),
             keep_alive_ms_max: node.get("keep_alive_ms_max"),
             discovery_keep_alive_ms: root.section("discovery").get("keep_alive_ms"),
         },

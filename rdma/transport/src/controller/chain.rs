@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   fetch ──> READ (signalled, a credit each) .. ── all completed ──> Fetched
+//!   fetch_part ──> the same READs ──> FetchedPart
+//!   send_part ──> WRITE .. ──> WRITE (signalled) ── completed ──> SentPart
 //!   reply ──> WRITE .. (not signalled) ──> SEND (signalled) ── completed ──> Sent
 //!                └─ the send queue is full: the last is signalled, and the chain goes on after it
 //! ```
@@ -15,7 +17,7 @@ use spindle_reactor::slab::Slot;
 use spindle_target::transport::Event;
 
 use super::capsule::Violation;
-use super::{Blocks, Conn, Phase};
+use super::{Block, Blocks, Conn, Phase};
 use crate::work::{HEAD_BYTES_MAX, Op, Remote, Span, Work};
 
 /// Bytes of a completion queue entry.
@@ -26,11 +28,44 @@ const MESSAGE_BYTES_MAX: usize = 1 << 22;
 #[derive(Debug)]
 pub(super) enum Kind {
     Fetch,
+    /// A part of the host's data.
+    FetchPart {
+        /// Where it begins.
+        offset: u32,
+    },
+    /// A part of the data for the host: WRITEs only. Its reply is a chain behind it.
+    SendPart {
+        /// Where it begins.
+        offset: u32,
+    },
     Reply {
         head: [u8; HEAD_BYTES_MAX],
         /// A key to be invalidated with it.
         invalidate: Option<u32>,
     },
+}
+
+impl Kind {
+    #[inline]
+    fn is_fetch(&self) -> bool {
+        matches!(self, Kind::Fetch | Kind::FetchPart { .. })
+    }
+}
+
+/// The part of the host's memory of a command that begins at `offset`; shorter when there is not so much.
+pub(super) fn part_of(blocks: &Blocks, offset: u32, bytes: usize) -> Blocks {
+    let mut part = Blocks::new();
+    let (mut skip, mut left) = (offset, u32::try_from(bytes).unwrap_or(u32::MAX));
+    for block in blocks {
+        let step = left.min(block.bytes.saturating_sub(skip));
+        if step > 0 {
+            let address = block.remote.address + u64::from(skip);
+            part.push(Block { remote: Remote { address, ..block.remote }, bytes: step });
+            left -= step;
+        }
+        skip = skip.saturating_sub(block.bytes);
+    }
+    part
 }
 
 /// See the module.
@@ -179,7 +214,11 @@ impl Conn {
         let mut is_signalled = false;
         let op = if chain.at < chain.bytes() {
             let (local, remote) = chain.next_piece(self.config.segments_max)?;
-            if self.send_free == 1 {
+            if chain.at == chain.bytes() && matches!(chain.kind, Kind::SendPart { .. }) {
+                is_signalled = true;
+                chain.is_posted = true;
+                self.replies.pop_front();
+            } else if self.send_free == 1 {
                 is_signalled = true;
                 chain.is_stopped = true;
             }
@@ -203,7 +242,7 @@ impl Conn {
     #[inline]
     pub(super) fn chain_completed(&mut self, slot: Slot, is_ok: bool) {
         let Some(chain) = self.chains.get_mut(slot) else { return };
-        let is_fetch = matches!(chain.kind, Kind::Fetch);
+        let is_fetch = chain.kind.is_fetch();
         let places = if is_fetch { chain.in_flight.min(1) } else { chain.in_flight };
         chain.in_flight -= places;
         chain.is_stopped = false;
@@ -226,6 +265,12 @@ impl Conn {
             (Kind::Fetch, Some(buf), Phase::Open) if is_ok => {
                 self.events.push_back(Event::Fetched { slot, buf, result: Ok(()) });
             }
+            (Kind::FetchPart { offset }, Some(buf), Phase::Open) if is_ok => {
+                self.events.push_back(Event::FetchedPart { slot, offset, buf, result: Ok(()) });
+            }
+            (Kind::SendPart { offset }, Some(buf), Phase::Open) if is_ok => {
+                self.events.push_back(Event::SentPart { slot, offset, buf });
+            }
             (Kind::Reply { .. }, _, Phase::Open | Phase::Draining) if is_ok => {
                 self.events.push_back(Event::Sent { slot });
             }
@@ -233,3 +278,6 @@ impl Conn {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

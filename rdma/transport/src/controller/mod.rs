@@ -41,6 +41,10 @@ use chain::{Chain, Kind};
 
 pub use capsule::{CAPSULE_BYTES, Capsule, DESCRIPTORS_MAX, Violation};
 
+/// Most chains of a command at a time: two parts, and the reply behind them. A disconnecting host may leave
+/// some behind.
+pub(crate) const CHAINS_PER_COMMAND: usize = 4;
+
 /// A part of the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block {
@@ -165,14 +169,13 @@ impl Conn {
             free_buffers: VecDeque::with_capacity(entries),
             current: None,
             pending: std::iter::repeat_with(|| (UNSLOTTED, Pending::default())).take(entries).collect(),
-            // A command has one chain at a time; a disconnecting host may leave some behind.
-            chains: Slab::with_capacity(2 * entries),
-            fetches: VecDeque::with_capacity(entries),
-            replies: VecDeque::with_capacity(2 * entries),
+            chains: Slab::with_capacity(CHAINS_PER_COMMAND * entries),
+            fetches: VecDeque::with_capacity(2 * entries),
+            replies: VecDeque::with_capacity(CHAINS_PER_COMMAND * entries),
             is_fetch_next: false,
             send_free: config.send_queue,
             reads_free: config.reads_max,
-            events: VecDeque::with_capacity(2 * entries),
+            events: VecDeque::with_capacity(CHAINS_PER_COMMAND * entries),
             deadline: None,
             violation: None,
             is_closed_told: false,
@@ -403,6 +406,19 @@ impl Conn {
         None
     }
 
+    /// A part of a command's data; its descriptors stay until the reply.
+    fn add_part(&mut self, slot: Slot, kind: Kind, offset: u32, buf: Buf) -> Option<Slot> {
+        if self.phase != Phase::Open {
+            return None;
+        }
+        let Some(pending) = self.pending_mut(slot) else {
+            self.end();
+            return None;
+        };
+        let blocks = chain::part_of(&pending.blocks, offset, buf.len());
+        self.add_chain(Chain::new(slot, kind, Some(buf), blocks))
+    }
+
     /// Nobody wants the command whose event came last.
     #[inline]
     fn release_current(&mut self) {
@@ -460,6 +476,22 @@ impl Transport for Conn {
         let blocks = std::mem::take(&mut pending.blocks);
         if let Some(chain) = self.add_chain(Chain::new(slot, Kind::Fetch, Some(buf), blocks)) {
             self.fetches.push_back(chain);
+        }
+    }
+
+    fn moves_parts(&self) -> bool {
+        true
+    }
+
+    fn fetch_part(&mut self, slot: Slot, _cid: u16, offset: u32, buf: Buf) {
+        if let Some(chain) = self.add_part(slot, Kind::FetchPart { offset }, offset, buf) {
+            self.fetches.push_back(chain);
+        }
+    }
+
+    fn send_part(&mut self, slot: Slot, _cid: u16, offset: u32, buf: Buf) {
+        if let Some(chain) = self.add_part(slot, Kind::SendPart { offset }, offset, buf) {
+            self.replies.push_back(chain);
         }
     }
 

@@ -437,6 +437,7 @@ impl Owner {
                 self.sent += 1;
                 self.free.push(u16::try_from(slot.index()).expect("small"));
             }
+            Event::FetchedPart { .. } | Event::SentPart { .. } => panic!("nobody asked for parts"),
             Event::Closed => panic!("before it is destroyed"),
         }
         true

@@ -13,7 +13,7 @@ use super::device::{DeviceCore, Reservation, SharedReceives};
 use super::keys::{KeyTable, SharedDevice};
 use super::receives::{Queue, Receives};
 use super::{OWN, RECEIVE, SIGNALLED};
-use crate::controller::{Capsule, Conn};
+use crate::controller::{CHAINS_PER_COMMAND, Capsule, Conn};
 use crate::work::{Op, Span, Work};
 
 /// Most segments of a work request that a shell makes.
@@ -67,7 +67,7 @@ impl Link {
         };
         let heads = match queue_pair.inline_bytes() as usize >= CQE_BYTES {
             true => Ok(None),
-            false => Heads::new(device, 2 * entries as usize).map(Some),
+            false => Heads::new(device, CHAINS_PER_COMMAND * entries as usize).map(Some),
         };
         match (own, heads) {
             (Ok(own), Ok(heads)) => Ok(Link {

@@ -169,6 +169,7 @@ impl World {
             limits: ControllerLimits {
                 queue_entries: 64,
                 transfer_bytes: 1 << 20,
+                bulk_unit: 0,
                 keep_alive_ms_max: 60_000,
                 discovery_keep_alive_ms: 120_000,
             },

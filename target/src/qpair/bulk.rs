@@ -1,0 +1,294 @@
+//! Bulk: a large Read or Write in pieces, so that the disk and the wire work at the same time.
+//!
+//! ```text
+//!   read:   free buffer ──> disk ──> send_part ── SentPart ──> free      the reply goes behind the last part
+//!   write:  free buffer ──> fetch_part ── FetchedPart ──> (ready) ──> disk ──> free      then the reply
+//! ```
+//!
+//! A command that is cut has at most two buffers of a piece each, and one piece at the disk. It begins with
+//! one buffer and takes the second when it has a use for it, where its share allows it and nobody waits; with
+//! one it makes progress as well, only that disk and wire take turns. It never waits for a buffer while it
+//! has one.
+//!
+//! When a piece fails, or the command is aborted, no other is begun, and the command is answered once what
+//! was under way has come back: no buffer is given up that a disk or the wire has.
+//!
+//! Cut are commands whose data lies at the host, of disks that work with the pool's buffers and promise no
+//! more than one block to change in one step: what Identify says of atomic writes stays true.
+
+use nvme_spec::status::Status;
+use spindle_disk::{BlockRange, BufferFrom, DiskError, Op};
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::Slot;
+
+use super::request::{IoCommand, IoOp, Refusal, Request, State};
+use super::{Qpair, Role, Work, status_of, token};
+use crate::env::Env;
+use crate::transport::{DataPointer, Transport};
+
+/// Most buffers of a command.
+const BUFFERS_MAX: u8 = 2;
+
+/// What to do next.
+enum Step {
+    /// A piece for the disk.
+    Submit { range: BlockRange, buf: Buf },
+    /// A piece of the host's data.
+    Fetch { offset: u32, buf: Buf },
+    /// Nothing before something comes back.
+    Wait,
+    /// There is no buffer, and none will come back.
+    WaitForMemory,
+    /// Answer.
+    End,
+}
+
+/// Bytes of the pieces into which a command of more than `unit` bytes is cut; 0: it is not.
+#[cold]
+pub(super) fn unit_of(env: &Env, pointer: DataPointer, io: &IoCommand, unit: u32) -> u32 {
+    let Some(disk) = env.disks.get(io.disk).and_then(|disk| disk.as_deref()) else { return 0 };
+    let buffers = match io.op {
+        IoOp::Read => disk.read_buffers(),
+        IoOp::Write { .. } => disk.write_buffers(),
+        IoOp::Flush
+        | IoOp::FlushAll
+        | IoOp::WriteZeroes { .. }
+        | IoOp::Deallocate { .. }
+        | IoOp::Hint
+        | IoOp::Compare
+        | IoOp::Verify
+        | IoOp::Copy { .. } => return 0,
+    };
+    let is_at_host = matches!(pointer, DataPointer::Host { .. });
+    let is_atomic = io.is_fused || disk.geometry().atomic_blocks > 1;
+    if buffers == BufferFrom::Pool && is_at_host && !is_atomic {
+        unit >> io.block_shift << io.block_shift
+    } else {
+        0
+    }
+}
+
+impl<T: Transport> Qpair<T> {
+    /// A command that is cut has its first buffer, or waited for one in between.
+    pub(super) fn begin_bulk(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        request.state = State::Moving;
+        self.drive_bulk(id, env, slot);
+    }
+
+    /// Begin all that can begin.
+    fn drive_bulk(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+        // Bounded: each round gives a buffer to the wire or to the disk, or ends.
+        while matches!(self.role, Role::Io(_)) {
+            let may_take = !env.is_crowded && self.waiting.is_empty();
+            let Some(request) = self.requests.get_mut(slot) else { return };
+            assert_eq!(request.state, State::Moving, "a piece of a request that is elsewhere");
+            let Work::Io(io) = request.work else { return };
+            match next_step(request, &io, env, may_take) {
+                Step::Submit { range, buf } => self.submit_piece(id, env, slot, &io, range, buf),
+                Step::Fetch { offset, buf } => {
+                    let cid = request.cid();
+                    self.fetches.begin();
+                    self.transport.fetch_part(slot, cid, offset, buf);
+                }
+                Step::Wait => return,
+                Step::WaitForMemory => {
+                    self.wait_for_step(slot);
+                    return;
+                }
+                Step::End => {
+                    self.end_bulk(env, slot, &io);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn end_bulk(&mut self, env: &mut Env, slot: Slot, io: &IoCommand) {
+        match self.requests.get(slot).and_then(|request| request.doom) {
+            Some(status) => self.refuse(env, slot, Refusal { status, field: None }),
+            None => {
+                self.count_io(env.core, io);
+                self.finish(env, slot, Status::SUCCESS, 0, None);
+            }
+        }
+    }
+
+    fn submit_piece(
+        &mut self,
+        id: Slot,
+        env: &mut Env,
+        slot: Slot,
+        io: &IoCommand,
+        range: BlockRange,
+        buf: Buf,
+    ) {
+        let op = if let IoOp::Write { fua } = io.op { Op::Write { fua } } else { Op::Read };
+        match env.disk(io.disk) {
+            None => self.end_piece(env, slot, Err(DiskError::Gone), None),
+            Some(disk) => {
+                if let Some(done) = disk.submit(token(id, slot), op, range, Some(buf)) {
+                    self.end_piece(env, slot, done.result, done.buf);
+                }
+            }
+        }
+    }
+
+    /// A disk has ended a piece that it had taken its time for.
+    pub(super) fn on_piece_done(
+        &mut self,
+        id: Slot,
+        env: &mut Env,
+        slot: Slot,
+        result: Result<(), DiskError>,
+        buf: Option<Buf>,
+    ) {
+        self.end_piece(env, slot, result, buf);
+        self.drive_bulk(id, env, slot);
+    }
+
+    /// The disk is through with a piece.
+    fn end_piece(&mut self, env: &mut Env, slot: Slot, result: Result<(), DiskError>, buf: Option<Buf>) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        let Work::Io(io) = request.work else { return };
+        let offset = request.pieces.at_disk.take();
+        assert!(offset.is_some(), "a disk completed a piece twice");
+        let (Some(offset), Role::Io(_)) = (offset, &self.role) else { return };
+        let bytes = piece_bytes(request, &io, offset);
+        let result = match (io.op, result, buf) {
+            (_, Err(error), _) => Err(error),
+            (IoOp::Read, Ok(()), None) => Err(DiskError::Internal),
+            (IoOp::Read, Ok(()), Some(buf)) => {
+                request.pieces.done += bytes;
+                if request.doom.is_none() {
+                    request.pieces.on_wire += 1;
+                    let cid = request.cid();
+                    self.transport.send_part(slot, cid, offset, buf);
+                }
+                Ok(())
+            }
+            (_, Ok(()), buf) => {
+                request.pieces.done += bytes;
+                request.buf = buf;
+                Ok(())
+            }
+        };
+        if let Err(error) = result {
+            request.doom.get_or_insert(status_of(error));
+            let range = range_of(&io, offset, bytes);
+            self.note_disk_error(env, &IoCommand { range, ..io }, error);
+        }
+    }
+
+    /// A piece of the host's data is here, or is damaged.
+    pub(super) fn step_fetched_part(
+        &mut self,
+        id: Slot,
+        env: &mut Env,
+        slot: Slot,
+        offset: u32,
+        buf: Buf,
+        result: Result<(), Status>,
+    ) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        assert_eq!(request.state, State::Moving, "a piece for a request that did not ask for it");
+        self.fetches.end();
+        request.pieces.on_wire -= 1;
+        if matches!(self.role, Role::Closing) {
+            return; // nothing begins any more; the buffer goes home
+        }
+        match result {
+            Ok(()) => {
+                assert!(request.pieces.ready.is_none(), "more pieces than buffers");
+                request.pieces.ready = Some(offset);
+                request.aux = Some(buf);
+            }
+            Err(status) => {
+                request.doom.get_or_insert(status);
+            }
+        }
+        self.drive_bulk(id, env, slot);
+    }
+
+    /// A piece has left for the host. The answer may have been given meanwhile: then the buffer goes home.
+    pub(super) fn step_sent_part(&mut self, id: Slot, env: &mut Env, slot: Slot, buf: Buf) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        request.pieces.on_wire -= 1;
+        if request.state == State::Moving {
+            request.buf = Some(buf);
+            self.drive_bulk(id, env, slot);
+        }
+    }
+
+    /// True when a command that is cut will end without effect: a Write of which the disk has seen nothing,
+    /// and any Read. It ends when what is on its way is here.
+    pub(super) fn abort_bulk(&mut self, slot: Slot) -> bool {
+        let Some(request) = self.requests.get_mut(slot) else { return false };
+        let Work::Io(io) = request.work else { return false };
+        let has_effect = request.pieces.done > 0 || request.pieces.at_disk.is_some();
+        if io.op != IoOp::Read && has_effect {
+            return false;
+        }
+        request.doom.get_or_insert(Status::ABORTED_BY_REQUEST);
+        true
+    }
+}
+
+/// What a command that is cut does next; what it needs for that is taken.
+fn next_step(request: &mut Request, io: &IoCommand, env: &Env, may_take: bool) -> Step {
+    let pieces = request.pieces;
+    let is_disk_free = pieces.at_disk.is_none();
+    if request.doom.is_some() {
+        (request.buf, request.aux, request.pieces.ready) = (None, None, None);
+        return if is_disk_free && pieces.on_wire == 0 { Step::End } else { Step::Wait };
+    }
+    if is_disk_free && let (Some(offset), Some(buf)) = (pieces.ready, request.aux.take()) {
+        request.pieces.ready = None;
+        request.pieces.at_disk = Some(offset);
+        return Step::Submit { range: range_of(io, offset, piece_bytes(request, io, offset)), buf };
+    }
+    if pieces.done == io.data_bytes {
+        return Step::End;
+    }
+    if pieces.next == io.data_bytes {
+        request.buf = None;
+        return Step::Wait;
+    }
+    let is_read = io.op == IoOp::Read;
+    if is_read && !is_disk_free {
+        return Step::Wait;
+    }
+    let (offset, bytes) = (pieces.next, piece_bytes(request, io, pieces.next));
+    let held = pieces.on_wire + u8::from(!is_disk_free) + u8::from(pieces.ready.is_some());
+    let buf = match request.buf.take() {
+        Some(buf) => Some(buf),
+        None if held == 0 => match env.share().take_more(bytes) {
+            None => return Step::WaitForMemory,
+            some => some,
+        },
+        None if held < BUFFERS_MAX && may_take => env.share().take(bytes),
+        None => None,
+    };
+    let Some(mut buf) = buf else { return Step::Wait };
+    if buf.len() != bytes as usize {
+        buf.set_len(bytes); // the last
+    }
+    request.pieces.next += bytes;
+    if is_read {
+        request.pieces.at_disk = Some(offset);
+        return Step::Submit { range: range_of(io, offset, bytes), buf };
+    }
+    request.pieces.on_wire += 1;
+    Step::Fetch { offset, buf }
+}
+
+/// Bytes of the piece at `offset`.
+fn piece_bytes(request: &Request, io: &IoCommand, offset: u32) -> u32 {
+    request.pieces.unit.min(io.data_bytes - offset)
+}
+
+/// Its blocks.
+fn range_of(io: &IoCommand, offset: u32, bytes: u32) -> BlockRange {
+    let lba = io.range.lba + u64::from(offset >> io.block_shift);
+    BlockRange { lba, blocks: bytes >> io.block_shift }
+}
