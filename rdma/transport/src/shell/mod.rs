@@ -190,7 +190,8 @@ impl Shell {
         !self.ids.is_empty()
     }
 
-    /// A device's work is done by the kernel's threads, which need processors: whoever polls it lets them run.
+    /// A device's work is done by the kernel's threads, which need processors: whoever polls it lets them
+    /// run.
     #[must_use]
     pub fn wants_yield(&self) -> bool {
         self.devices.iter().any(|device| device.shared.device().is_soft_roce())
