@@ -113,11 +113,12 @@ const ACCEPTS_PER_TURN: usize = 16;
 
 /// A core at work.
 pub struct CoreLoop {
+    /// Where there is a listener for it. First: it is dropped first, and its queue pairs go before the buffers
+    /// that their connections hold.
+    rdma: Option<rdma::Shell>,
     setup: CoreSetup,
     core: TargetCore<Conn>,
     shell: Shell,
-    /// Where there is a listener for it.
-    rdma: Option<rdma::Shell>,
     /// A device of it works on this processor too.
     wants_yield: bool,
     /// The configuration whose disks are registered with the RDMA devices.

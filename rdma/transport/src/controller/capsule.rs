@@ -27,6 +27,12 @@ pub enum Violation {
         /// How long it was.
         bytes: u32,
     },
+    /// More capsules than it said that it would send without an answer.
+    #[error("more capsules without an answer than the {allowed} of HSQSIZE")]
+    Capsules {
+        /// As many as it said.
+        allowed: u16,
+    },
     /// More data at the host than the command has memory for, or less.
     #[error("descriptors of {bytes} bytes for a transfer of {expected}")]
     TransferBytes {

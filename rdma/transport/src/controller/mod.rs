@@ -196,6 +196,10 @@ impl Conn {
     #[inline]
     pub fn received(&mut self, capsule: Capsule) {
         match self.phase {
+            Phase::Connecting | Phase::Open if self.inbox.len() >= usize::from(self.config.receives) => {
+                self.free_buffers.extend(capsule.buf);
+                self.violate(Violation::Capsules { allowed: self.config.receives });
+            }
             Phase::Connecting | Phase::Open => self.inbox.push_back(capsule),
             Phase::Draining | Phase::Ending | Phase::Closed => self.free_buffers.extend(capsule.buf),
         }

@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use spindle_rdma_verbs::{
-    CompletionChannel, CompletionQueue, SharedReceiveQueue, VerbsError, WorkCompletion,
+    CompletionChannel, CompletionQueue, POLL_BATCH, SharedReceiveQueue, VerbsError, WorkCompletion,
 };
 use spindle_reactor::mem::Area;
 use spindle_reactor::slab::Slot;
@@ -124,10 +124,14 @@ impl DeviceCore {
     /// The memory of the disks that there are now.
     pub(super) fn set_disks(&mut self, areas: &[Area]) -> Result<(), VerbsError> {
         self.keys.retain_disks(areas);
+        let mut outcome = Ok(());
         for area in areas {
-            self.keys.add(self.shared.register(area)?, true);
+            match self.shared.register(area) {
+                Ok(region) => self.keys.add(region, true),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
-        Ok(())
+        outcome
     }
 
     /// Room for a connection's completions and receives, so that neither queue ever overflows.
@@ -143,7 +147,9 @@ impl DeviceCore {
     }
 
     fn completions_for(&mut self, entries: u32) -> Result<usize, VerbsError> {
-        let has_room = |it: &Completions| it.queue.entries() - it.promised.min(it.queue.entries()) >= entries;
+        let has_room = |it: &Completions| {
+            !it.queue.is_broken() && it.queue.entries() - it.promised.min(it.queue.entries()) >= entries
+        };
         if let Some(at) = self.completions.iter().position(has_room) {
             return Ok(at);
         }
@@ -194,6 +200,14 @@ impl DeviceCore {
             completions.queue.poll(|completion| into.push(completion));
         }
         into.len() > before
+    }
+
+    /// Take all that has completed.
+    pub(super) fn poll_all(&mut self, into: &mut Vec<WorkCompletion>) {
+        into.append(&mut self.found);
+        for completions in &mut self.completions {
+            while completions.queue.poll(|completion| into.push(completion)) == POLL_BATCH {}
+        }
     }
 
     /// A completion queue has failed: nothing on it will complete any more.

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use spindle_rdma_verbs::{Access, Device, MemoryRegion, VerbsError};
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 
 /// A device, and what is registered with it: shared by all cores, so that memory they share is registered
@@ -49,6 +50,9 @@ impl SharedDevice {
     }
 }
 
+/// Longer than a device takes to give a transfer up.
+const RETIRED_FOR: Nanos = Nanos::from_secs(30);
+
 #[derive(Debug)]
 struct Range {
     start: usize,
@@ -63,6 +67,8 @@ struct Range {
 #[derive(Debug, Default)]
 pub(super) struct KeyTable {
     ranges: Vec<Range>,
+    /// Of disks that are gone, and since when: their data may still be on the wire.
+    retired: Vec<(Range, Option<Nanos>)>,
     /// Where the last answer was found: a core moves data of few regions.
     last: Cell<usize>,
 }
@@ -80,9 +86,15 @@ impl KeyTable {
     /// Forget the memory of disks that are not in `keep`.
     pub(super) fn retain_disks(&mut self, keep: &[Area]) {
         self.last.set(0);
-        self.ranges.retain(|range| {
-            !range.is_disk || keep.iter().any(|area| area.base().as_ptr() as usize == range.start)
-        });
+        let is_gone = |range: &mut Range| {
+            range.is_disk && keep.iter().all(|area| area.base().as_ptr() as usize != range.start)
+        };
+        self.retired.extend(self.ranges.extract_if(.., is_gone).map(|range| (range, None)));
+    }
+
+    /// Let go of memory of disks that have been gone for so long that nothing of theirs is on the wire.
+    pub(super) fn purge(&mut self, now: Nanos) {
+        self.retired.retain_mut(|(_, since)| now < *since.get_or_insert(now) + RETIRED_FOR);
     }
 
     /// The key of memory that is registered as a whole; `None` for memory that is not.
@@ -94,7 +106,9 @@ impl KeyTable {
         if let Some(range) = self.ranges.get(self.last.get()).filter(is_in) {
             return Some(range.key);
         }
-        let at = self.ranges.iter().position(|range| is_in(&range))?;
+        let Some(at) = self.ranges.iter().position(|range| is_in(&range)) else {
+            return self.retired.iter().map(|(range, _)| range).find(is_in).map(|range| range.key);
+        };
         self.last.set(at);
         self.ranges.get(at).map(|range| range.key)
     }

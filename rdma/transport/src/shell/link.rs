@@ -1,9 +1,7 @@
 //! One connection's queue pair: carries out what the connection asks for.
 
-use std::sync::Arc;
-
 use arrayvec::ArrayVec;
-use spindle_rdma_verbs::{CmId, MemoryRegion, QueuePair, SendBatch, Sge, VerbsError};
+use spindle_rdma_verbs::{Access, CmId, MemoryRegion, QueuePair, SendBatch, Sge, VerbsError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
@@ -24,7 +22,7 @@ const CQE_BYTES: usize = 16;
 /// Memory for completion queue entries on their way, where the device takes none inline.
 struct Heads {
     memory: Buf,
-    region: Arc<MemoryRegion>,
+    region: MemoryRegion,
 }
 
 /// See the module. The fields are dropped in this order: the queue pair goes before what it refers to.
@@ -38,6 +36,8 @@ pub(super) struct Link {
     /// Receives of its own, where the shared queue has no room.
     own: Option<Receives>,
     heads: Option<Heads>,
+    /// When it last had a completion, or nothing to complete.
+    pub(super) progress: Nanos,
     /// It is in the list of those that have something to do.
     pub(super) is_active: bool,
     /// The queue pair is being ended, and by when it is destroyed in any case.
@@ -78,6 +78,7 @@ impl Link {
                 reservation,
                 own,
                 heads,
+                progress: Nanos::ZERO,
                 is_active: false,
                 ends_by: None,
             }),
@@ -169,7 +170,8 @@ impl Heads {
         let bytes = u32::try_from((count * CQE_BYTES).next_multiple_of(4096)).unwrap_or(u32::MAX);
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: bytes, count: 1 }], Pages::Base)
             .map_err(|error| error.to_string())?;
-        let region = device.register(&pool.area()).map_err(|error| error.to_string())?;
+        let region = device.device().register_part(pool.area(), 0, bytes as usize, Access::LOCAL_READ);
+        let region = region.map_err(|error| error.to_string())?;
         let memory = pool.take(bytes).ok_or_else(|| "no memory for completions".to_owned())?;
         Ok(Heads { memory, region })
     }

@@ -72,6 +72,10 @@ impl Default for ShellConfig {
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
 /// Time for the completions of a queue pair that is ended; after it the queue pair is destroyed in any case.
 const END_TIMEOUT: Nanos = Nanos::from_secs(1);
+/// Time in which nothing that was posted completes before the connection is given up: as TCP's user time-out.
+const STALLED_FOR: Nanos = Nanos::from_secs(30);
+/// Events of the connection manager in a turn: each may cost system calls.
+const EVENTS_PER_TURN: usize = 16;
 /// Requests that may wait to be accepted.
 const BACKLOG: u32 = 1024;
 /// Bytes of a completion queue entry: a SEND carries it inline.
@@ -88,12 +92,12 @@ struct Listening {
 /// One core's queue pairs. See the module.
 pub struct Shell {
     config: ShellConfig,
+    /// By the index of the connection's slot. Before the devices, whose memory they use.
+    links: Vec<Option<Link>>,
     devices: Vec<DeviceCore>,
     channel: CmChannel,
     listening: Vec<Listening>,
     requests: VecDeque<Request>,
-    /// By the index of the connection's slot.
-    links: Vec<Option<Link>>,
     ids: HashMap<CmToken, Slot>,
     active: Vec<Slot>,
     completions: Vec<WorkCompletion>,
@@ -168,7 +172,7 @@ impl Shell {
     /// # Errors
     /// [`VerbsError`]: commands to a disk that is not registered end their connection.
     pub fn set_disks(&mut self, areas: &[Area]) -> Result<(), VerbsError> {
-        self.devices.iter_mut().try_for_each(|device| device.set_disks(areas))
+        self.devices.iter_mut().map(|device| device.set_disks(areas)).fold(Ok(()), Result::and)
     }
 
     /// Descriptors that say when there is something to do: see [`Shell::on_ready`].
@@ -269,7 +273,7 @@ impl Shell {
         device: usize,
         completion: &WorkCompletion,
     ) {
-        let Shell { devices, links, active, .. } = self;
+        let Shell { devices, links, active, now, .. } = self;
         let device = &mut devices[device];
         let found = device.numbers.get(&completion.queue_pair).copied();
         let link = found.and_then(|id| links.get_mut(id.index())?.as_mut().filter(|link| link.id == id));
@@ -281,6 +285,7 @@ impl Shell {
             return;
         };
         let Some(conn) = core.transport(link.id).and_then(Holds::held) else { return };
+        link.progress = *now;
         let low = u32::try_from(completion.id & u64::from(u32::MAX)).unwrap_or(u32::MAX);
         if is_receive {
             if completion.is_ok {
@@ -333,7 +338,9 @@ impl Shell {
     fn end<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
         let now = self.now;
         let Some(link) = self.link(id) else { return };
-        if link.ends_by.is_none() {
+        // Not destroyed in the turn that ends it: what the device was about to receive is to come first.
+        let begins = link.ends_by.is_none();
+        if begins {
             link.begin_end(now + END_TIMEOUT);
         }
         let is_late = link.ends_by.is_some_and(|by| now >= by);
@@ -344,12 +351,22 @@ impl Shell {
             core.notices().push(Notice::Violation { remote, text: violation.to_string() });
         }
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
-        if conn.posted() == 0 || is_late {
+        if !begins && (conn.posted() == 0 || is_late) {
             self.destroy(core, id);
         }
     }
 
     fn destroy<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
+        // A device forgets the completions of a queue pair that is destroyed, and with them receives of the
+        // shared queue; and its number may come again.
+        if let Some(device) = self.link(id).map(|link| link.device) {
+            let mut found = std::mem::take(&mut self.completions);
+            self.devices[device].poll_all(&mut found);
+            for completion in found.drain(..) {
+                self.dispatch(core, device, &completion);
+            }
+            self.completions = found;
+        }
         let Shell { devices, links, ids, .. } = self;
         let Some(mut link) = links.get_mut(id.index()).and_then(Option::take) else { return };
         let device = &mut devices[link.device];
@@ -384,13 +401,18 @@ impl Shell {
     }
 
     fn on_time<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
+        let now = self.now;
+        self.devices.iter_mut().for_each(|device| device.keys.purge(now));
         for index in 0..self.links.len() {
-            let Some(link) = self.links.get(index).and_then(Option::as_ref) else { continue };
+            let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
             let (id, is_ending) = (link.id, link.ends_by.is_some());
             let is_broken = self.devices[link.device].is_broken();
-            let now = self.now;
             let Some(conn) = core.transport(id).and_then(Holds::held) else { continue };
-            if is_broken {
+            if conn.posted() == 0 {
+                link.progress = now;
+            }
+            // A host that takes no replies: nothing of what was posted completes, and it holds buffers.
+            if is_broken || now >= link.progress + STALLED_FOR {
                 conn.on_disconnected();
             }
             if conn.deadline().is_some_and(|deadline| deadline <= now) {
@@ -410,7 +432,7 @@ impl Shell {
                 log_device_event(device.shared.device().name(), event);
             }
         }
-        loop {
+        for _ in 0..EVENTS_PER_TURN {
             match self.channel.next_event() {
                 Ok(Some(event)) => self.on_event(core, event),
                 Ok(None) => return,
@@ -420,6 +442,8 @@ impl Shell {
                 }
             }
         }
+        // There may be more.
+        self.is_ready = true;
     }
 
     fn on_event<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, mut event: CmEvent) {
@@ -428,6 +452,11 @@ impl Shell {
                 self.on_request(core, &event, id);
             }
             return;
+        }
+        if event.kind == CmEventKind::DeviceRemoval
+            && self.listening.iter().any(|listening| listening.id.token() == event.id)
+        {
+            tracing::error!("an RDMA device is gone, and a listener with it: restart to listen again");
         }
         let Some(id) = self.ids.get(&event.id).copied() else { return };
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
