@@ -92,6 +92,8 @@ lost=(
     '(Buffer )?I/O error,? (on )?dev nvme[0-9]+(c[0-9]+)?n[0-9]+, '
     'Dev nvme[0-9]+n[0-9]+: unable to read RDB block'
     'buffer_io_error: [0-9]+ callbacks suppressed'
+    # Soft-RoCE, of a transfer to memory that its owner took along.
+    'rxe[0-9]+: qp#[0-9]+ (make_send_cqe|do_complete): non-flush error status'
 )
 
 # What the host's driver says when its target goes away and comes back.

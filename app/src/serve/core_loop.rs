@@ -113,8 +113,8 @@ const ACCEPTS_PER_TURN: usize = 16;
 
 /// A core at work.
 pub struct CoreLoop {
-    /// Where there is a listener for it. First: it is dropped first, and its queue pairs go before the buffers
-    /// that their connections hold.
+    /// Where there is a listener for it. First: it is dropped first, and its queue pairs go before the
+    /// buffers that their connections hold.
     rdma: Option<rdma::Shell>,
     setup: CoreSetup,
     core: TargetCore<Conn>,

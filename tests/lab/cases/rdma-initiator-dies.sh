@@ -1,4 +1,5 @@
 # our initiator is killed under load, again and again: the target frees its queue pairs and its memory
+expect_kernel_log "${lost[@]}"
 config_ram
 start_target
 runs_or_ended() { has_queue_pairs 10 || ! kill -0 "$bench" 2>/dev/null; }
