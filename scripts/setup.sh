@@ -29,7 +29,7 @@ has_rust() {
 # A Rust that is new enough: the one that is there, or Debian's own (rustc-web follows upstream), or rustup's.
 need_rust() {
     # The verbs libraries, and what makes their bindings.
-    need_packages gcc libc6-dev libibverbs-dev librdmacm-dev pkg-config libclang-dev
+    need_packages gcc libc6-dev libibverbs-dev librdmacm-dev pkg-config clang libclang-dev
     has_rust && return
     as_root apt-get update -q >/dev/null
     if apt-cache show cargo-web >/dev/null 2>&1; then

@@ -2,8 +2,10 @@
 //! machine.
 
 use spindle_disk::RamSpec;
+use spindle_rdma::controller::CAPSULE_BYTES;
 use spindle_reactor::mem::Pages;
 use spindle_target::core::TargetCore;
+use spindle_target::snapshot::TransportKind;
 use spindle_tcp::controller::Conn;
 use spindle_tcp::shell;
 
@@ -78,8 +80,16 @@ pub fn sums(plan: &Plan) -> Vec<Sum> {
         sums.push(of(reason, buffer * u64::from(zone.count), cores, When::Start));
     }
     sums.push(of("receive batch, a core".to_owned(), plan.tcp.shell.batch_bytes as u64, cores, When::Start));
+    let is_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
     for disk in &plan.disks {
-        sums.extend(ram_sums(disk));
+        sums.extend(ram_sums(disk, is_rdma));
+    }
+    if is_rdma {
+        let receives = u64::from(plan.rdma.srq_entries);
+        let reason = format!("{receives} receives over RDMA, a core and RDMA device");
+        let in_capsule = plan.listeners.iter().map(|listener| listener.in_capsule_bytes).max().unwrap_or(0);
+        let each = receives * u64::from(CAPSULE_BYTES + in_capsule);
+        sums.push(of(reason, each, cores, When::Busy));
     }
     let connections = plan.limits.connections as u64;
     let entries = plan.limits.controller.queue_entries;
@@ -97,8 +107,9 @@ fn connection_bytes(entries: u16) -> u64 {
     own as u64 + SOCKET_BYTES
 }
 
-/// What a RAM disk takes; nothing for the others.
-fn ram_sums(disk: &DiskPlan) -> Vec<Sum> {
+/// What a RAM disk takes; nothing for the others. Served over RDMA it is registered, and so resident, as a
+/// whole.
+fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     let DiskKind::Ram { pages } = disk.kind else { return Vec::new() };
     let spec = RamSpec { bytes: disk.bytes, block_bytes: disk.block_bytes, pages };
     let slack = RamSpec::slack_bytes_default();
@@ -113,8 +124,16 @@ fn ram_sums(disk: &DiskPlan) -> Vec<Sum> {
     };
     vec![
         of("table of its pages and frames", tables, When::Start, false),
-        of("data, when every block is written", disk.bytes, When::Filled, is_huge),
-        of("writes and replies in flight", slack, if is_huge { When::Start } else { When::Busy }, is_huge),
+        match is_rdma {
+            true => of("data, registered with RDMA devices", disk.bytes, When::Start, is_huge),
+            false => of("data, when every block is written", disk.bytes, When::Filled, is_huge),
+        },
+        of(
+            "writes and replies in flight",
+            slack,
+            if is_huge || is_rdma { When::Start } else { When::Busy },
+            is_huge,
+        ),
     ]
 }
 

@@ -201,6 +201,18 @@ fn identities_can_be_given() {
 }
 
 #[test]
+fn over_rdma_ram_disks_are_resident_and_receives_are_counted() {
+    let over = |transport: &str| {
+        let text = ["[reactor]\ncores = [0]\n", LISTENER, transport, &ram("a")].concat();
+        let sums = sums(&plan(&text));
+        let data = sums.iter().find(|sum| sum.reason.contains("disk a: data")).map(|sum| sum.when);
+        (data, sums.iter().find(|sum| sum.reason.contains("receives over RDMA")).map(|sum| sum.bytes()))
+    };
+    assert_eq!(over(""), (Some(When::Filled), None));
+    assert_eq!(over("transport = \"rdma\"\n"), (Some(When::Start), Some(8192 * (64 + 4096))));
+}
+
+#[test]
 fn memory_is_a_sum_of_named_reasons() {
     let text = ["[reactor]\ncores = [0, 1]\n", LISTENER, &ram("a")].concat();
     let plan = plan(&text);
