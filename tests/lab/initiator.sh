@@ -10,13 +10,13 @@ initiator_checks() {
     # Small blocks in the capsule, and large ones that are fetched; one queue and several.
     for shape in '4KiB 32 1' '512B 8 2' '64KiB 16 4' '1MiB 4 1'; do
         read -r bs qd queues <<<"$shape"
-        "$SPINDLE" bench "rdma:$ADDRESS:$PORT" --nqn "$NQN" --rw randrw --verify --seconds 3 \
-            --span 32MiB --bs "$bs" --qd "$qd" --queues "$queues" >"$WORK/bench.log" 2>&1 ||
+        "$SPINDLE" bench "rdma:$ADDRESS:$PORT" --nqn "$NQN" --rw randrw --verify --seconds 1 \
+            --span 16MiB --bs "$bs" --qd "$qd" --queues "$queues" >"$WORK/bench.log" 2>&1 ||
             fail "bench $shape: $(tail -n 3 "$WORK/bench.log")"
     done
     # The host's driver and our initiator mean the same blocks.
     connect_block
-    "$SPINDLE" bench "rdma:$ADDRESS:$PORT" --nqn "$NQN" --rw randrw --verify --seconds 2 --span 8MiB \
+    "$SPINDLE" bench "rdma:$ADDRESS:$PORT" --nqn "$NQN" --rw randrw --verify --seconds 1 --span 8MiB \
         >"$WORK/bench.log" 2>&1 || fail "bench beside the kernel's host: $(tail -n 3 "$WORK/bench.log")"
     ! head -c $((1 << 20)) "$BLOCK" | cmp -s -n $((1 << 20)) - /dev/zero || fail 'bench wrote nothing'
     disconnect
