@@ -250,7 +250,7 @@ static LIMITS: &[Key] = &[
     key(
         "bulk_unit",
         Kind::Size { min: 0, max: TRANSFER_BYTES_MAX, multiple: 4096 },
-        Preset::Is("\"256KiB\""),
+        Preset::Is("\"512KiB\""),
         "Larger reads and writes over RDMA of disks that use the pool (files) go through two buffers in \
          pieces of so many bytes, so that disk and network work at the same time; 0: none does. A \
          queue keeps what it was connected with.",

@@ -43,7 +43,7 @@ fn every_value_reaches_the_plan() {
         [limits]
         queue_entries = 2
         transfer = "2MiB"
-        bulk_unit = "512KiB"
+        bulk_unit = "256KiB"
         io_queues = 7
         connections = 9
         disk_commands = 11
@@ -79,7 +79,7 @@ fn every_value_reaches_the_plan() {
     assert_eq!(plan.pool.admin_zones, [ZoneSpec { buffer_bytes: 8192, count: 4 }]);
     let controller = &plan.limits.controller;
     assert_eq!((controller.queue_entries, controller.transfer_bytes), (2, 2 << 20));
-    assert_eq!(controller.bulk_unit, 512 << 10);
+    assert_eq!(controller.bulk_unit, 256 << 10);
     assert_eq!((controller.keep_alive_ms_max, controller.discovery_keep_alive_ms), (5000, 7000));
     assert_eq!((plan.limits.io_queues_max, plan.limits.connections, plan.limits.disk_commands), (7, 9, 11));
     assert_eq!(plan.connections_per_core(), 5, "rounded up: two cores share nine");
