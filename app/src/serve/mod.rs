@@ -68,9 +68,9 @@ pub enum ServeError {
 const MAILBOX_ENTRIES: usize = 1024;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// How long the cores may take to stop once the deadline of a shutdown is over: they wait for what their
 /// Longest drain once a core has failed.
 const FAILED_DEADLINE: Duration = Duration::from_secs(1);
+/// How long the cores may take to stop once the deadline of a shutdown is over: they wait for what their
 /// disks have in flight, and one that hangs must not keep the process.
 const STOP_MAX: Duration = Duration::from_secs(2);
 

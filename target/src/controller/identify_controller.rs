@@ -12,14 +12,17 @@ use nvme_spec::zerocopy::little_endian::{U16, U32};
 use spindle_disk::Geometry;
 
 use super::limits::{
-    ABORTS_MAX, ASYNC_EVENTS_MAX, ERROR_ENTRIES, FIRMWARE, KEEP_ALIVE_UNITS, TEMPERATURE_CRITICAL_KELVIN,
-    TEMPERATURE_WARNING_KELVIN, WRITE_ZEROES_BYTES_MAX, page_exponent,
+    ABORTS_MAX, ASYNC_EVENTS_MAX, ERROR_ENTRIES, FIRMWARE, KEEP_ALIVE_UNITS, RDMA_DESCRIPTORS_MAX,
+    TEMPERATURE_CRITICAL_KELVIN, TEMPERATURE_WARNING_KELVIN, WRITE_ZEROES_BYTES_MAX, page_exponent,
 };
 use super::{Controller, property};
 use crate::snapshot::{NSID_MAX, Subsystem, TransportKind};
 
 /// IOCCSZ and IORCSZ count in these bytes.
 const CAPSULE_UNIT_BYTES: u32 = 16;
+
+/// Bytes of an SGL descriptor.
+const SGL_BYTES: u32 = 16;
 
 /// CDFS: the formats of Copy descriptors that are taken, a bit each.
 const COPY_FORMAT_0: u16 = 1 << 0;
@@ -109,8 +112,17 @@ impl Controller {
         let capsule_bytes = u32::try_from(SQE_BYTES).unwrap_or(64).saturating_add(self.in_capsule_bytes);
         id.ioccsz = U32::new(capsule_bytes / CAPSULE_UNIT_BYTES);
         id.iorcsz = U32::new(u32::try_from(CQE_BYTES).unwrap_or(16) / CAPSULE_UNIT_BYTES);
-        id.msdbd = 1;
+        id.msdbd = self.msdbd();
         id.ofcs = Ofcs::new().with_disconnect(true).into();
+    }
+
+    /// Descriptors that a command may have. Over RDMA a list of them travels as in-capsule data.
+    fn msdbd(&self) -> u8 {
+        let room = u8::try_from(self.in_capsule_bytes / SGL_BYTES).unwrap_or(u8::MAX);
+        match self.transport {
+            TransportKind::Tcp => 1,
+            TransportKind::Rdma => room.clamp(1, RDMA_DESCRIPTORS_MAX),
+        }
     }
 
     fn sgls(&self) -> Sgls {

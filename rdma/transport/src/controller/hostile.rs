@@ -71,6 +71,29 @@ fn block(index: u32) -> Sgl {
     Sgl::keyed(u64::from(index) << 32, 512, 100 + index, false)
 }
 
+/// Whatever holds the first of them up: not established, or a Connect that is not answered.
+#[test]
+fn more_capsules_than_it_said_it_would_send_end_the_connection_and_hold_no_memory() {
+    for is_established in [false, true] {
+        let (pool, mut conn) = (pool(), Conn::new(ConnConfig { receives: 2, ..ConnConfig::default() }));
+        if is_established {
+            conn.on_established();
+            conn.received(capsule(&pool, Sqe::keep_alive(1), &[0]));
+            assert!(conn.next_event().is_some(), "and no answer");
+        }
+        for cid in 0..2 {
+            conn.received(capsule(&pool, Sqe::keep_alive(cid), &[0]));
+        }
+        assert!(conn.next_event().is_none());
+        assert!(matches!(conn.phase(), Phase::Connecting | Phase::Open), "as many as it said");
+        conn.received(capsule(&pool, Sqe::keep_alive(9), &[0]));
+        assert_eq!(conn.phase(), Phase::Ending);
+        assert_eq!(conn.take_violation(), Some(Violation::Capsules { allowed: 2 }));
+        let buffers = std::iter::from_fn(|| conn.next_buffer()).count();
+        assert_eq!((buffers, conn.buffers_held()), (3 + usize::from(is_established), 0), "all back");
+    }
+}
+
 #[test]
 fn a_message_shorter_than_an_entry_ends_the_connection_and_gives_its_buffer_back() {
     for bytes in [0, 1, 63] {

@@ -150,7 +150,6 @@ pub struct Conn {
     /// Commands given out whose reply is not known to have left, and how many the queue pair has room for.
     outstanding: usize,
     room: usize,
-    copied_bytes: u64,
 }
 
 impl Conn {
@@ -181,7 +180,6 @@ impl Conn {
             is_closed_told: false,
             outstanding: 0,
             room: 1,
-            copied_bytes: 0,
         }
     }
 
@@ -264,12 +262,6 @@ impl Conn {
             + self.free_buffers.len()
             + self.current.as_ref().map_or(0, is_held)
             + self.pending.iter().map(|(_, pending)| is_held(pending)).sum::<usize>()
-    }
-
-    /// Bytes of in-capsule data that were copied, ever. All other data goes where it belongs by itself.
-    #[must_use]
-    pub fn copied_bytes(&self) -> u64 {
-        self.copied_bytes
     }
 
     /// True when [`Transport::next_event`] has something without new completions.
@@ -471,7 +463,6 @@ impl Transport for Conn {
             return;
         };
         if let Some((data, bytes)) = pending.data.take() {
-            self.copied_bytes += u64::from(bytes);
             capsule::copy_data(&data, bytes, &mut buf);
             self.free_buffers.push_back(data);
             self.events.push_back(Event::Fetched { slot, buf, result: Ok(()) });
@@ -505,7 +496,6 @@ impl Transport for Conn {
         let Some((data, bytes)) = current.data.take_if(|(_, bytes)| *bytes as usize == buf.len()) else {
             return false;
         };
-        self.copied_bytes += u64::from(bytes);
         capsule::copy_data(&data, bytes, buf);
         self.free_buffers.push_back(data);
         true

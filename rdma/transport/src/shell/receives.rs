@@ -72,12 +72,14 @@ impl Receives {
         let bytes = self.buffer_bytes as usize * count as usize;
         let region = device.device().register_part(pool.area(), 0, bytes, Access::LOCAL_WRITE);
         self.chunks.push(region.map_err(|error| error.to_string())?);
-        // All chunks but the last are whole, so a slot's number says where it is.
-        self.posted.resize_with((self.chunks.len() - 1) * CHUNK_SLOTS as usize, || None);
         for _ in 0..count {
             let Some(buf) = pool.take(self.buffer_bytes) else { break };
             self.posted.push(None);
-            self.post(self.slots() - 1, buf, queue).map_err(|error| error.to_string())?;
+            if let Err(error) = self.post(self.slots() - 1, buf, queue) {
+                // Only what is posted is promised to connections.
+                self.posted.pop();
+                return Err(error.to_string());
+            }
         }
         Ok(())
     }

@@ -83,6 +83,7 @@ fn an_rdma_controller_has_keyed_sgls() {
     world.peer.transport = TransportKind::Rdma;
     let id = identify(&world, &mut world.io(), Cns::CONTROLLER, 0).unwrap();
     assert_eq!(u32_at(&id, 536), 1 << 20 | 1 << 2 | 1);
+    assert_eq!(id[1803], 16, "MSDBD");
 }
 
 #[test]
