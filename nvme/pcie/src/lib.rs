@@ -1,0 +1,28 @@
+//! User-space driver of NVMe drives on PCIe: polled queues, no interrupts, no kernel on the data path.
+//!
+//! A [`Function`] is one drive's PCI function: its registers ([`Bar`]) and a way to let it reach memory
+//! ([`Function::map`]). VFIO is one kind; the emulator, an in-process controller, is the other. Everything
+//! else in this crate is the same code over both.
+//!
+//! ```text
+//!   thread of the drive (no data path):  Manager: enable, identify, make queues, watch, abort, reset, give up
+//!                        │  Member: one queue pair, its memory, and the word that says what may be done with it
+//!   core:  submit ─> entry in the queue's memory      poll ─> one doorbell for all of them, completions ─> Done
+//! ```
+//!
+//! What it answers for: a command given to the drive ends exactly once. Its buffer is given back when the
+//! drive has completed it, or when the drive cannot reach memory any more: disabled with CSTS.RDY 0, cut off
+//! as bus master, or gone.
+//!
+//! What it does not do: no interrupts, no controller memory buffer, no metadata, no zoned or key-value
+//! namespaces, no multipath between drives.
+//!
+//! Limits: 1023 commands in flight a queue, 1 MiB a command (larger ones are split).
+
+pub mod bar;
+pub mod dma;
+pub mod function;
+
+pub use bar::Bar;
+pub use dma::{DmaMemory, Iova};
+pub use function::{Bus, Function, Mapping, OpenFunctionError};
