@@ -19,10 +19,14 @@
 //!
 //! Limits: 1023 commands in flight a queue, 1 MiB a command (larger ones are split).
 
+pub mod address;
 pub mod bar;
 pub mod dma;
 pub mod function;
+pub mod vfio;
 
+pub use address::{PciAddress, PciAddressError};
 pub use bar::Bar;
 pub use dma::{DmaMemory, Iova};
 pub use function::{Bus, Function, Mapping, OpenFunctionError};
+pub use vfio::{Vfio, VfioBus};
