@@ -19,6 +19,7 @@
 //!
 //! Limits: 1023 commands in flight a queue, 1 MiB a command (larger ones are split).
 
+pub mod address;
 mod admin;
 pub mod bar;
 mod core;
@@ -32,7 +33,9 @@ mod queue;
 mod rules;
 mod shared;
 mod status;
+pub mod vfio;
 
+pub use address::{PciAddress, PciAddressError};
 pub use bar::Bar;
 pub use dma::{DmaMemory, Iova};
 pub use drive::{Drive, DriveError, NvmeDisk, finish};
@@ -40,3 +43,4 @@ pub use function::{Bus, Function, Mapping, OpenFunctionError};
 pub use manager::Manager;
 pub use rules::{Namespace, UnfitNamespace};
 pub use shared::{DriveFacts, Settings};
+pub use vfio::{Vfio, VfioBus};

@@ -500,7 +500,6 @@ mod tests {
         assert_eq!(list, [0, 0x10, 0, 0, 0, 0, 0, 0, 32, 0, 0, 0, 0, 0, 0, 0x30]);
     }
 
-
     #[test]
     fn a_transport_descriptor_has_its_length_and_identifier_where_linux_puts_them() {
         let sgl = Sgl::transport(0x1000);
