@@ -98,7 +98,9 @@ impl Admin {
         while let Some(completion) = queue.pop() {
             match slots.get_mut(usize::from(completion.cid)) {
                 Some(slot @ Slot::Waits) if completion.sqid == 0 => *slot = Slot::Ended(completion),
-                _ => self.strays.set(self.strays.get() + 1),
+                Some(Slot::Free | Slot::Waits | Slot::Ended(_)) | None => {
+                    self.strays.set(self.strays.get() + 1);
+                }
             }
         }
         queue.acknowledge();

@@ -98,7 +98,8 @@ impl Life {
         let strays = self.shared.strays.load(Ordering::Relaxed) + controller.admin.strays();
         if strays > beside.strays_told {
             beside.strays_told = strays;
-            tracing::warn!(drive = %self.shared.address, strays, "completions that named no command, ignored");
+            let drive = &self.shared.address;
+            tracing::warn!(%drive, strays, "completions that named no command, ignored");
         }
         Ok(())
     }
@@ -114,7 +115,8 @@ impl Life {
             while (beside.aborts.len() as u64) < u64::from(controller.id.aborts_max()) {
                 let Some(cid) = place.member.next_abort() else { break };
                 let (qid, core) = (place.qid(), place.member.core);
-                tracing::warn!(drive = %self.shared.address, core, qid, cid, "command takes too long, aborted");
+                let drive = &self.shared.address;
+                tracing::warn!(%drive, core, qid, cid, "command takes too long, aborted");
                 let Some(ticket) = admin.start(Sqe::abort(0, qid, cid).with_prp(0, 0)) else { break };
                 beside.aborts.push(ticket);
             }
@@ -130,7 +132,8 @@ impl Life {
             beside.event = None;
             if !completion.status.is_success() {
                 // Not again: a drive that refuses it would be asked for ever.
-                tracing::warn!(drive = %self.shared.address, status = %completion.status, "no events from it");
+                let drive = &self.shared.address;
+                tracing::warn!(%drive, status = %completion.status, "no events from it");
                 beside.event = Some(Ticket::NONE);
                 return;
             }
@@ -139,7 +142,8 @@ impl Life {
             let (kind, information, now) = (event.kind(), event.information(), self.now.get());
             if now >= beside.tell_from {
                 let untold = std::mem::take(&mut beside.untold);
-                tracing::info!(drive = %self.shared.address, ?kind, information, untold, "event of the drive");
+                let drive = &self.shared.address;
+                tracing::info!(%drive, ?kind, information, untold, "event of the drive");
                 beside.tell_from = now.saturating_add(EVENT_LINES_MS);
             } else {
                 beside.untold += 1;
@@ -202,7 +206,8 @@ impl Life {
                 Ok(now) if known.is_same(&now) => {
                     let (from, to) = (known.blocks(), now.blocks());
                     if from != to {
-                        tracing::info!(drive = %self.shared.address, nsid = known.nsid, from, to, "blocks changed");
+                        let drive = &self.shared.address;
+                        tracing::info!(%drive, nsid = known.nsid, from, to, "blocks changed");
                         known.set_blocks(to);
                     }
                 }
