@@ -13,7 +13,7 @@ use nvme_spec::register::{self, Aqa, Cap, Cc, Csts};
 use nvme_spec::sqe::Sqe;
 use nvme_spec::zerocopy::IntoBytes;
 
-use super::{Life, SLACK, Trouble, look};
+use super::{Life, SLACK, Trouble, look, look_ready};
 use crate::admin::Admin;
 use crate::bar::Bar;
 use crate::dma::{DmaMemory, PAGE_BYTES};
@@ -137,7 +137,7 @@ impl Life {
             controller.admin.poll();
             match controller.admin.take(ticket) {
                 Some(completion) => Some(Ok(completion)),
-                None => look(&controller.bar, function).err().map(Err),
+                None => look_ready(&controller.bar, function).err().map(Err),
             }
         });
         match ended.await {

@@ -44,6 +44,8 @@ pub(crate) enum Trouble {
     Removal,
     #[error("fatal status (CSTS.CFS)")]
     Fatal,
+    #[error("it is not enabled any more (CSTS.RDY is 0)")]
+    NotReady,
     #[error("{what}: no answer in {limit:?}")]
     Slow { what: &'static str, limit: Duration },
     #[error("{command}: {status}")]
@@ -337,4 +339,12 @@ fn look(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), Trouble> {
         return Err(Trouble::Fatal);
     }
     Ok(())
+}
+
+/// The same of a controller that was ready.
+fn look_ready(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), Trouble> {
+    look(bar, function)?;
+    // Somebody reset it behind us, or it was pulled where the bus answers zeroes.
+    let is_ready = register::Csts::from_bits(bar.read32(register::CSTS.into())).rdy();
+    if is_ready { Ok(()) } else { Err(Trouble::NotReady) }
 }

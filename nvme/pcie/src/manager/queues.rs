@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nvme_spec::sqe::Sqe;
 
-use super::{Controller, Life, Trouble, look, wait};
+use super::{Controller, Life, Trouble, look_ready, wait};
 use crate::dma::DmaMemory;
 use crate::function::{Function, Mapping};
 use crate::member::{Member, Order, Setup};
@@ -175,7 +175,7 @@ impl Life {
             if member.has_answered() {
                 return Some(Ok(()));
             }
-            look(&controller.bar, function).err().map(Err)
+            look_ready(&controller.bar, function).err().map(Err)
         })
         .await
     }

@@ -10,7 +10,7 @@ use nvme_spec::log::{LogId, SmartLog};
 use nvme_spec::sqe::{NSID_ALL, Sqe};
 use nvme_spec::zerocopy::IntoBytes;
 
-use super::{Controller, Life, Trouble, look};
+use super::{Controller, Life, Trouble, look_ready};
 use crate::admin::Ticket;
 use crate::function::Function;
 use crate::rules::Namespace;
@@ -75,7 +75,7 @@ impl Life {
         if self.shared.is_closing() {
             return Err(Trouble::Closing);
         }
-        look(&controller.bar, function)?;
+        look_ready(&controller.bar, function)?;
         self.settle(function, controller).await?;
         controller.admin.poll();
         self.abort(controller, beside)?;
