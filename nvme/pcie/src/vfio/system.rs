@@ -63,12 +63,10 @@ pub(super) fn reason(error: VfioError) -> io::Error {
     if let VfioError::OpenContainer(source) = error {
         return source;
     }
-    match &error {
-        VfioError::IommuDmaMap(number) | VfioError::IommuDmaUnmap(number) => {
-            io::Error::from_raw_os_error(number.errno())
-        }
-        _ => io::Error::other(error),
+    if let VfioError::IommuDmaMap(number) | VfioError::IommuDmaUnmap(number) = &error {
+        return io::Error::from_raw_os_error(number.errno());
     }
+    io::Error::other(error)
 }
 
 /// The flags of a group (`VFIO_GROUP_FLAGS_`).
