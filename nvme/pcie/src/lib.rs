@@ -21,6 +21,7 @@
 
 pub mod bar;
 pub mod dma;
+pub mod emulator;
 pub mod function;
 
 pub use bar::Bar;
