@@ -195,8 +195,8 @@ fn unsafe_is_only_where_it_has_to_be() {
                 }
             }
         }
-        // The roots of the reactor, of verbs and of the driver cannot: a forbid there would hold for the listed files too.
-        // libFuzzer's macro needs it.
+        // The roots of the reactor, of verbs and of the driver cannot: a forbid there would hold for the
+        // listed files too. libFuzzer's macro needs it.
         let roots = ["reactor/src/lib.rs", "rdma/verbs/src/lib.rs", "nvme/pcie/src/lib.rs"];
         let is_exempt = roots.contains(&source.path.as_str()) || source.path.starts_with("fuzz/");
         if is_crate_root(&source.path) && !is_exempt && !source.text.contains("#![forbid(unsafe_code)]") {

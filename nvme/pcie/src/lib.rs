@@ -5,9 +5,9 @@
 //! else in this crate is the same code over both.
 //!
 //! ```text
-//!   thread of the drive (no data path):  Manager: enable, identify, make queues, watch, abort, reset, give up
-//!                        │  Member: one queue pair, its memory, and the word that says what may be done with it
-//!   core:  submit ─> entry in the queue's memory      poll ─> one doorbell for all of them, completions ─> Done
+//!   thread of the drive (no data path): Manager: enable, identify, make queues, watch, abort, reset, give up
+//!                        │  Member: one queue pair, its memory, the word that says what may be done with it
+//!   core:  submit ─> entry in the queue's memory   poll ─> one doorbell for all of them, completions ─> Done
 //! ```
 //!
 //! What it answers for: a command given to the drive ends exactly once. Its buffer is given back when the

@@ -159,6 +159,7 @@ impl Controller {
         if let Some(place) = self.cqs.get_mut(usize::from(qid)) {
             *place = Some(Cq::new(base, command.entries()));
         }
+        self.top = self.top.max(qid);
         Ok(0)
     }
 
@@ -186,6 +187,7 @@ impl Controller {
         if let Some(place) = self.sqs.get_mut(usize::from(qid)) {
             *place = Some(Sq::new(qid, base, command.entries(), cqid));
         }
+        self.top = self.top.max(qid);
         Ok(0)
     }
 
@@ -221,7 +223,7 @@ impl Controller {
         if !is_there {
             return Err(Status::INVALID_QUEUE_ID.dnr());
         }
-        self.find_tail(usize::from(qid));
+        self.find_tail(qid);
         self.end_held_of(qid);
         let place = self.sqs.get_mut(usize::from(qid)).and_then(Option::take);
         let cqid = place.map_or(0, |sq| usize::from(sq.cqid));
@@ -234,13 +236,12 @@ impl Controller {
     fn abort(&mut self, sqe: &Sqe) -> u32 {
         let command = Abort::new(sqe);
         let (sqid, cid) = (command.sqid(), command.cid());
-        if sqid == 0 {
-            if let Some(at) = self.admin.requests.iter().position(|request| *request == cid) {
-                self.admin.requests.remove(at);
-                self.counters.aborted += 1;
-                self.end(0, cid, Err(Status::ABORTED_BY_REQUEST));
-                return 0;
-            }
+        let at = self.admin.requests.iter().position(|request| sqid == 0 && *request == cid);
+        if let Some(at) = at {
+            self.admin.requests.remove(at);
+            self.counters.aborted += 1;
+            self.end(0, cid, Err(Status::ABORTED_BY_REQUEST));
+            return 0;
         }
         if self.abort_held(sqid, cid) { 0 } else { ABORT_NOT_DONE }
     }
@@ -251,8 +252,8 @@ impl Controller {
             return Err(INVALID_FIELD);
         }
         self.shadow = Some(Shadow { doorbells, event_indexes });
-        for index in 1..self.sqs.len() {
-            self.announce(index);
+        for qid in 1..=self.top {
+            self.announce(qid);
         }
         Ok(0)
     }

@@ -41,6 +41,8 @@ pub(super) struct Controller {
     pub(super) now: u64,
     pub(super) sqs: Vec<Option<Sq>>,
     pub(super) cqs: Vec<Option<Cq>>,
+    /// Largest number of a queue that was made.
+    pub(super) top: u16,
     /// Queue pairs that the host may make.
     pub(super) queue_pairs: u16,
     pub(super) shadow: Option<Shadow>,
@@ -79,6 +81,7 @@ impl Controller {
             now: 0,
             sqs: Vec::new(),
             cqs: Vec::new(),
+            top: 0,
             queue_pairs: spec.queue_pairs,
             shadow: None,
             admin: Admin::new(&spec),
@@ -131,9 +134,8 @@ impl Controller {
     fn work(&mut self) -> bool {
         let mut has_worked = !self.held.is_empty() && self.step_held();
         has_worked |= self.admin.has_events() && self.deliver_events();
-        for qid in 0..self.sqs.len() {
-            // A queue's number has 16 bits.
-            self.find_head((qid & 0xffff) as u16);
+        for qid in 0..=self.top {
+            self.find_head(qid);
             has_worked |= self.serve(qid);
         }
         if self.now.is_multiple_of(64) {
@@ -143,12 +145,12 @@ impl Controller {
     }
 
     /// Commands of one submission queue, as many as a step takes.
-    fn serve(&mut self, qid: usize) -> bool {
+    fn serve(&mut self, qid: u16) -> bool {
         let is_given = self.find_tail(qid);
         let mut done = 0;
         while is_given && done < self.spec.commands_a_step && self.can_work() {
-            let Some(Some(sq)) = self.sqs.get(qid) else { break };
-            let (iova, id, cqid) = (sq.entry(sq.head), sq.id, sq.cqid);
+            let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { break };
+            let (iova, cqid) = (sq.entry(sq.head), sq.cqid);
             if sq.head == sq.tail || !self.has_room(cqid) {
                 break;
             }
@@ -156,16 +158,16 @@ impl Controller {
                 self.die();
                 return true;
             };
-            if let Some(Some(sq)) = self.sqs.get_mut(qid) {
+            if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) {
                 sq.head = sq.after(sq.head);
             }
             done += 1;
-            if id == 0 {
+            if qid == 0 {
                 self.counters.admin_commands += 1;
                 self.take_admin(&sqe);
             } else {
                 self.counters.commands += 1;
-                self.take_io(id, &sqe);
+                self.take_io(qid, &sqe);
             }
         }
         self.fall_asleep(qid);
@@ -224,15 +226,7 @@ impl Controller {
     /// Write a completion; false where the queue is full. True also where the queue is no more.
     pub(super) fn complete(&mut self, sqid: u16, cid: u16, outcome: Outcome) -> bool {
         let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { return true };
-        let (cqid, head) = (sq.cqid, sq.head);
-        let (status, result) = match outcome {
-            Ok(result) => (Status::SUCCESS, result),
-            Err(status) => (status, 0),
-        };
-        let mut cqe = Cqe::new(cid, status).with_result(result);
-        // A head is less than 65,536.
-        cqe.sq_head = ((head & 0xffff) as u16).into();
-        cqe.sq_id = sqid.into();
+        let (cqid, cqe) = (sq.cqid, sq.completion(cid, outcome));
         self.post(cqid, cqe)
     }
 

@@ -32,8 +32,8 @@ impl Random {
     }
 }
 
-/// How often what goes wrong, each in 65,536ths of the commands it is about: I/O commands, where the name does
-/// not begin with `admin`. The first one that strikes, in the order of the fields, is what happens.
+/// How often what goes wrong, each in 65,536ths of the commands it is about: I/O commands, where the name
+/// does not begin with `admin`. The first one that strikes, in the order of the fields, is what happens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Everything follows from it.
@@ -77,8 +77,8 @@ pub struct Faults {
 /// One thing that goes wrong with one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Injection {
-    /// The command is neither executed nor completed, until it is aborted or the controller is reset. It is in
-    /// the controller's hand all the time.
+    /// The command is neither executed nor completed, until it is aborted or the controller is reset. It is
+    /// in the controller's hand all the time.
     Swallow,
     /// The command is executed and never completed. No Abort finds it; in hand until the reset.
     Drop,

@@ -70,7 +70,7 @@ impl Controller {
                         index += 1;
                     }
                 }
-                _ => index += 1,
+                Rest::Execute(_) | Rest::Complete(..) | Rest::Swallowed | Rest::Dropped => index += 1,
             }
         }
         has_worked
@@ -157,18 +157,11 @@ impl Controller {
         }
         let Some(outcome) = self.execute(sqid, sqe) else { return };
         let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { return };
-        let (cqid, head) = (sq.cqid, sq.head);
-        let (status, result) = match outcome {
-            Ok(result) => (Status::SUCCESS, result),
-            Err(status) => (status, 0),
-        };
-        let mut cqe = nvme_spec::Cqe::new(cid, status).with_result(result);
-        cqe.sq_head = ((head & 0xffff) as u16).into();
-        cqe.sq_id = sqid.into();
-        match injection {
-            Injection::WrongSqid => cqe.sq_id = (sqid ^ 0x55).into(),
-            Injection::WrongSqHead(head) => cqe.sq_head = head.into(),
-            _ => {}
+        let (cqid, mut cqe) = (sq.cqid, sq.completion(cid, outcome));
+        if injection == Injection::WrongSqid {
+            cqe.sq_id = (sqid ^ 0x55).into();
+        } else if let Injection::WrongSqHead(head) = injection {
+            cqe.sq_head = head.into();
         }
         // There is room: the command was taken because there is.
         self.post(cqid, cqe);
@@ -229,12 +222,12 @@ impl Controller {
         {
             return true;
         }
-        for index in 0..self.sqs.len() {
-            self.find_tail(index);
-            let Some(Some(sq)) = self.sqs.get(index) else { continue };
-            let (sqid, tail, mut at) = (sq.id, sq.tail, sq.head);
+        for sqid in 0..=self.top {
+            self.find_tail(sqid);
+            let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { continue };
+            let (tail, mut at) = (sq.tail, sq.head);
             while at != tail {
-                let Some(Some(sq)) = self.sqs.get(index) else { break };
+                let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { break };
                 let entry = sq.entry(at);
                 at = sq.after(at);
                 let Some(sqe) = self.host.fetch(entry) else { break };
@@ -254,7 +247,7 @@ impl Controller {
             let (base, _) = sqe.sgl.prp();
             let entry = if sqe.admin_opcode() == AdminOpcode::CREATE_IO_SQ { 64 } else { 16 };
             let entries = u64::from(nvme_spec::pcie::QueueCommand::new(sqe).entries());
-            return vec![base..base.saturating_add(entries * entry)];
+            return std::iter::once(base..base.saturating_add(entries * entry)).collect();
         }
         let mut pointers = Pointers::default();
         // What cannot be walked to its end is taken as far as it goes.

@@ -127,7 +127,7 @@ impl Controller {
         ];
         let bytes = descriptors.iter().flat_map(|(kind, id)| {
             // An identifier has at most 16 bytes.
-            [kind.0, id.len() as u8, 0, 0].into_iter().chain(id.iter().copied())
+            [kind.0, u8::try_from(id.len()).unwrap_or_default(), 0, 0].into_iter().chain(id.iter().copied())
         });
         self.page.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
     }
@@ -162,7 +162,7 @@ impl Controller {
             aerl_z: spec.aerl_z,
             frmw: Frmw::new().with_first_slot_read_only(true).with_slots(1).into_bits(),
             lpa: Lpa::new().with_extended_data(true).into_bits(),
-            elpe_z: (ERROR_LOG_ENTRIES - 1) as u8,
+            elpe_z: u8::try_from(ERROR_LOG_ENTRIES - 1).unwrap_or(u8::MAX),
             wctemp: 343.into(),
             cctemp: 353.into(),
             sqes: sizes(6),
@@ -196,14 +196,14 @@ impl Controller {
             noiob: spec.noiob.into(),
             mssrl: COPY_RANGE_BLOCKS.into(),
             mcl: COPY_BLOCKS.into(),
-            msrc_z: (COPY_RANGES - 1) as u8,
+            msrc_z: u8::try_from(COPY_RANGES - 1).unwrap_or(u8::MAX),
             nguid: nguid(&self.spec, nsid),
             eui64: eui64(&self.spec, nsid),
             ..IdentifyNamespace::default()
         };
         let [first, ..] = &mut structure.lbaf;
         // Block sizes are 2^9 to 2^16.
-        let lbads = (spec.block_bytes.trailing_zeros() & 0x1f) as u8;
+        let lbads = u8::try_from(spec.block_bytes.trailing_zeros()).unwrap_or_default();
         *first = LbaFormat { ms: spec.metadata_bytes.into(), lbads, rp: 0 };
         structure
     }

@@ -4,6 +4,7 @@
 //! that would be there after a loss of power, for the blocks that were written since the last flush.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::faults::Random;
 
@@ -41,24 +42,37 @@ struct Part {
     mask: u128,
 }
 
+impl Part {
+    /// What of some blocks lies in a chunk, if anything.
+    fn of(chunk: u64, block_bytes: u32, blocks: Range<u64>) -> Option<Part> {
+        let first = chunk.saturating_mul(blocks_of_chunk(block_bytes));
+        let begin = blocks.start.max(first);
+        let end = blocks.end.min(first.saturating_add(blocks_of_chunk(block_bytes)));
+        let count = end.checked_sub(begin).filter(|count| *count != 0)?;
+        // Both are at most the blocks of a chunk, 128.
+        let (at, count) = (u32::try_from(begin - first).ok()?, u32::try_from(count).ok()?);
+        let mask = (u128::MAX >> (128 - count)) << at;
+        let in_bytes = |blocks| blocks as usize * block_bytes as usize;
+        Some(Part { chunk, at: in_bytes(at), bytes: in_bytes(count), mask })
+    }
+}
+
+fn blocks_of_chunk(block_bytes: u32) -> u64 {
+    (CHUNK_BYTES / block_bytes as usize) as u64
+}
+
 impl Medium {
     pub(super) fn new(blocks: u64, block_bytes: u32, fill: u8) -> Medium {
         Medium { blocks, block_bytes, fill, chunks: BTreeMap::new(), dirty: Vec::new() }
     }
 
     fn parts(&self, lba: u64, blocks: u64) -> impl Iterator<Item = Part> + use<> {
-        let (block_bytes, end) = (self.block_bytes as usize, lba.saturating_add(blocks));
-        let a_chunk = (CHUNK_BYTES / block_bytes) as u64;
+        let (block_bytes, end) = (self.block_bytes, lba.saturating_add(blocks));
         let mut at = lba;
         std::iter::from_fn(move || {
-            let chunk = at / a_chunk;
-            let until = end.min((chunk + 1).saturating_mul(a_chunk));
-            let count = until.checked_sub(at).filter(|count| *count != 0)?;
-            let (first, count) = ((at % a_chunk) as u32, count as u32);
-            at = until;
-            let mask = (u128::MAX >> (128 - count)) << first;
-            let (first, count) = (first as usize, count as usize);
-            Some(Part { chunk, at: first * block_bytes, bytes: count * block_bytes, mask })
+            let part = Part::of(at / blocks_of_chunk(block_bytes), block_bytes, at..end)?;
+            at += (part.bytes / block_bytes as usize) as u64;
+            Some(part)
         })
     }
 
@@ -98,21 +112,11 @@ impl Medium {
             return self.change(lba, blocks, is_cached, |data| data.fill(byte));
         }
         // Chunks that are not there read so already.
-        let a_chunk = (CHUNK_BYTES / self.block_bytes as usize) as u64;
-        let (first, last) = (lba / a_chunk, lba.saturating_add(blocks) / a_chunk);
-        for (number, chunk) in self.chunks.range_mut(first..=last) {
-            let begin = lba.max(number * a_chunk);
-            let end = lba.saturating_add(blocks).min((number + 1) * a_chunk);
-            let Some(count) = end.checked_sub(begin).filter(|count| *count != 0) else { continue };
-            let (at, count) = ((begin % a_chunk) as u32, count as u32);
-            let block_bytes = self.block_bytes as usize;
-            let part = Part {
-                chunk: *number,
-                at: at as usize * block_bytes,
-                bytes: count as usize * block_bytes,
-                mask: (u128::MAX >> (128 - count)) << at,
-            };
-            chunk.note(&part, is_cached, block_bytes, &mut self.dirty);
+        let a_chunk = blocks_of_chunk(self.block_bytes);
+        let (first, end) = (lba / a_chunk, lba.saturating_add(blocks));
+        for (number, chunk) in self.chunks.range_mut(first..=end / a_chunk) {
+            let Some(part) = Part::of(*number, self.block_bytes, lba..end) else { continue };
+            chunk.note(&part, is_cached, self.block_bytes as usize, &mut self.dirty);
             chunk.now.get_mut(part.at..part.at + part.bytes).unwrap_or_default().fill(byte);
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! It is a [`Bus`] with one place. What is opened there is a [`Function`] like that of VFIO: registers in
 //! plain memory, and memory of the host behind checked translations. It does nothing by itself: each
-//! [`Emulator::step`] looks at the registers, takes a bounded number of commands, executes and completes them.
-//! The same calls have the same effects, faults included; all chance comes from one seed.
+//! [`Emulator::step`] looks at the registers, takes a bounded number of commands, executes and completes
+//! them. The same calls have the same effects, faults included; all chance comes from one seed.
 //!
 //! ```text
 //!   driver ── Bar (plain memory) ──┐                          ┌─ queues ─ held (faults) ─ io ─ medium
@@ -12,16 +12,16 @@
 //!              medium, judgement)      every access to memory: memory.rs, or a violation
 //! ```
 //!
-//! What it is for: tests, simulation, fuzzing and counted instructions of the driver. It is strict where drives
-//! are lenient: a host that does what no driver may (memory that is not mapped, a doorbell of no queue or of
-//! a disabled controller, a wrong doorbell value, an identifier in use) is found in
+//! What it is for: tests, simulation, fuzzing and counted instructions of the driver. It is strict where
+//! drives are lenient: a host that does what no driver may (memory that is not mapped, a doorbell of no queue
+//! or of a disabled controller, a wrong doorbell value, an identifier in use) is found in
 //! [`Emulator::violations`]. It answers [`Emulator::holds`]: may this memory be given back?
 //!
 //! What it is not: no timing and no interrupts; one controller, memory pages of 4 KiB, queues that lie
 //! together; no controller memory buffer, metadata, protection information, fused commands, reservations,
 //! namespace management, firmware download, power states. What it does not have it refuses as the
-//! specification says. Contents are kept in memory, 64 KiB at a time, and so is what was there before, for what
-//! is in the volatile write cache.
+//! specification says. Contents are kept in memory, 64 KiB at a time, and so is what was there before, for
+//! what is in the volatile write cache.
 //!
 //! In the steady state without faults no I/O command allocates, once the blocks it touches were written once.
 
@@ -40,6 +40,7 @@ mod queues;
 mod registers;
 mod spec;
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "offsets of small memory")]
 mod tests;
 
 use std::ops::Range;
@@ -111,9 +112,9 @@ impl Emulator {
         self.lock().host.first_violation().map(str::to_owned)
     }
 
-    /// Whether the controller may still access memory in this range of its addresses: a command in its hand (read
-    /// from the queue, or in a queue whose doorbell was rung, and not completed) points there, or a queue
-    /// lies there. Never while it cannot reach memory: gone, disabled, or with bus mastering off.
+    /// Whether the controller may still access memory in this range of its addresses: a command in its hand
+    /// (read from the queue, or in a queue whose doorbell was rung, and not completed) points there, or a
+    /// queue lies there. Never while it cannot reach memory: gone, disabled, or with bus mastering off.
     #[must_use]
     pub fn holds(&self, range: &Range<u64>) -> bool {
         self.lock().holds(range)
@@ -173,8 +174,8 @@ impl Emulator {
         self.lock().is_removal_asked = true;
     }
 
-    /// The drive is pulled: its registers read as ones, it can be neither reset nor opened. Its blocks stay as
-    /// they are; see [`Self::power_cut`].
+    /// The drive is pulled: its registers read as ones, it can be neither reset nor opened. Its blocks stay
+    /// as they are; see [`Self::power_cut`].
     pub fn vanish(&self) {
         self.lock().vanish();
     }
@@ -207,8 +208,8 @@ impl Emulator {
         controller.reset_function();
     }
 
-    /// Power is lost and comes back: what is in the volatile write cache is kept or lost, each block by chance
-    /// from `seed`; the controller is as after a function level reset.
+    /// Power is lost and comes back: what is in the volatile write cache is kept or lost, each block by
+    /// chance from `seed`; the controller is as after a function level reset.
     pub fn power_cut(&self, seed: u64) {
         let mut controller = self.lock();
         let mut random = Random::new(seed);
@@ -267,8 +268,8 @@ impl Emulator {
         controller.check_health();
     }
 
-    /// An asynchronous event. False where the host did not ask for its kind (Asynchronous Event Configuration)
-    /// or the controller is not enabled: it is not reported then.
+    /// An asynchronous event. False where the host did not ask for its kind (Asynchronous Event
+    /// Configuration) or the controller is not enabled: it is not reported then.
     pub fn raise_event(&self, event: AsyncEvent) -> bool {
         self.lock().raise(event)
     }

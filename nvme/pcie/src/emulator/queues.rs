@@ -2,13 +2,13 @@
 
 use nvme_spec::pcie::{cq_head_doorbell, sq_tail_doorbell};
 use nvme_spec::register::DOORBELLS;
-use nvme_spec::{CQE_BYTES, SQE_BYTES};
+use nvme_spec::{CQE_BYTES, Cqe, SQE_BYTES, Status};
 
-use super::controller::Controller;
+use super::controller::{Controller, Outcome};
 
 /// A submission queue.
 pub(super) struct Sq {
-    pub(super) id: u16,
+    id: u16,
     base: u64,
     pub(super) entries: u32,
     /// Next entry to read.
@@ -31,6 +31,19 @@ impl Sq {
 
     pub(super) fn after(&self, index: u32) -> u32 {
         if index + 1 == self.entries { 0 } else { index + 1 }
+    }
+
+    /// The completion of a command of this queue.
+    pub(super) fn completion(&self, cid: u16, outcome: Outcome) -> Cqe {
+        let (status, result) = match outcome {
+            Ok(result) => (Status::SUCCESS, result),
+            Err(status) => (status, 0),
+        };
+        let mut cqe = Cqe::new(cid, status).with_result(result);
+        // Queues have at most 65,536 entries.
+        cqe.sq_head = u16::try_from(self.head).unwrap_or_default().into();
+        cqe.sq_id = self.id.into();
+        cqe
     }
 
     /// First byte and length of its memory.
@@ -111,9 +124,9 @@ impl Controller {
     }
 
     /// Look at the tail doorbell; whether there is something to read in the queue.
-    pub(super) fn find_tail(&mut self, index: usize) -> bool {
-        let Some(Some(sq)) = self.sqs.get(index) else { return false };
-        let (qid, entries, is_awake) = (sq.id, sq.entries, sq.is_awake);
+    pub(super) fn find_tail(&mut self, qid: u16) -> bool {
+        let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { return false };
+        let (entries, is_awake) = (sq.entries, sq.is_awake);
         let doorbell = sq_tail_doorbell(qid, self.spec.dstrd);
         let rung = self.registers.take_doorbell(doorbell);
         self.counters.doorbells += u64::from(rung.is_some());
@@ -128,7 +141,7 @@ impl Controller {
             self.raise_doorbell_error(true);
             return false;
         }
-        let Some(Some(sq)) = self.sqs.get_mut(index) else { return false };
+        let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else { return false };
         if let Some(tail) = tail {
             sq.tail = tail;
             sq.is_awake = shadow.is_some();
@@ -137,18 +150,18 @@ impl Controller {
     }
 
     /// A queue that was there before the doorbell buffer: what it is to be rung at.
-    pub(super) fn announce(&mut self, index: usize) {
-        let Some(Some(sq)) = self.sqs.get(index) else { return };
-        let (qid, tail) = (sq.id, sq.tail);
+    pub(super) fn announce(&mut self, qid: u16) {
+        let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { return };
+        let tail = sq.tail;
         if let Some((_, event)) = self.shadow(qid, sq_tail_doorbell(qid, self.spec.dstrd)) {
             self.host.store32(event, tail);
         }
     }
 
     /// An empty queue with a shadow doorbell: ask to be rung at the next entry.
-    pub(super) fn fall_asleep(&mut self, index: usize) {
-        let Some(Some(sq)) = self.sqs.get(index) else { return };
-        let (qid, tail) = (sq.id, sq.tail);
+    pub(super) fn fall_asleep(&mut self, qid: u16) {
+        let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { return };
+        let tail = sq.tail;
         if !sq.is_awake || sq.head != tail {
             return;
         }
@@ -156,7 +169,7 @@ impl Controller {
         self.host.store32(event, tail);
         // What was added before the host could see the event index is found here.
         let is_same = self.host.load32(shadow).is_none_or(|now| now == tail);
-        if let Some(Some(sq)) = self.sqs.get_mut(index) {
+        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) {
             sq.is_awake = !is_same;
         }
     }

@@ -46,12 +46,12 @@ impl Controller {
             (Power::Disabling(_), true) => {
                 self.host.violate(|| "CC.EN is set before CSTS.RDY is 0".to_owned());
             }
-            _ => {}
+            (Power::Enabling(_) | Power::Ready, true) | (Power::Disabled | Power::Disabling(_), false) => {}
         }
         match self.power {
             Power::Enabling(at) if at <= self.now => self.enable(cc),
             Power::Disabling(at) if at <= self.now => self.forget(),
-            _ => {}
+            Power::Disabled | Power::Ready | Power::Enabling(_) | Power::Disabling(_) => {}
         }
     }
 
@@ -103,6 +103,7 @@ impl Controller {
         self.shst = 0;
         self.sqs.clear();
         self.cqs.clear();
+        self.top = 0;
         self.held.clear();
         self.shadow = None;
         self.queue_pairs = self.spec.queue_pairs;

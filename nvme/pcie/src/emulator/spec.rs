@@ -23,8 +23,8 @@ pub struct NamespaceSpec {
     pub block_bytes: u32,
     /// NOIOB, in logical blocks; 0 for none.
     pub noiob: u16,
-    /// MS: bytes of metadata of a logical block. The emulator reports it and moves no metadata: Read, Write and
-    /// their kin are refused with Invalid Field where it is not 0.
+    /// MS: bytes of metadata of a logical block. The emulator reports it and moves no metadata: Read, Write
+    /// and their kin are refused with Invalid Field where it is not 0.
     pub metadata_bytes: u16,
     /// DLFEAT: what deallocated blocks read as, and whether Write Zeroes with DEAC deallocates.
     pub dlfeat: Dlfeat,
@@ -71,8 +71,8 @@ pub struct EmulatorSpec {
     pub queue_pairs: u16,
     /// SGLS.
     pub sgl: SglSupport,
-    /// ONCS: Compare, Dataset Management, Write Zeroes, Verify, Copy, and Save and Select are there if their bits
-    /// are set; the emulator has no command for the other bits and does not report them.
+    /// ONCS: Compare, Dataset Management, Write Zeroes, Verify, Copy, and Save and Select are there if their
+    /// bits are set; the emulator has no command for the other bits and does not report them.
     pub oncs: Oncs,
     /// VWC: what was written is lost at [`power_cut`](super::Emulator::power_cut) until it was flushed.
     pub has_write_cache: bool,
