@@ -26,6 +26,7 @@ mod core;
 pub mod dma;
 mod drive;
 mod drives;
+pub mod emulator;
 pub mod function;
 mod manager;
 mod member;
