@@ -137,9 +137,16 @@ impl Drive {
     }
 }
 
+impl Drive {
+    /// The manager shuts it down from now on.
+    pub(crate) fn begin_closing(&self) {
+        self.shared.is_closing.store(true, Ordering::Release);
+    }
+}
+
 impl Drop for Drive {
     fn drop(&mut self) {
-        self.shared.is_closing.store(true, Ordering::Release);
+        self.begin_closing();
         // Not joined here: this may be a core, and a drive may take seconds.
         if let Some(thread) = self.thread.take() {
             CLOSING.lock().unwrap_or_else(PoisonError::into_inner).push(thread);

@@ -35,6 +35,8 @@ mod queue;
 mod rules;
 mod shared;
 mod status;
+#[cfg(test)]
+mod tests;
 pub mod vfio;
 
 pub use address::{PciAddress, PciAddressError};
