@@ -268,7 +268,8 @@ fn disks_whose_keys_do_not_fit_their_kind() {
         (
             "nvme",
             "",
-            "1: disk[0].nvme: missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\"",
+            "1: disk[0].nvme: missing; an nvme disk needs the PCI address of its drive, like \
+             \"0000:01:00.0\"",
         ),
         (
             "nvme",

@@ -34,7 +34,8 @@ impl World {
     pub(super) fn with(spec: EmulatorSpec, settings: Settings, cores: usize) -> World {
         let emulator = Emulator::new(spec);
         let (drive, manager) = Drive::stepped(Arc::new(emulator.clone()), settings);
-        let zones = [ZoneSpec { buffer_bytes: 4096, count: 64 }, ZoneSpec { buffer_bytes: 2 << 20, count: 8 }];
+        let zones =
+            [ZoneSpec { buffer_bytes: 4096, count: 64 }, ZoneSpec { buffer_bytes: 2 << 20, count: 8 }];
         let pool = Pool::new(&zones, Pages::Base).expect("a pool");
         let mut world = World {
             emulator,
