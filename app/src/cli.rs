@@ -7,9 +7,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use spindle_nvme_pcie::{PciAddress, PciAddressError};
 
 use crate::bench::Access;
-use crate::nvme::PciAddress;
 use crate::size::Bytes;
 
 /// Spindle: a polled-mode NVMe-oF storage target.
@@ -105,7 +105,7 @@ pub struct NvmeListArgs {
 #[derive(Debug, Args)]
 pub struct NvmeBindArgs {
     /// PCI addresses of the drives, as `spindle nvme list` shows them
-    #[arg(value_name = "ADDRESS", required = true)]
+    #[arg(value_name = "ADDRESS", required = true, value_parser = pci_address)]
     pub addresses: Vec<PciAddress>,
     /// Also after a reboot, and when the drive is plugged in again: makes a udev rule
     #[arg(long)]
@@ -125,7 +125,7 @@ pub struct NvmeBindArgs {
 #[derive(Debug, Args)]
 pub struct NvmeUnbindArgs {
     /// PCI addresses of the drives, as `spindle nvme list` shows them
-    #[arg(value_name = "ADDRESS", required = true)]
+    #[arg(value_name = "ADDRESS", required = true, value_parser = pci_address)]
     pub addresses: Vec<PciAddress>,
     /// Only print what would be changed, as lines of a shell
     #[arg(long)]
@@ -320,6 +320,13 @@ fn seconds(text: &str) -> Result<Duration, String> {
     if (0.01..=SECONDS_MAX).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
 }
 
+/// As the kernel writes it, or as lspci does, without a domain where that is 0.
+fn pci_address(text: &str) -> Result<PciAddress, String> {
+    let is_short = text.bytes().filter(|letter| *letter == b':').count() == 1;
+    let parsed = if is_short { format!("0000:{text}").parse() } else { text.parse() };
+    parsed.map_err(|error: PciAddressError| error.to_string())
+}
+
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
         Ok(number) if number > 0 => Ok(number),
@@ -378,7 +385,7 @@ mod tests {
             ("spindle bench a --seconds -1", ["--seconds", "`-1`", "0.01 to 86400"]),
             ("spindle bench a --seconds=0", ["--seconds", "`0`", "0.01 to 86400"]),
             ("spindle bench limit --cores 1,1", ["--cores", "core 1", "both ends"]),
-            ("spindle nvme bind nvme0", ["ADDRESS", "`nvme0`", "0000:01:00.0"]),
+            ("spindle nvme bind nvme0", ["ADDRESS", "\"nvme0\"", "0000:01:00.0"]),
             ("spindle nvme bind 01:00.0 --huge-pages 0", ["--huge-pages", "0", "1..=1048576"]),
             ("spindle bench limit --cores 1", ["--cores", "`1`", "0,1"]),
         ] {

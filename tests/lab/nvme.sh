@@ -1,35 +1,140 @@
-# The local NVMe drives of a guest of scripts/lab-nvme. A case finds them without a driver, and has the module
-# loaded as it wants it. Sourced by the runner (tests/lab/guest) and by lib.sh.
-# shellcheck shell=bash disable=SC2034
+# NVMe drives of a lab guest: binding them to drivers without our own tool, unplugging, pulling and plugging
+# them. To be sourced; with `set -e` or without. The host's side is `scripts/lab/run "${drive_machine[@]}" -- ...`,
+# which makes the drives; each has the name it was given there, which is its serial number too. A function
+# that fails says on standard error why.
+# shellcheck shell=bash
 
-# The PCI addresses of the drives, in order: that of LAB0001, then that of LAB0002.
-drive_addresses() {
-    local function
-    for function in /sys/bus/pci/devices/*; do
-        [ "$(cat "$function/class")" != 0x010802 ] || echo "${function##*/}"
+# For scripts/lab/run: an IOMMU, huge pages, two drives.
+# shellcheck disable=SC2034
+drive_machine=(--iommu --append hugepages=64 --nvme nv0=1G --nvme nv1=1G)
+
+# drive_modules: what VFIO needs of the kernel. Nothing loads it by itself where there is no udev.
+drive_modules() { modprobe -a vfio-pci vfio_iommu_type1; }
+
+# drive_port NAME: the PCI address of the root port that the drive is behind.
+drive_port() { sed -n 1p "$LAB_DRIVES/$1"; }
+
+# drive_place NAME: the PCI address of the drive; fails where there is none now.
+drive_place() {
+    local path
+    for path in "/sys/bus/pci/devices/$(drive_port "$1")"/0000:*; do
+        [ ! -e "$path/class" ] || { echo "${path##*/}"; return; }
+    done
+    return 1
+}
+drive_is_there() { drive_place "$1" >/dev/null; }
+drive_is_gone() { ! drive_is_there "$1"; }
+
+# drive_driver NAME: which driver it is bound to; nothing for none.
+drive_driver() {
+    local link
+    link=$(readlink "/sys/bus/pci/devices/$(drive_place "$1")/driver") || return 0
+    echo "${link##*/}"
+}
+
+# drive_bind NAME DRIVER (vfio-pci, nvme). The kernel's driver is looked for from now on whenever the drive is
+# bound again; a drive that is plugged in is a new one and has to be bound again.
+drive_bind() {
+    local address path
+    address=$(drive_place "$1") || { echo "drive_bind $1: it is not there" >&2; return 1; }
+    path=/sys/bus/pci/devices/$address
+    [ ! -e "$path/driver" ] || echo "$address" >"$path/driver/unbind"
+    echo "$2" >"$path/driver_override"
+    echo "$address" >/sys/bus/pci/drivers_probe
+    [ "$(drive_driver "$1")" = "$2" ] || { echo "drive_bind $1: it is not bound to $2" >&2; return 1; }
+}
+
+# drive_wait SECONDS CONDITION NAME: drive_wait 30 drive_is_gone nv0
+drive_wait() {
+    local deadline=$((SECONDS + $1 + 1))
+    until "$2" "$3"; do
+        [ "$SECONDS" -lt "$deadline" ] || { echo "not within $1 s: $2 $3" >&2; return 1; }
+        sleep 0.1
     done
 }
 
-# drive_driver ADDRESS: the driver that has it, or none.
-drive_driver() { basename "$(readlink "/sys/bus/pci/devices/$1/driver" || echo none)"; }
-
-# drives_up [PARAMETER=VALUE...]: give both to the kernel's driver; sets DRIVE0, DRIVE1 (addresses) and BLOCK0,
-# BLOCK1 (/dev/nvme0n1).
-drives_up() {
-    modprobe nvme "$@" || return 1
-    read -r DRIVE0 DRIVE1 < <(drive_addresses | paste -sd ' ')
-    within 15 drive_is_up "$DRIVE0"
-    BLOCK0=$DRIVE_BLOCK
-    within 15 drive_is_up "$DRIVE1"
-    BLOCK1=$DRIVE_BLOCK
+# qmp COMMAND [ARGUMENTS]: one command of QEMU's monitor, its arguments as JSON. Fails if it is refused.
+qmp() {
+    local port line id=$RANDOM$RANDOM arguments=${2:-}
+    exec {port}<>"$LAB_QMP" || return 1
+    # Needed once; later it is an error, which nobody looks at.
+    printf '{"execute":"qmp_capabilities","id":"hello"}\n' >&"$port"
+    printf '{"execute":"%s","id":"%s"%s}\n' "$1" "$id" "${arguments:+,\"arguments\":$arguments}" >&"$port"
+    # Events of the past, and answers to others, come first.
+    while IFS= read -r -t 20 line <&"$port"; do
+        [[ $line == *"\"$id\""* ]] || continue
+        exec {port}>&-
+        [[ $line != *'"error"'* ]] || { echo "qmp $1: $line" >&2; return 1; }
+        return 0
+    done
+    exec {port}>&-
+    echo "qmp $1: no answer" >&2
+    return 1
 }
 
-# drive_is_up ADDRESS: sets DRIVE_BLOCK. With multipath the controller's own entry is the path nvme0c0n1.
-drive_is_up() {
+# drive_unplug NAME: press the button beside it. Five seconds later the kernel takes the driver off, and
+# waits as long as that takes; then the slot's power goes off, and the drive is gone.
+drive_unplug() { qmp device_del "{\"id\":\"$1\"}"; }
+
+# drive_plug NAME: put it in again, with the data that it had.
+drive_plug() {
+    local options
+    options=$(sed -n 2p "$LAB_DRIVES/$1")
+    qmp device_add "{\"driver\":\"nvme\",\"id\":\"$1\",\"$(sed 's/=/":"/g; s/,/","/g' <<<"$options")\"}"
+}
+
+# drive_pull NAME: it is gone at once, and nobody was asked. QEMU takes out what is behind a port when the slot's
+# power goes off with its light, so that is done behind the back of the port's driver.
+drive_pull() {
+    local config at control
+    config=/sys/bus/pci/devices/$(drive_port "$1")/config
+    # The capability PCI Express (10h); its Slot Control is at 18h.
+    at=$(pci_byte "$config" 0x34)
+    while [ "$at" != 0 ] && [ "$(pci_byte "$config" "$at")" != 16 ]; do
+        at=$(pci_byte "$config" $((at + 1)))
+    done
+    [ "$at" != 0 ] || { echo "drive_pull $1: its port has no slot" >&2; return 1; }
+    at=$((at + 0x18))
+    # Power Controller Control off (bit 10), Power Indicator Control off (bits 9:8 11b).
+    control=$(($(pci_byte "$config" $((at + 1))) | 0x07))
+    # shellcheck disable=SC2059
+    printf "\\x$(printf %02x "$(pci_byte "$config" "$at")")\\x$(printf %02x "$control")" |
+        dd of="$config" bs=2 seek="$at" oflag=seek_bytes conv=notrunc status=none
+}
+pci_byte() { od -An -tu1 -j "$(($2))" -N1 "$1" | tr -d ' '; }
+
+# --- for cases: drives that begin each without a driver, and end so ---
+
+# All NVMe functions, in order of address.
+drive_functions() {
+    local path
+    for path in /sys/bus/pci/devices/*; do
+        [ "$(cat "$path/class")" != 0x010802 ] || echo "${path##*/}"
+    done
+}
+
+# function_driver ADDRESS: the driver that has it, or none.
+function_driver() {
+    local link
+    link=$(readlink "/sys/bus/pci/devices/$1/driver") || link=none
+    echo "${link##*/}"
+}
+
+# drives_up [PARAMETER=VALUE...]: give all to the kernel's driver, which is loaded with these parameters.
+drives_up() {
+    local address
+    modprobe nvme "$@" || return 1
+    for address in $(drive_functions); do within 15 find_drive_block "$address"; done
+}
+
+# find_drive_block ADDRESS: sets BLOCK (/dev/nvme0n1), the drive's first namespace. With multipath the
+# controller's own entry is the path nvme0c0n1 and the disk nvme0n1.
+# shellcheck disable=SC2034
+find_drive_block() {
     local path
     for path in "/sys/bus/pci/devices/$1"/nvme/nvme*/nvme*n*; do
-        DRIVE_BLOCK=/dev/$(sed -E 's/c[0-9]+n/n/' <<<"${path##*/}")
-        [ ! -b "$DRIVE_BLOCK" ] || return 0
+        BLOCK=/dev/$(sed -E 's/c[0-9]+n/n/' <<<"${path##*/}")
+        [ ! -b "$BLOCK" ] || return 0
     done
     return 1
 }
@@ -37,11 +142,11 @@ drive_is_up() {
 # drives_forget: as they were before the case. Where there are none nothing is done.
 drives_forget() {
     local address driver
-    [ -n "$(drive_addresses)" ] || return 0
+    [ -n "$(drive_functions)" ] || return 0
     rm -f /etc/udev/rules.d/*spindle* /etc/modules-load.d/*spindle* /etc/{sysctl,tmpfiles}.d/*spindle*
     swapoff -a
-    for address in $(drive_addresses); do
-        driver=$(drive_driver "$address")
+    for address in $(drive_functions); do
+        driver=$(function_driver "$address")
         # Of a process that died with it open; the kernel may not be done with that.
         [ "$driver" = none ] || timeout 30 sh -c "echo $address >/sys/bus/pci/drivers/$driver/unbind" || return 1
         echo >"/sys/bus/pci/devices/$address/driver_override" || return 1

@@ -12,7 +12,8 @@
 
 use std::collections::BTreeMap;
 
-use super::address::PciAddress;
+use spindle_nvme_pcie::PciAddress;
+
 use super::change::{Machine, Step};
 use super::drive::{self, Drive, NVME, NVME_CLASS, VFIO, folder};
 use super::root::Root;

@@ -1,6 +1,7 @@
 //! The NVMe drives of the machine, as the kernel shows them.
 
-use super::address::PciAddress;
+use spindle_nvme_pcie::PciAddress;
+
 use super::change::{Busy, Machine};
 use super::root::Root;
 use super::uses::{Use, UseKind, Users};

@@ -13,7 +13,6 @@
 //!
 //! What it does not do: it changes no kernel command line, formats nothing, and does not touch the firmware.
 
-mod address;
 mod bind;
 mod change;
 mod drive;
@@ -29,12 +28,12 @@ mod uses;
 use std::fmt;
 use std::io;
 
+use spindle_nvme_pcie::PciAddress;
+
 use crate::cli::NvmeCommand;
 use crate::report::say;
 use change::{Machine, Step, ThisMachine};
 use root::{Root, printable};
-
-pub use address::PciAddress;
 
 /// Where an address is written to, for the driver that fits.
 const PROBE: &str = "/sys/bus/pci/drivers_probe";
@@ -124,7 +123,7 @@ fn unique(addresses: &[PciAddress]) -> Vec<PciAddress> {
     let mut found: Vec<PciAddress> = Vec::new();
     for address in addresses {
         if !found.contains(address) {
-            found.push(address.clone());
+            found.push(*address);
         }
     }
     found

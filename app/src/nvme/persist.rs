@@ -12,7 +12,8 @@
 //! that are added change the numbers of buses. So the rule does not write into sysfs by itself. It runs this
 //! program, which looks again at who uses the drive, and at its serial number.
 
-use super::address::PciAddress;
+use spindle_nvme_pcie::PciAddress;
+
 use super::change::Step;
 use super::root::{Root, printable};
 

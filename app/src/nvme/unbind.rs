@@ -1,6 +1,7 @@
 //! `spindle nvme unbind`: gives drives back to the kernel's driver, and forgets what `bind --persist` made.
 
-use super::address::PciAddress;
+use spindle_nvme_pcie::PciAddress;
+
 use super::change::{Machine, Step};
 use super::drive::{self, Drive, NVME, VFIO, folder};
 use super::root::Root;

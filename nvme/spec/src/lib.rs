@@ -48,6 +48,7 @@ pub mod io;
 pub mod log;
 pub mod nqn;
 pub mod opcode;
+pub mod pcie;
 pub mod rdma;
 pub mod register;
 pub mod sqe;

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::buf::{ZEROES_BYTES, zeroes};
-use super::region::Region;
+use super::region::{Pages, Region, RegionError};
 
 /// A contiguous piece of memory, kept mapped, and its pages kept in place.
 ///
@@ -15,6 +15,15 @@ pub struct Area {
 }
 
 impl Area {
+    /// Zeroed memory of its own, at least `bytes`, aligned to 2 MiB: for queues that a device and its driver
+    /// share.
+    ///
+    /// # Errors
+    /// [`RegionError`], with the system's reason.
+    pub fn map(bytes: usize, pages: Pages) -> Result<Area, RegionError> {
+        Ok(Area::of(&Arc::new(Region::map(bytes, pages)?)))
+    }
+
     /// All of a region. Its pages are not given back to the kernel any more.
     pub(super) fn of(region: &Arc<Region>) -> Area {
         region.set_registered();
@@ -49,5 +58,18 @@ impl Area {
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.keep.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_area_of_its_own_is_writable_and_stays_mapped() {
+        let area = Area::map(5000, Pages::Base).expect("maps");
+        let (again, base) = (area.clone(), area.base());
+        drop(area);
+        assert!(again.is_writable() && again.bytes() >= 5000 && again.base() == base);
     }
 }

@@ -2,7 +2,11 @@
 # limit: 600 s
 drives_up
 nvme=("$SPINDLE" nvme)
-driver_is() { [ "$(drive_driver "$1")" = "$2" ]; }
+DRIVE0=$(drive_place nv0)
+DRIVE1=$(drive_functions | grep -vFx "$DRIVE0" | grep -vFx "$(drive_place nv1)")
+find_drive_block "$DRIVE1" && BLOCK1=$BLOCK
+find_drive_block "$DRIVE0" && BLOCK0=$BLOCK
+driver_is() { [ "$(function_driver "$1")" = "$2" ]; }
 # in_list TEXT...: what `list` says has each of these, as text for people or as JSON.
 in_list() {
     local text said
@@ -10,9 +14,8 @@ in_list() {
     for text; do grep -F -- "$text" <<<"$said" >/dev/null || fail "no '$text' in: $said"; done
 }
 expect 'the name of the multipath disk' "$(ls "/sys/bus/pci/devices/$DRIVE1"/nvme/nvme*/ | grep -cE '^nvme[0-9]+c[0-9]+n1$')" 1
-in_list "$DRIVE0" "$DRIVE1" LAB0001 LAB0002 'QEMU NVMe Ctrl' '256 MiB' '"in_use":false'
+in_list "$DRIVE0" "$DRIVE1" nv0 multi0 'QEMU NVMe Ctrl' '256 MiB' '"in_use":false'
 pattern "$WORK/data" $((8 << 20))
-BLOCK=$BLOCK0
 write_blocks "$WORK/data" 1048576
 
 # What uses a drive, on a partition of the multipath disk.
@@ -47,7 +50,7 @@ expect 'the state after a dry run' "$(state)" "$before"
 said=$("${nvme[@]}" bind "$DRIVE0")
 echo "$said"
 expect 'the first steps' "$(head -n 4 <<<"$said")" "$(head -n 4 <<<"$dry")"
-expect 'the driver' "$(drive_driver "$DRIVE0")" vfio-pci
+expect 'the driver' "$(function_driver "$DRIVE0")" vfio-pci
 group=$(basename "$(readlink "/sys/bus/pci/devices/$DRIVE0/iommu_group")")
 [ -c "/dev/vfio/$group" ] || fail "no /dev/vfio/$group"
 [ ! -b "$BLOCK0" ] || fail "$BLOCK0 is still there"
@@ -60,8 +63,7 @@ in_list "VFIO group open: /dev/vfio/$group by pid $BASHPID"
 refused "in use = VFIO group open: /dev/vfio/$group by pid $BASHPID" "${nvme[@]}" unbind "$DRIVE0"
 exec {vfio}>&-
 "${nvme[@]}" unbind "$DRIVE0"
-within 15 drive_is_up "$DRIVE0"
-BLOCK=$DRIVE_BLOCK
+within 15 find_drive_block "$DRIVE0"
 read_blocks "$WORK/back" 1048576 $((8 << 20))
 cmp "$WORK/data" "$WORK/back" || fail 'the data is not what it was'
 
@@ -76,7 +78,7 @@ as_at_boot() {
     echo >"/sys/bus/pci/devices/$DRIVE0/driver_override"
     echo "$DRIVE0" >/sys/bus/pci/drivers/vfio-pci/unbind
     echo "$DRIVE0" >/sys/bus/pci/drivers_probe
-    within 15 drive_is_up "$DRIVE0"
+    within 15 find_drive_block "$DRIVE0"
     "$@"
     udevadm trigger --action=add "/sys/bus/pci/devices/$DRIVE0"
     udevadm settle --timeout=30
@@ -87,7 +89,7 @@ echo 1 >"/sys/bus/pci/devices/$DRIVE0/remove"
 [ ! -e "/sys/bus/pci/devices/$DRIVE0" ] || fail 'the drive is not gone'
 echo 1 >/sys/bus/pci/rescan
 within 20 driver_is "$DRIVE0" vfio-pci
-mkfs_and_mount() { mkfs.ext4 -q -F "$DRIVE_BLOCK"; mount "$DRIVE_BLOCK" "$WORK/my data"; }
+mkfs_and_mount() { mkfs.ext4 -q -F "$BLOCK"; mount "$BLOCK" "$WORK/my data"; }
 as_at_boot mkfs_and_mount
 driver_is "$DRIVE0" nvme || fail 'the rule took a mounted drive'
 umount "$WORK/my data"

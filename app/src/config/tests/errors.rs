@@ -258,7 +258,7 @@ fn disks_whose_keys_do_not_fit_their_kind() {
             "4: disk[0].size = 512: must be a multiple of block_bytes = 4096",
         ),
         ("ram", "size = 1024\nblock_bytes = 1024", "5: disk[0].block_bytes = 1024: must be 512 or 4096"),
-        ("flash", "", "3: disk[0].kind = \"flash\": must be \"ram\", \"null\" or \"file\""),
+        ("flash", "", "3: disk[0].kind = \"flash\": must be \"ram\", \"null\", \"file\" or \"nvme\""),
         ("file", "", "1: disk[0].path: missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\""),
         (
             "file",
@@ -273,7 +273,7 @@ fn disks_whose_keys_do_not_fit_their_kind() {
         &[
             "1: disk[0].name: missing; it must be 1 to 64 printable ASCII characters without a space at \
              either end",
-            "1: disk[0].kind: missing; it must be \"ram\", \"null\" or \"file\"",
+            "1: disk[0].kind: missing; it must be \"ram\", \"null\", \"file\" or \"nvme\"",
         ],
     );
     check(&[ram("a"), ram("a")].concat(), &["6: disk[1].name = \"a\": also the name of the disk in line 2"]);

@@ -1,0 +1,112 @@
+//! [`Bar`]: the registers of a controller, mapped.
+//!
+//! UNSAFETY: volatile access through a pointer into a mapping that is kept as long as the value lives.
+#![expect(unsafe_code, reason = "registers of a device")]
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Registers of a controller. Clones share the mapping; it goes with the last one.
+#[derive(Clone)]
+pub struct Bar {
+    base: NonNull<u8>,
+    bytes: usize,
+    _mapping: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: registers have no thread affinity; which thread touches which of them when is the driver's protocol
+// (one doorbell belongs to one queue, which belongs to one core).
+unsafe impl Send for Bar {}
+// SAFETY: as above; every access is one volatile load or store of an aligned register.
+unsafe impl Sync for Bar {}
+
+impl Bar {
+    /// Registers at `base`, `bytes` long; `mapping` keeps them mapped.
+    ///
+    /// # Safety
+    /// `base` is aligned to 8, and `bytes` from there on are mapped readable and writable for as long as
+    /// `mapping` lives; nothing in the process holds a reference into them.
+    ///
+    /// # Panics
+    /// When `base` is not aligned.
+    #[must_use]
+    pub unsafe fn new(base: NonNull<u8>, bytes: usize, mapping: Arc<dyn Any + Send + Sync>) -> Bar {
+        assert!(base.addr().get().is_multiple_of(8), "registers are aligned");
+        Bar { base, bytes, _mapping: mapping }
+    }
+
+    /// Bytes of it.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The register of 4 bytes at `offset`. All ones where there is none, as a bus answers.
+    #[inline]
+    #[must_use]
+    pub fn read32(&self, offset: u64) -> u32 {
+        let Some(register) = self.register(offset) else { return u32::MAX };
+        // SAFETY: in the mapping and aligned (`register`).
+        u32::from_le(unsafe { register.read_volatile() })
+    }
+
+    /// Set the register of 4 bytes at `offset`; nothing where there is none.
+    #[inline]
+    pub fn write32(&self, offset: u64, value: u32) {
+        let Some(register) = self.register(offset) else { return };
+        // SAFETY: in the mapping and aligned (`register`).
+        unsafe { register.write_volatile(value.to_le()) };
+    }
+
+    /// The register of 8 bytes at `offset`, as two reads of 4 (NVMe over PCIe Transport 1.0 section 3.1 has
+    /// every controller take those).
+    #[must_use]
+    pub fn read64(&self, offset: u64) -> u64 {
+        u64::from(self.read32(offset)) | u64::from(self.read32(offset + 4)) << 32
+    }
+
+    /// Set the register of 8 bytes at `offset`, as two writes of 4.
+    pub fn write64(&self, offset: u64, value: u64) {
+        let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+        self.write32(offset, u32::from_le_bytes([a, b, c, d]));
+        self.write32(offset + 4, u32::from_le_bytes([e, f, g, h]));
+    }
+
+    #[inline]
+    fn register(&self, offset: u64) -> Option<NonNull<u32>> {
+        let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(4))?;
+        if offset.checked_add(4)? > self.bytes {
+            return None;
+        }
+        // SAFETY: in the mapping, checked above.
+        Some(unsafe { self.base.add(offset) }.cast())
+    }
+}
+
+impl std::fmt::Debug for Bar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bar({} bytes)", self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_are_read_and_written_and_what_is_not_there_reads_as_ones() {
+        let memory: &'static mut [u64; 4] = Box::leak(Box::new([0; 4]));
+        // SAFETY: leaked, aligned, and not looked at below.
+        let bar = unsafe { Bar::new(NonNull::from(memory).cast(), 32, Arc::new(())) };
+        bar.write64(8, 0x0102_0304_0506_0708);
+        assert_eq!((bar.read32(8), bar.read32(12)), (0x0506_0708, 0x0102_0304));
+        assert_eq!(bar.read64(8), 0x0102_0304_0506_0708);
+        bar.write32(28, 5);
+        assert_eq!(bar.read32(28), 5);
+        for offset in [32, 30, 29, u64::MAX, u64::MAX - 3] {
+            bar.write32(offset, 9);
+            assert_eq!(bar.read32(offset), u32::MAX, "{offset}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! [`VfioFunction`]: one function that VFIO has given us.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nvme_spec::register::DOORBELLS;
+use rustix::event::{EventfdFlags, eventfd};
+use spindle_reactor::mem::Area;
+use vfio_bindings::bindings::vfio::{VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX};
+
+use super::container::{Lease, refuse};
+use super::info;
+use super::sysfs::unfit;
+use super::system::{self, Registers};
+use crate::address::PciAddress;
+use crate::bar::Bar;
+use crate::function::{Function, MapError, Mapping, OpenFunctionError};
+
+/// Offset of the command word in configuration space (PCI Local Bus 3.0 section 6.2.2).
+const COMMAND: u64 = 4;
+/// It answers to accesses of its memory.
+const MEMORY_SPACE: u16 = 1 << 1;
+/// It may access memory itself.
+const BUS_MASTER: u16 = 1 << 2;
+
+/// Less cannot hold the registers and a page of doorbells.
+const BAR_BYTES_MIN: u64 = DOORBELLS as u64 + 0x1000;
+
+/// A function while it is open, in the order in which it is closed.
+struct Held {
+    registers: Registers,
+    device: File,
+    lease: Lease,
+}
+
+/// A PCI function that VFIO has given to this process.
+pub(super) struct VfioFunction {
+    address: PciAddress,
+    bar: Bar,
+    held: Arc<Held>,
+    /// Where configuration space lies in the device's file.
+    configuration: u64,
+    /// Counted up by the kernel when it wants the function back.
+    removal: OwnedFd,
+    is_removal_asked: AtomicBool,
+}
+
+impl VfioFunction {
+    /// Open the function `address` of the group that is leased.
+    ///
+    /// # Errors
+    /// [`OpenFunctionError`], with what the system refused.
+    pub(super) fn open(address: PciAddress, lease: Lease) -> Result<VfioFunction, OpenFunctionError> {
+        let device = lease.open_device(address)?;
+        let configuration = region(address, &device, VFIO_PCI_CONFIG_REGION_INDEX)?.head.offset;
+        let region = region(address, &device, VFIO_PCI_BAR0_REGION_INDEX)?;
+        let mappable = info::mappable_bytes(&region, region.head.flags, region.head.size);
+        if mappable < BAR_BYTES_MIN {
+            let value = format!("{} bytes, {mappable} of them mappable", region.head.size);
+            let allowed = format!("at least {BAR_BYTES_MIN} bytes of registers and doorbells");
+            return Err(unfit(address, "BAR 0", value, allowed));
+        }
+        let removal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| refuse(address, "make an event", error.into()))?;
+        system::arm_removal(&device, removal.as_fd())
+            .map_err(|source| refuse(address, "be told of its removal", source))?;
+        write_command(&device, configuration, true)
+            .map_err(|source| refuse(address, "switch it on as bus master", source))?;
+        let bytes = usize::try_from(mappable).unwrap_or(usize::MAX);
+        let registers = Registers::map(&device, region.head.offset, bytes)
+            .map_err(|source| refuse(address, "map its registers", source))?;
+        let held = Arc::new(Held { registers, device, lease });
+        Ok(VfioFunction {
+            address,
+            bar: Registers::bar(&held, |held| &held.registers),
+            held,
+            configuration,
+            removal,
+            is_removal_asked: AtomicBool::new(false),
+        })
+    }
+}
+
+type Region = info::Info<vfio_bindings::bindings::vfio::vfio_region_info>;
+
+fn region(address: PciAddress, device: &File, index: u32) -> Result<Region, OpenFunctionError> {
+    system::region_info(device, index)
+        .map_err(|source| refuse(address, format!("ask for its region {index}"), source))
+}
+
+/// The command word that follows `now`. Memory space stays on whatever was read: see the module on SIGBUS.
+fn command_word(now: u16, is_master: bool) -> u16 {
+    let master = if is_master { BUS_MASTER } else { 0 };
+    now & !BUS_MASTER | MEMORY_SPACE | master
+}
+
+fn write_command(device: &File, configuration: u64, is_master: bool) -> io::Result<()> {
+    let mut word = [0; 2];
+    device.read_exact_at(&mut word, configuration + COMMAND)?;
+    let word = command_word(u16::from_le_bytes(word), is_master);
+    device.write_all_at(&word.to_le_bytes(), configuration + COMMAND)
+}
+
+impl Function for VfioFunction {
+    fn bar(&self) -> Bar {
+        self.bar.clone()
+    }
+
+    fn map(&self, area: &Area) -> Result<Box<dyn Mapping>, MapError> {
+        match self.held.lease.container().map(area) {
+            Ok(mapped) => Ok(Box::new(mapped)),
+            Err(source) => Err(MapError { function: self.address.to_string(), bytes: area.bytes(), source }),
+        }
+    }
+
+    fn set_bus_master(&self, is_on: bool) -> io::Result<()> {
+        write_command(&self.held.device, self.configuration, is_on)
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        system::reset(&self.held.device).map_err(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => io::Error::new(error.kind(), format!("{error}: it has no way to be reset")),
+            Some(libc::EAGAIN) => {
+                io::Error::new(error.kind(), format!("{error}: the kernel is busy with it, or it is going"))
+            }
+            _ => error,
+        })?;
+        self.set_bus_master(true)
+    }
+
+    fn is_removal_asked(&self) -> bool {
+        // The count is not of interest; without one the read would block, which is refused.
+        let mut count = [0; 8];
+        if rustix::io::read(&self.removal, &mut count).is_ok() {
+            self.is_removal_asked.store(true, Ordering::Relaxed);
+        }
+        self.is_removal_asked.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_space_is_never_switched_off_and_the_rest_of_the_word_is_left() {
+        for now in [0, 0x0400, 0x0406, 0xffff] {
+            for is_master in [true, false] {
+                let word = command_word(now, is_master);
+                assert_ne!(word & MEMORY_SPACE, 0, "{now:#x}");
+                assert_eq!(word & BUS_MASTER != 0, is_master, "{now:#x}");
+                assert_eq!((word ^ now) & !(MEMORY_SPACE | BUS_MASTER), 0, "{now:#x}");
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! [`Table`]: which memory the drives of a container reach, and where they see it.
+//!
+//! All drives of a process share one container, so memory that several of them are given (each core's pool)
+//! is mapped and pinned once: the first that maps an area gets a new address, the others the same.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use spindle_reactor::mem::Area;
+
+use super::iova::IovaSpace;
+use crate::dma::Iova;
+use crate::function::Mapping;
+
+/// What maps.
+pub(super) trait Iommu: Send + Sync {
+    /// Let the drives see an area at `iova`.
+    fn map(&self, iova: u64, area: &Area) -> io::Result<()>;
+
+    /// No longer.
+    fn unmap(&self, iova: u64, bytes: usize) -> io::Result<()>;
+}
+
+/// The mappings of a container.
+pub(super) struct Table<I> {
+    iommu: I,
+    state: Mutex<State>,
+}
+
+struct State {
+    space: IovaSpace,
+    /// By address and length.
+    pieces: BTreeMap<(usize, usize), Piece>,
+    /// A drive is in the container. The kernel forgets all mappings when the last one leaves.
+    is_attached: bool,
+}
+
+struct Piece {
+    iova: u64,
+    /// [`Mapped`] values there are. 0: it could not be unmapped, and is kept so that nothing else gets its
+    /// address or its memory.
+    uses: usize,
+    _area: Area,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is held is whole between any two statements that can panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<I: Iommu + 'static> Table<I> {
+    /// Nothing is mapped; a drive is about to be put in.
+    pub(super) fn new(iommu: I) -> Arc<Table<I>> {
+        let state = State { space: IovaSpace::new(), pieces: BTreeMap::new(), is_attached: true };
+        Arc::new(Table { iommu, state: Mutex::new(state) })
+    }
+
+    pub(super) fn iommu(&self) -> &I {
+        &self.iommu
+    }
+
+    /// Which addresses may be used from now on.
+    pub(super) fn set_ranges(&self, ranges: Vec<RangeInclusive<u64>>) {
+        lock(&self.state).space.set_ranges(ranges);
+    }
+
+    /// The last drive has left: the kernel has forgotten all of it, and lets go of the memory.
+    pub(super) fn detach(&self) {
+        let mut state = lock(&self.state);
+        state.is_attached = false;
+        let forgotten = std::mem::take(&mut state.pieces);
+        drop(state);
+        drop(forgotten);
+    }
+
+    /// Let the drives reach an area until what is returned is dropped.
+    ///
+    /// # Errors
+    /// The system's, or that no addresses are left.
+    pub(super) fn map(self: &Arc<Self>, area: &Area) -> io::Result<Mapped<I>> {
+        let key = (area.base().addr().get(), area.bytes());
+        let mut state = lock(&self.state);
+        if let Some(piece) = state.pieces.get_mut(&key)
+            && piece.uses > 0
+        {
+            piece.uses += 1;
+            return Ok(Mapped { table: Arc::clone(self), key, iova: piece.iova });
+        }
+        if state.pieces.contains_key(&key) {
+            return Err(io::Error::other("it is mapped still: it could not be unmapped before"));
+        }
+        let Some(iova) = state.space.allocate(key.1 as u64) else {
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "the IOMMU has no addresses left"));
+        };
+        if let Err(error) = self.iommu.map(iova, area) {
+            state.space.free(iova);
+            return Err(error);
+        }
+        state.pieces.insert(key, Piece { iova, uses: 1, _area: area.clone() });
+        Ok(Mapped { table: Arc::clone(self), key, iova })
+    }
+
+    fn unmap(&self, key: (usize, usize)) {
+        let mut state = lock(&self.state);
+        if !state.is_attached {
+            return;
+        }
+        let Some(piece) = state.pieces.get_mut(&key) else { return };
+        piece.uses = piece.uses.saturating_sub(1);
+        if piece.uses > 0 {
+            return;
+        }
+        let iova = piece.iova;
+        match self.iommu.unmap(iova, key.1) {
+            Ok(()) => {
+                state.space.free(iova);
+                state.pieces.remove(&key);
+            }
+            Err(error) => {
+                tracing::error!(%error, iova, bytes = key.1, "memory of drives cannot be unmapped; it is kept");
+            }
+        }
+    }
+}
+
+/// One use of an area by a drive. It holds the container's table, and no drive.
+pub(super) struct Mapped<I: Iommu + 'static> {
+    table: Arc<Table<I>>,
+    key: (usize, usize),
+    iova: u64,
+}
+
+impl<I: Iommu> Mapping for Mapped<I> {
+    fn iova(&self) -> Iova {
+        Iova(self.iova)
+    }
+}
+
+impl<I: Iommu + 'static> Drop for Mapped<I> {
+    fn drop(&mut self) {
+        self.table.unmap(self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spindle_reactor::mem::Pages;
+
+    use super::super::iova::ALIGN;
+    use super::*;
+
+    /// An IOMMU that writes down what it was told, and refuses when it is to.
+    #[derive(Default)]
+    struct Noted {
+        calls: Mutex<Vec<(&'static str, u64)>>,
+        refuses: Mutex<bool>,
+    }
+
+    impl Noted {
+        fn note(&self, call: &'static str, iova: u64) -> io::Result<()> {
+            lock(&self.calls).push((call, iova));
+            if *lock(&self.refuses) { Err(io::Error::from_raw_os_error(libc::ENOMEM)) } else { Ok(()) }
+        }
+    }
+
+    impl Iommu for Noted {
+        fn map(&self, iova: u64, _: &Area) -> io::Result<()> {
+            self.note("map", iova)
+        }
+
+        fn unmap(&self, iova: u64, _: usize) -> io::Result<()> {
+            self.note("unmap", iova)
+        }
+    }
+
+    fn table() -> Arc<Table<Noted>> {
+        let table = Table::new(Noted::default());
+        table.set_ranges(vec![0..=(1 << 39) - 1]);
+        table
+    }
+
+    fn area() -> Area {
+        Area::map(1, Pages::Base).expect("memory")
+    }
+
+    fn calls(table: &Table<Noted>) -> Vec<(&'static str, u64)> {
+        lock(&table.iommu.calls).clone()
+    }
+
+    #[test]
+    fn an_area_that_two_drives_map_is_mapped_once_and_unmapped_with_the_last() {
+        let (table, area, other) = (table(), area(), area());
+        let first = table.map(&area).expect("maps");
+        let second = table.map(&area.clone()).expect("maps");
+        let third = table.map(&other).expect("maps");
+        assert_eq!((first.iova(), second.iova(), third.iova()), (Iova(ALIGN), Iova(ALIGN), Iova(2 * ALIGN)));
+        drop(first);
+        assert_eq!(calls(&table), [("map", ALIGN), ("map", 2 * ALIGN)]);
+        drop(second);
+        drop(third);
+        assert_eq!(calls(&table)[2..], [("unmap", ALIGN), ("unmap", 2 * ALIGN)]);
+        // And its address is free again.
+        assert_eq!(table.map(&other).expect("maps").iova(), Iova(ALIGN));
+    }
+
+    #[test]
+    fn a_mapping_that_outlives_its_container_is_harmless() {
+        let (table, area) = (table(), area());
+        let mapping = table.map(&area).expect("maps");
+        table.detach();
+        drop(mapping);
+        assert_eq!(calls(&table), [("map", ALIGN)]);
+    }
+
+    #[test]
+    fn a_mapped_area_stays_though_its_owner_lets_go_and_goes_when_the_drives_have() {
+        let (table, area) = (table(), area());
+        let mapping = table.map(&area).expect("maps");
+        let base = area.base();
+        drop(area);
+        // Its place is not given to another area, which would then be taken for it.
+        assert_ne!(Area::map(1, Pages::Base).expect("memory").base(), base);
+        table.detach();
+        assert!(lock(&table.state).pieces.is_empty());
+        drop(mapping);
+    }
+
+    #[test]
+    fn what_the_system_refuses_leaves_nothing_behind() {
+        let (table, area) = (table(), area());
+        *lock(&table.iommu.refuses) = true;
+        let error = table.map(&area).err().expect("is refused");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
+        *lock(&table.iommu.refuses) = false;
+        assert_eq!(table.map(&area).expect("maps").iova(), Iova(ALIGN));
+    }
+
+    #[test]
+    fn memory_that_cannot_be_unmapped_is_kept_and_its_address_is_given_to_nobody() {
+        let (table, area) = (table(), area());
+        let mapping = table.map(&area).expect("maps");
+        *lock(&table.iommu.refuses) = true;
+        drop(mapping);
+        *lock(&table.iommu.refuses) = false;
+        assert!(table.map(&area).is_err());
+        assert_eq!(table.map(&super::tests::area()).expect("maps").iova(), Iova(2 * ALIGN));
+    }
+
+    #[test]
+    fn a_table_without_addresses_says_so() {
+        let table = Table::new(Noted::default());
+        let error = table.map(&area()).err().expect("is refused");
+        assert_eq!(error.to_string(), "the IOMMU has no addresses left");
+        assert_eq!(calls(&table), []);
+    }
+}
