@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use spindle_nvme_pcie::{PciAddress, PciAddressError};
 
 use crate::bench::Access;
 use crate::bench::disk::DiskPlace;
@@ -31,6 +32,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Print the discovery log of a target
     Discover(DiscoverArgs),
+    /// Show the machine's NVMe drives, take some from the kernel, give them back
+    Nvme(NvmeArgs),
     /// Measure a target, or with `bench limit` what the machine's sockets could give at most
     Bench(BenchArgs),
 }
@@ -71,6 +74,67 @@ pub struct DiscoverArgs {
     #[arg(long)]
     pub json: bool,
 }
+
+/// `spindle nvme`.
+#[derive(Debug, Args)]
+pub struct NvmeArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: NvmeCommand,
+}
+
+/// What can be done with NVMe drives.
+#[derive(Debug, Subcommand)]
+pub enum NvmeCommand {
+    /// List every NVMe drive on the PCI bus: its driver, its IOMMU group, who uses it
+    List(NvmeListArgs),
+    /// Move drives from the kernel's driver to vfio-pci; a drive in use is refused
+    Bind(NvmeBindArgs),
+    /// Give drives back to the kernel's driver, and forget what `bind --persist` made
+    Unbind(NvmeUnbindArgs),
+}
+
+/// `spindle nvme list`.
+#[derive(Debug, Args)]
+pub struct NvmeListArgs {
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `spindle nvme bind`.
+#[derive(Debug, Args)]
+pub struct NvmeBindArgs {
+    /// PCI addresses of the drives, as `spindle nvme list` shows them
+    #[arg(value_name = "ADDRESS", required = true, value_parser = pci_address)]
+    pub addresses: Vec<PciAddress>,
+    /// Also after a reboot, and when the drive is plugged in again: makes a udev rule
+    #[arg(long)]
+    pub persist: bool,
+    /// Reserve at least N huge pages of 2 MiB on the NUMA node of each drive; with --persist at boot too
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=HUGE_PAGES_MAX))]
+    pub huge_pages: Option<u64>,
+    /// Only print what would be changed, as lines of a shell
+    #[arg(long)]
+    pub dry_run: bool,
+    /// The rule of `--persist` asks: only the drive that it was made for
+    #[arg(long, hide = true, conflicts_with_all = ["persist", "huge_pages"])]
+    pub from_rule: bool,
+}
+
+/// `spindle nvme unbind`.
+#[derive(Debug, Args)]
+pub struct NvmeUnbindArgs {
+    /// PCI addresses of the drives, as `spindle nvme list` shows them
+    #[arg(value_name = "ADDRESS", required = true, value_parser = pci_address)]
+    pub addresses: Vec<PciAddress>,
+    /// Only print what would be changed, as lines of a shell
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// The most huge pages that can be asked for: 2 TiB.
+const HUGE_PAGES_MAX: u64 = 1 << 20;
 
 /// `spindle bench`: either a target's address or one of the subcommands.
 #[derive(Debug, Args)]
@@ -281,6 +345,13 @@ fn seconds(text: &str) -> Result<Duration, String> {
     if (0.01..=SECONDS_MAX).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
 }
 
+/// As the kernel writes it, or as lspci does, without a domain where that is 0.
+fn pci_address(text: &str) -> Result<PciAddress, String> {
+    let is_short = text.bytes().filter(|letter| *letter == b':').count() == 1;
+    let parsed = if is_short { format!("0000:{text}").parse() } else { text.parse() };
+    parsed.map_err(|error: PciAddressError| error.to_string())
+}
+
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
         Ok(number) if number > 0 => Ok(number),
@@ -339,6 +410,8 @@ mod tests {
             ("spindle bench a --seconds -1", ["--seconds", "`-1`", "0.01 to 86400"]),
             ("spindle bench a --seconds=0", ["--seconds", "`0`", "0.01 to 86400"]),
             ("spindle bench limit --cores 1,1", ["--cores", "core 1", "both ends"]),
+            ("spindle nvme bind nvme0", ["ADDRESS", "\"nvme0\"", "0000:01:00.0"]),
+            ("spindle nvme bind 01:00.0 --huge-pages 0", ["--huge-pages", "0", "1..=1048576"]),
             ("spindle bench limit --cores 1", ["--cores", "`1`", "0,1"]),
         ] {
             let message = refusal(text);

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   main ── cli (what was asked) ──┬── serve, check, discover   a target, its configuration, its log
+//!                                  ├── nvme                       its drives: the kernel's or ours
 //!                                  └── bench ──┬── a target     ─┐
 //!                                              └── limit         ├── report (table, JSON, plot, progress)
 //!                                                               ─┘
@@ -19,6 +20,7 @@ mod config;
 mod discover;
 mod identity;
 mod log;
+mod nvme;
 mod report;
 mod serve;
 mod size;
@@ -51,6 +53,7 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Serve(args) => Ok(serve::run(&args)?),
         Command::Check(args) => Ok(check::run(&args)?),
         Command::Discover(args) => Ok(discover::run(&args)?),
+        Command::Nvme(args) => Ok(nvme::run(&args.command)?),
         Command::Bench(BenchArgs { command: None, target }) => Ok(bench::run::run(&target)?),
     }
 }

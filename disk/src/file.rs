@@ -3,12 +3,7 @@
 //! Each core has a ring of its own with the file and the core's buffers registered; nothing on the data path
 //! is shared but one word that says whether somebody compares and writes.
 //!
-//! ```text
-//!   submit ──> Request ── room in the ring, no guard on its blocks ──> begun ──> ring ──> Done
-//!                 │                                                      ^  ^      │
-//!                 └── no room: queued, in order; guarded: waiting ───────┘  └──────┘
-//!                                  zeroing: the next piece, or a humbler way; with FUA a sync last
-//! ```
+//! [`MediumCore`](crate::medium::MediumCore) has the picture of a request's way.
 //!
 //! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far
 //! as the device keeps what it says (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process,
@@ -21,11 +16,8 @@
 //!
 //! Limits: 1024 requests of a core in its ring, the rest queued; 256 cores.
 
-mod core;
-mod guard;
 mod open;
-mod request;
-mod swap;
+mod ring;
 
 use std::fs::File;
 use std::io;
@@ -37,13 +29,11 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::medium::guard::{CORES_MAX, Guard};
 use crate::shape::{resize_error, size_refusal};
 use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, ResizeError, Usage};
 
 pub use open::{FileFacts, FileSpec};
-
-use self::core::FileCore;
-use guard::Guard;
 
 /// How long the file may be held by whoever served it before: the kernel takes milliseconds to end what a
 /// dead target's rings had in flight, more on a slow device.
@@ -120,7 +110,7 @@ impl FileDisk {
             can_punch: AtomicBool::new(opened.can_punch),
             can_zero_range: AtomicBool::new(true),
             has_lost_data: AtomicBool::new(false),
-            guard: Guard::new(guard::CORES_MAX),
+            guard: Guard::new(CORES_MAX),
         };
         Ok(Arc::new(FileDisk { shared: Arc::new(shared), facts: opened.facts }))
     }
@@ -146,7 +136,7 @@ impl DiskSource for FileDisk {
     }
 
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(FileCore::open(Arc::clone(&self.shared), context)?))
+        Ok(Box::new(ring::open(Arc::clone(&self.shared), context)?))
     }
 
     /// A regular file is grown and never cut; of a block device the size is asked anew, and must be enough.

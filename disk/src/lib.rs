@@ -20,6 +20,7 @@
 
 pub mod fault;
 pub mod file;
+mod medium;
 pub mod null;
 pub mod ram;
 mod shape;

@@ -10,6 +10,8 @@ trap 'echo "failed at ${BASH_SOURCE[0]##*/}:$LINENO: $BASH_COMMAND" >&2' ERR
 
 # shellcheck source=tests/lab/rdma.sh
 . "$LAB/rdma.sh"
+# shellcheck source=tests/lab/nvme.sh
+. "$LAB/nvme.sh"
 
 NQN=nqn.2026-01.io.spindle:s0
 NQN1=nqn.2026-01.io.spindle:s1

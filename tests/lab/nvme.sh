@@ -119,3 +119,54 @@ pci_set_word() {
     printf "$(printf '\\x%02x\\x%02x' $(($3 & 255)) $(($3 >> 8)))" |
         dd of="$1" bs=2 seek="$2" oflag=seek_bytes conv=notrunc status=none
 }
+
+# --- for cases: drives that begin each without a driver, and end so ---
+
+# All NVMe functions, in order of address.
+drive_functions() {
+    local path
+    for path in /sys/bus/pci/devices/*; do
+        [ "$(cat "$path/class")" != 0x010802 ] || echo "${path##*/}"
+    done
+}
+
+# function_driver ADDRESS: the driver that has it, or none.
+function_driver() {
+    local link
+    link=$(readlink "/sys/bus/pci/devices/$1/driver") || link=none
+    echo "${link##*/}"
+}
+
+# drives_up [PARAMETER=VALUE...]: give all to the kernel's driver, which is loaded with these parameters.
+drives_up() {
+    local address
+    modprobe nvme "$@" || return 1
+    for address in $(drive_functions); do within 15 find_drive_block "$address"; done
+}
+
+# find_drive_block ADDRESS: sets BLOCK (/dev/nvme0n1), the drive's first namespace. With multipath the
+# controller's own entry is the path nvme0c0n1 and the disk nvme0n1.
+# shellcheck disable=SC2034
+find_drive_block() {
+    local path
+    for path in "/sys/bus/pci/devices/$1"/nvme/nvme*/nvme*n*; do
+        BLOCK=/dev/$(sed -E 's/c[0-9]+n/n/' <<<"${path##*/}")
+        [ ! -b "$BLOCK" ] || return 0
+    done
+    return 1
+}
+
+# drives_forget: as they were before the case. Where there are none nothing is done.
+drives_forget() {
+    local address driver
+    [ -n "$(drive_functions)" ] || return 0
+    rm -f /etc/udev/rules.d/*spindle* /etc/modules-load.d/*spindle* /etc/{sysctl,tmpfiles}.d/*spindle*
+    swapoff -a
+    for address in $(drive_functions); do
+        driver=$(function_driver "$address")
+        # Of a process that died with it open; the kernel may not be done with that.
+        [ "$driver" = none ] || timeout 30 sh -c "echo $address >/sys/bus/pci/drivers/$driver/unbind" || return 1
+        echo >"/sys/bus/pci/devices/$address/driver_override" || return 1
+    done
+    [ ! -e /sys/module/nvme ] || timeout 30 modprobe -r nvme
+}

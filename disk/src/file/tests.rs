@@ -9,6 +9,7 @@ use std::process::Command;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
+use crate::medium::Medium;
 use crate::testing::model::check;
 use crate::testing::{Driver, TempPath};
 use crate::{BlockRange, Op};
@@ -175,7 +176,7 @@ fn a_refused_way_to_zero_is_followed_by_the_next() {
     };
     let shared = shared();
     shared.can_punch.store(true, Ordering::Relaxed);
-    use request::Way;
+    use ring::Way;
     assert_eq!((Way::best(&shared, true), Way::best(&shared, false)), (Way::Punch, Way::Range));
     assert_eq!(Way::Punch.refused(&shared), Some(Way::Range));
     assert_eq!(Way::best(&shared, true), Way::Range);
@@ -360,12 +361,23 @@ fn a_flush_that_fails_through_the_page_cache_is_the_last_that_is_tried() {
         let again = if is_direct { DiskError::Internal } else { DiskError::MediaWrite };
         assert_eq!(driver.run(Op::Flush, 0, 0), Err(again));
     }
-    let error = |errno: Errno| io::Error::from(errno);
-    let mut write = request::Request::new(crate::Token(0), Op::Write { fua: true }, range(0, 1), None);
-    write.state = request::State::Transfer;
-    assert!(write.lost_data(&error(Errno::IO)) && !write.lost_data(&error(Errno::NOSPC)));
-    write.op = Op::Write { fua: false };
-    assert!(!write.lost_data(&error(Errno::IO)), "it is told by this write");
+}
+
+#[test]
+fn only_errors_of_the_medium_are_kept_from_a_write_with_fua() {
+    let at = TempPath::new();
+    let spec = FileSpec { is_direct: false, ..spec(&at, MIB) };
+    let source = FileDisk::new("f", &spec).expect("file disk");
+    let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
+    let medium = ring::medium(Arc::clone(&source.shared), &context).expect("opens");
+    let has_lost_data = || source.shared.has_lost_data.load(Ordering::Relaxed);
+    medium.on_durable_error(false, &io::Error::from(Errno::NOSPC));
+    assert!(!has_lost_data(), "it is about this write");
+    medium.on_durable_error(false, &io::Error::from(Errno::IO));
+    assert!(has_lost_data());
+    source.shared.has_lost_data.store(false, Ordering::Relaxed);
+    medium.on_durable_error(true, &io::Error::from(Errno::NOSPC));
+    assert!(has_lost_data(), "a sync is about what was before");
 }
 
 #[test]
@@ -373,7 +385,7 @@ fn a_core_does_not_clear_a_guard_over_its_own_write_in_flight() {
     let at = TempPath::new();
     let source = disk(&at, MIB);
     let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
-    let mut writer = FileCore::open(Arc::clone(&source.shared), &context).expect("opens");
+    let mut writer = ring::open(Arc::clone(&source.shared), &context).expect("opens");
     let buf = context.pool.take(32768);
     assert!(writer.submit(crate::Token(1), Op::Write { fua: false }, range(0, 8), buf).is_none());
     let holder = source.shared.guard.join().expect("a line");

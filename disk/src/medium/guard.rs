@@ -1,7 +1,7 @@
 //! The guard of a compare-and-write: keeps every core's other writes off one block while it is read,
 //! compared, written.
 //!
-//! A file knows no such step, so the cores agree on one. One compare-and-write at a time holds the guard of
+//! A medium knows no such step, so the cores agree on one. One compare-and-write at a time holds the guard of
 //! the disk; it goes on when no write to its block can be in flight any more, and until it lets go none
 //! begins.
 //!
@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use crate::BlockRange;
 
 /// Most handles on one disk at a time: more than a machine has reactor cores.
-pub(super) const CORES_MAX: usize = 256;
+pub(crate) const CORES_MAX: usize = 256;
 
 /// What one core tells the others. On cache lines of its own (two: processors fetch them in pairs).
 #[repr(align(128))]
@@ -43,7 +43,7 @@ struct Line {
 }
 
 /// Shared by all cores.
-pub(super) struct Guard {
+pub(crate) struct Guard {
     /// Odd: published. Goes up by one at each change, and never comes back to an old value.
     generation: AtomicU64,
     /// The block, while the generation is odd.
@@ -56,21 +56,21 @@ pub(super) struct Guard {
 
 /// A guard as a core sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Guarded {
+pub(crate) struct Guarded {
     generation: u64,
     lba: u64,
 }
 
 impl Guarded {
     /// True when the block is one of the range.
-    pub(super) fn is_in(self, range: BlockRange) -> bool {
+    pub(crate) fn is_in(self, range: BlockRange) -> bool {
         (range.lba..range.lba + u64::from(range.blocks)).contains(&self.lba)
     }
 }
 
 /// The right to compare and write one block; goes back by [`Member::release`].
 #[derive(Debug)]
-pub(super) struct Hold {
+pub(crate) struct Hold {
     generation: u64,
     /// Lines before it are clear.
     line_next: usize,
@@ -78,7 +78,7 @@ pub(super) struct Hold {
 
 impl Guard {
     /// A guard for at most `lines` cores, usually [`CORES_MAX`].
-    pub(super) fn new(lines: usize) -> Arc<Guard> {
+    pub(crate) fn new(lines: usize) -> Arc<Guard> {
         Arc::new(Guard {
             generation: AtomicU64::new(0),
             lba: AtomicU64::new(0),
@@ -89,7 +89,7 @@ impl Guard {
     }
 
     /// A core's place among the others; `None` when every line is taken.
-    pub(super) fn join(self: &Arc<Self>) -> Option<Member> {
+    pub(crate) fn join(self: &Arc<Self>) -> Option<Member> {
         let take = |line: &Line| !line.is_taken.swap(true, Ordering::AcqRel);
         let line = self.lines.iter().position(take)?;
         // Before this core's first write, so that a holder which does not see the line is seen by that write.
@@ -99,7 +99,7 @@ impl Guard {
 }
 
 /// One core's place at the guard. Nothing may be in flight when it is dropped.
-pub(super) struct Member {
+pub(crate) struct Member {
     guard: Arc<Guard>,
     line: usize,
     /// The last guard that this core answered.
@@ -114,7 +114,7 @@ impl Member {
 
     /// A write to `range` begins, unless this says false: then it waits and asks again.
     #[inline]
-    pub(super) fn enter(&self, range: BlockRange) -> bool {
+    pub(crate) fn enter(&self, range: BlockRange) -> bool {
         self.line().in_flight.fetch_add(1, Ordering::SeqCst);
         if self.guarded().is_some_and(|guarded| guarded.is_in(range)) {
             self.leave();
@@ -125,14 +125,14 @@ impl Member {
 
     /// A write that entered has ended.
     #[inline]
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         let before = self.line().in_flight.fetch_sub(1, Ordering::Release);
         debug_assert!(before > 0, "a write left twice");
     }
 
     /// The guard that is published now.
     #[inline]
-    pub(super) fn guarded(&self) -> Option<Guarded> {
+    pub(crate) fn guarded(&self) -> Option<Guarded> {
         loop {
             let generation = self.guard.generation.load(Ordering::SeqCst);
             if generation.is_multiple_of(2) {
@@ -148,18 +148,18 @@ impl Member {
 
     /// The guard that is published now, when this core has not answered it.
     #[inline]
-    pub(super) fn unanswered(&self) -> Option<Guarded> {
+    pub(crate) fn unanswered(&self) -> Option<Guarded> {
         self.guarded().filter(|guarded| guarded.generation != self.answered)
     }
 
     /// None of this core's writes in flight has the guarded block.
-    pub(super) fn answer(&mut self, guarded: Guarded) {
+    pub(crate) fn answer(&mut self, guarded: Guarded) {
         self.answered = guarded.generation;
         self.line().answered.store(guarded.generation, Ordering::Release);
     }
 
     /// Publish a guard on the block, unless there is another: then ask again later.
-    pub(super) fn try_hold(&self, lba: u64) -> Option<Hold> {
+    pub(crate) fn try_hold(&self, lba: u64) -> Option<Hold> {
         if self.guard.is_held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return None;
         }
@@ -170,7 +170,7 @@ impl Member {
     }
 
     /// True when no other write to the block is in flight on any core, and none will begin.
-    pub(super) fn is_clear(&self, hold: &mut Hold) -> bool {
+    pub(crate) fn is_clear(&self, hold: &mut Hold) -> bool {
         let lines_used = self.guard.lines_used.load(Ordering::SeqCst);
         while hold.line_next < lines_used {
             let line = &self.guard.lines[hold.line_next];
@@ -185,7 +185,7 @@ impl Member {
     }
 
     /// Compared and written, or given up.
-    pub(super) fn release(&self, hold: Hold) {
+    pub(crate) fn release(&self, hold: Hold) {
         let before = self.guard.generation.fetch_add(1, Ordering::SeqCst);
         debug_assert_eq!(before, hold.generation, "another guard was released");
         self.guard.is_held.store(false, Ordering::Release);

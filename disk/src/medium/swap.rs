@@ -32,7 +32,7 @@ pub(super) struct Swap {
     pub(super) token: Token,
     pub(super) range: BlockRange,
     pub(super) expected: Buf,
-    /// `None` while the ring has it.
+    /// `None` while the medium has it.
     pub(super) data: Option<Buf>,
 }
 
@@ -40,12 +40,12 @@ pub(super) struct Swap {
 pub(super) struct ActiveSwap {
     pub(super) swap: Swap,
     pub(super) state: SwapState,
-    /// To read into; `None` while the ring has it.
+    /// To read into; `None` while the medium has it.
     pub(super) scratch: Option<Buf>,
     hold: Hold,
 }
 
-/// This core's compare-and-writes and its place at the guard. Dropped after the ring, when nothing is in
+/// This core's compare-and-writes and its place at the guard. Dropped after the medium, when nothing is in
 /// flight.
 pub(super) struct Gate {
     pub(super) member: Member,

@@ -1,80 +1,79 @@
-//! [`FileCore`]: one core's handle on a file disk: its ring, its requests, its turn.
+//! [`MediumCore`]: its requests, its turn.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use rustix::io::Errno;
 use spindle_reactor::mem::{Buf, Pool};
 use spindle_reactor::slab::{Slab, Slot};
-use spindle_reactor::uring::{Completion, FileIndex, FileRing, Full};
 
-use super::request::{Request, State, Way, Zeroing, is_medium_error};
+use super::guard::{self, Guard};
+use super::request::{Request, State, Zeroing};
 use super::swap::{Gate, Swap, SwapState};
-use super::{Shared, disk_error, guard};
+use super::{Ended, Medium};
 use crate::shape::block_shift;
 use crate::{BlockRange, CoreContext, Disk, DiskError, Done, Geometry, Op, OpenError, Token};
 
-/// Most requests of a core in its ring: as many as a queue of an NVMe drive usually takes.
+/// Most requests of a core in its medium: as many as a queue of an NVMe drive usually takes.
 pub(crate) const REQUESTS_MAX: u32 = 1024;
 
-/// The ring's name for the compare-and-write; requests have their slots, which are 32 bits.
+/// The medium's name for the compare-and-write; requests have their slots, which are 32 bits.
 const SWAP_TOKEN: u64 = u64::MAX;
 
-/// One core's handle. The ring comes first: its drop waits for what is in flight, and the gate's must come
+/// One core's handle. The medium comes first: its drop waits for what is in flight, and the gate's must come
 /// after that.
-pub(super) struct FileCore {
-    ring: FileRing,
-    file: FileIndex,
+pub(crate) struct MediumCore<M: Medium> {
+    medium: M,
     gate: Gate,
-    shared: Arc<Shared>,
     pool: Pool,
     shift: u32,
-    /// Begun: each has one entry in the ring.
-    requests: Slab<Request>,
-    /// No room in the ring yet, in order.
-    queue: VecDeque<Request>,
+    /// Begun: each is one thing that the medium does.
+    requests: Slab<Request<M::Way>>,
+    /// No room for them yet, in order.
+    queue: VecDeque<Request<M::Way>>,
     /// Writes that wait for the guard, in order.
-    waiting: VecDeque<Request>,
-    /// What the ring gave back; empty between polls.
-    completions: Vec<Completion>,
+    waiting: VecDeque<Request<M::Way>>,
+    /// What the medium gave back; empty between polls.
+    endings: Vec<Ended<M::Error>>,
     /// Ended, not yet told.
     ready: VecDeque<Done>,
-    /// The ring does not work any more.
+    /// The medium does not work any more.
     is_broken: bool,
 }
 
-impl FileCore {
-    pub(super) fn open(shared: Arc<Shared>, context: &CoreContext) -> Result<FileCore, OpenError> {
-        let system = |verb: &str| {
-            let (disk, verb) = (shared.name.clone(), format!("{verb} {}", shared.path.display()));
-            move |source| OpenError::System { disk, verb, source }
-        };
-        let entries = context.depth.clamp(1, REQUESTS_MAX);
-        // One entry more, for the compare-and-write.
-        let mut ring = FileRing::new(entries + 1, &context.pool).map_err(system("set up io_uring for"))?;
-        let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;
-        let file = ring.register_file(fd.into());
-        let Some(member) = shared.guard.join() else {
+/// How many requests a core of this context has in its medium; the medium needs room for one more.
+pub(crate) fn requests_of(context: &CoreContext) -> u32 {
+    context.depth.clamp(1, REQUESTS_MAX)
+}
+
+impl<M: Medium> MediumCore<M> {
+    /// The handle of one core of `disk`, with a medium that was made for [`requests_of`] it and one more.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] when too many cores have the disk open.
+    pub(crate) fn new(
+        disk: &str,
+        medium: M,
+        guard: &Arc<Guard>,
+        context: &CoreContext,
+    ) -> Result<MediumCore<M>, OpenError> {
+        let Some(member) = guard.join() else {
             return Err(OpenError::Setting {
-                disk: shared.name.clone(),
+                disk: disk.to_owned(),
                 field: "cores",
                 value: (guard::CORES_MAX + 1).to_string(),
-                allowed: format!("at most {} cores can have one file disk open", guard::CORES_MAX),
+                allowed: format!("at most {} cores can have one disk open", guard::CORES_MAX),
             });
         };
-        let (entries, depth) = (entries as usize, context.depth as usize);
-        Ok(FileCore {
-            ring,
-            file,
+        let (entries, depth) = (requests_of(context) as usize, context.depth as usize);
+        Ok(MediumCore {
+            shift: block_shift(medium.geometry().block_bytes),
+            medium,
             gate: Gate::new(member),
             pool: context.pool.clone(),
-            shift: block_shift(shared.block_bytes),
-            shared,
             requests: Slab::with_capacity(entries),
             queue: VecDeque::with_capacity(depth),
             waiting: VecDeque::with_capacity(depth),
-            completions: Vec::with_capacity(entries + 1),
+            endings: Vec::with_capacity(entries + 1),
             ready: VecDeque::with_capacity(depth + 1),
             is_broken: false,
         })
@@ -82,22 +81,19 @@ impl FileCore {
 
     /// Why a command ends before it begins.
     #[inline]
-    fn refusal(&self, request: &Request) -> Option<DiskError> {
+    fn refusal(&self, request: &Request<M::Way>) -> Option<DiskError> {
         if self.is_broken {
             return Some(DiskError::Gone);
         }
-        if request.is_write() && self.shared.is_read_only {
+        if request.is_write() && self.medium.geometry().is_read_only {
             return Some(DiskError::WriteProtected);
         }
-        if request.is_durable() && self.shared.has_lost_data.load(Ordering::Acquire) {
-            return Some(DiskError::MediaWrite);
-        }
-        None
+        self.medium.refusal(request)
     }
 
     /// Begin a request for which the slab has room.
     #[inline]
-    fn begin(&mut self, request: Request) {
+    fn begin(&mut self, request: Request<M::Way>) {
         if request.is_write() && !self.gate.member.enter(request.range) {
             self.waiting.push_back(request);
             return;
@@ -106,7 +102,7 @@ impl FileCore {
         self.step_new(slot);
     }
 
-    /// The first entry of a request in the ring.
+    /// The first thing to do for a request.
     fn step_new(&mut self, slot: Slot) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let (range, offset) = (request.range, request.range.offset(self.shift));
@@ -118,12 +114,12 @@ impl FileCore {
                 };
                 assert_eq!(buf.len() as u64, range.bytes(self.shift), "a buffer is as long as its range");
                 let token = u64::from(slot.to_wire());
-                took(match request.op {
-                    Op::Write { fua } => self.ring.write(token, self.file, offset, buf, fua),
+                match request.op {
+                    Op::Write { fua } => self.medium.write(token, offset, buf, fua),
                     Op::Read | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => {
-                        self.ring.read(token, self.file, offset, buf)
+                        self.medium.read(token, offset, buf);
                     }
-                });
+                }
             }
             Op::Flush => self.step_sync(slot),
             Op::WriteZeroes { deallocate, .. } => self.step_zeroing(slot, offset, deallocate),
@@ -134,73 +130,56 @@ impl FileCore {
     fn step_sync(&mut self, slot: Slot) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::Sync;
-        took(self.ring.fsync(u64::from(slot.to_wire()), self.file, true));
+        self.medium.sync(u64::from(slot.to_wire()));
     }
 
     fn step_zeroing(&mut self, slot: Slot, at: u64, gives_back: bool) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        let zeroing = Zeroing {
-            way: Way::best(&self.shared, gives_back),
-            at,
-            end: at + request.range.bytes(self.shift),
-        };
+        let zeroing =
+            Zeroing { way: self.medium.way(gives_back), at, end: at + request.range.bytes(self.shift) };
         self.step_piece(slot, zeroing);
     }
 
     /// The next piece of a zeroing, or what comes after the last.
-    fn step_piece(&mut self, slot: Slot, zeroing: Zeroing) {
+    fn step_piece(&mut self, slot: Slot, zeroing: Zeroing<M::Way>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::Zeroing(zeroing);
-        let bytes = zeroing.piece_bytes();
+        let bytes = zeroing.piece_bytes(self.medium.zero_bytes_max(zeroing.way));
         if bytes == 0 {
             return if request.syncs_last() { self.step_sync(slot) } else { self.end(slot, Ok(()), None) };
         }
-        let token = u64::from(slot.to_wire());
-        match zeroing.way.flags() {
-            Some(flags) => took(self.ring.fallocate(token, self.file, flags, zeroing.at, bytes)),
-            None => {
-                // At most WRITE_PIECE_BYTES.
-                let zeroes = Buf::zeroes(u32::try_from(bytes).unwrap_or(0));
-                took(self.ring.write(token, self.file, zeroing.at, zeroes, false));
-            }
-        }
+        self.medium.zero(u64::from(slot.to_wire()), zeroing.way, zeroing.at, bytes);
     }
 
-    fn on_completion(&mut self, completion: Completion) {
-        if completion.token == SWAP_TOKEN {
-            return self.on_swap(completion);
+    fn on_ended(&mut self, ended: Ended<M::Error>) {
+        if ended.token == SWAP_TOKEN {
+            return self.on_swap(ended);
         }
-        let slot = Slot::from_wire(u32::try_from(completion.token).unwrap_or(0));
+        let slot = Slot::from_wire(u32::try_from(ended.token).unwrap_or(0));
         let Some(request) = self.requests.get_mut(slot) else { return };
-        let error = completion.result.as_ref().err();
+        let error = ended.result.as_ref().err();
         match request.state {
             State::Zeroing(zeroing) => match error {
                 None => {
-                    let at = zeroing.at + zeroing.piece_bytes();
-                    self.step_piece(slot, Zeroing { at, ..zeroing });
+                    let done = zeroing.piece_bytes(self.medium.zero_bytes_max(zeroing.way));
+                    self.step_piece(slot, Zeroing { at: zeroing.at + done, ..zeroing });
                 }
-                Some(error) => {
-                    let next = match Errno::from_io_error(error) {
-                        Some(Errno::OPNOTSUPP) => zeroing.way.refused(&self.shared),
-                        Some(Errno::INVAL) => zeroing.way.humbler(),
-                        Some(_) | None => None,
-                    };
-                    match next {
-                        Some(way) => self.step_piece(slot, Zeroing { way, ..zeroing }),
-                        None => self.end(slot, Err(disk_error(error, true)), None),
+                Some(error) => match self.medium.next_way(zeroing.way, error) {
+                    Some(way) => self.step_piece(slot, Zeroing { way, ..zeroing }),
+                    None => {
+                        let error = self.medium.disk_error(error, true);
+                        self.end(slot, Err(error), None);
                     }
-                }
+                },
             },
             State::New | State::Transfer | State::Sync => {
-                if error.is_some_and(|error| request.lost_data(error)) {
-                    self.shared.on_sync_error();
-                }
+                let is_sync = matches!(request.state, State::Sync);
                 let is_write = !matches!(request.op, Op::Read);
-                self.end(
-                    slot,
-                    completion.result.map_err(|error| disk_error(&error, is_write)),
-                    completion.buf,
-                );
+                if let Some(error) = error.filter(|_| is_sync || request.is_durable()) {
+                    self.medium.on_durable_error(is_sync, error);
+                }
+                let result = ended.result.map_err(|error| self.medium.disk_error(&error, is_write));
+                self.end(slot, result, ended.buf);
             }
         }
     }
@@ -214,12 +193,12 @@ impl FileCore {
     }
 
     /// The block of the compare-and-write was read or written.
-    fn on_swap(&mut self, completion: Completion) {
+    fn on_swap(&mut self, ended: Ended<M::Error>) {
         let Some(active) = &mut self.gate.active else { return };
         let result = match active.state {
-            SwapState::Clearing => panic!("nothing of this compare-and-write is in the ring"),
-            SwapState::Reading => match (completion.result, &completion.buf) {
-                (Err(error), _) => Err(disk_error(&error, false)),
+            SwapState::Clearing => panic!("nothing of this compare-and-write is under way"),
+            SwapState::Reading => match (ended.result, &ended.buf) {
+                (Err(error), _) => Err(self.medium.disk_error(&error, false)),
                 (Ok(()), Some(buf))
                     if buf.as_slice().is_some_and(|now| active.swap.expected.equals_at(0, now)) =>
                 {
@@ -228,16 +207,16 @@ impl FileCore {
                         panic!("the data are here until they are written")
                     };
                     active.state = SwapState::Writing;
-                    return took(self.ring.write(SWAP_TOKEN, self.file, offset, data, true));
+                    return self.medium.write(SWAP_TOKEN, offset, data, true);
                 }
                 (Ok(()), _) => Err(DiskError::CompareDiffers),
             },
             SwapState::Writing => {
-                active.swap.data = completion.buf;
-                if completion.result.as_ref().is_err_and(is_medium_error) {
-                    self.shared.on_sync_error();
+                active.swap.data = ended.buf;
+                if let Err(error) = &ended.result {
+                    self.medium.on_durable_error(false, error);
                 }
-                completion.result.map_err(|error| disk_error(&error, true))
+                ended.result.map_err(|error| self.medium.disk_error(&error, true))
             }
         };
         if let Some(swap) = self.gate.finish() {
@@ -247,9 +226,9 @@ impl FileCore {
 
     /// What the guard has for this core to do.
     #[inline]
-    pub(super) fn step_gate(&mut self) {
+    pub(crate) fn step_gate(&mut self) {
         if let Some(guarded) = self.gate.member.unanswered() {
-            let has_block = |request: &Request| request.is_write() && guarded.is_in(request.range);
+            let has_block = |request: &Request<M::Way>| request.is_write() && guarded.is_in(request.range);
             if !self.requests.iter().any(|(_, request)| has_block(request)) {
                 self.gate.member.answer(guarded);
             }
@@ -259,7 +238,7 @@ impl FileCore {
         }
         self.gate.step_queued(&self.pool);
         if let Some((range, scratch)) = self.gate.step_clearing() {
-            took(self.ring.read(SWAP_TOKEN, self.file, range.offset(self.shift), scratch));
+            self.medium.read(SWAP_TOKEN, range.offset(self.shift), scratch);
         }
     }
 
@@ -279,17 +258,17 @@ impl FileCore {
         }
     }
 
-    /// Send what is queued in the ring to the kernel.
+    /// Send what was begun to the device.
     #[inline]
     fn send(&mut self) {
-        if self.ring.submit().is_err() {
+        if self.medium.send().is_err() {
             self.is_broken = true;
             self.fail_all();
         }
     }
 
-    /// The ring is broken. Of what is in flight nothing is known, and nothing will come back; the ring keeps
-    /// the buffers.
+    /// The medium is broken. Of what is in flight nothing is known, and nothing will come back; the medium
+    /// keeps the buffers.
     #[cold]
     fn fail_all(&mut self) {
         for index in 0..self.requests.capacity() {
@@ -304,26 +283,19 @@ impl FileCore {
     }
 
     fn collect(&mut self) -> bool {
-        let mut completions = std::mem::take(&mut self.completions);
-        self.ring.poll(|completion| completions.push(completion));
-        let has_any = !completions.is_empty();
-        completions.drain(..).for_each(|completion| self.on_completion(completion));
-        self.completions = completions;
+        let mut endings = std::mem::take(&mut self.endings);
+        self.medium.collect(&mut |ended| endings.push(ended));
+        let has_any = !endings.is_empty();
+        endings.drain(..).for_each(|ended| self.on_ended(ended));
+        self.endings = endings;
         has_any
     }
 }
 
-/// The ring has an entry for each request in the slab, and one for the compare-and-write, so it is never
-/// full.
-#[inline]
-fn took<B>(result: Result<(), Full<B>>) {
-    assert!(result.is_ok(), "the ring is full although each of its users has one entry");
-}
-
-impl Disk for FileCore {
+impl<M: Medium> Disk for MediumCore<M> {
     #[inline]
     fn geometry(&self) -> Geometry {
-        self.shared.geometry()
+        self.medium.geometry()
     }
 
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {

@@ -1,0 +1,360 @@
+//! Who uses a drive: mounts, swap, volumes on top of it, processes.
+//!
+//! ```text
+//!   nvme0n1 ─┬─ nvme0n1p1 ──────────── mounted at /boot
+//!            └─ nvme0n1p2 ── dm-0 ──── swap              partitions and holders, to any depth
+//! ```
+//!
+//! A mounted file system names its device by number, btrfs and bcachefs only by name, and btrfs only one of
+//! several: those come from `/sys/fs/btrfs`. What nothing here knows of (ZFS, a file system of another mount
+//! namespace) still shows, as the kernel then has the device open exclusively.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::root::Root;
+
+/// Links that are followed before a name is what it is.
+const LINKS_MAX: usize = 8;
+
+/// How a drive is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum UseKind {
+    /// The root file system is on it.
+    RootDisk,
+    /// A file system on it is mounted, or is a part of one that is.
+    Mounted,
+    /// The kernel swaps to it.
+    Swap,
+    /// A RAID array has it.
+    Raid,
+    /// A volume of device-mapper (LVM, encryption) or another layer is on it.
+    Volume,
+    /// A loop device is on it.
+    Loop,
+    /// Somebody has it open and lets nobody else: a file system or volume manager of the kernel, or a
+    /// process.
+    Exclusive,
+    /// A process has it open and may write.
+    Open,
+    /// A process has its VFIO group open.
+    Vfio,
+}
+
+impl UseKind {
+    /// The word for it in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            UseKind::RootDisk => "root_disk",
+            UseKind::Mounted => "mounted",
+            UseKind::Swap => "swap",
+            UseKind::Raid => "raid",
+            UseKind::Volume => "volume",
+            UseKind::Loop => "loop",
+            UseKind::Exclusive => "exclusive",
+            UseKind::Open => "open",
+            UseKind::Vfio => "vfio",
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            UseKind::RootDisk => "root disk",
+            UseKind::Mounted => "mounted",
+            UseKind::Swap => "swap",
+            UseKind::Raid => "RAID member",
+            UseKind::Volume => "volume",
+            UseKind::Loop => "loop device",
+            UseKind::Exclusive => "open exclusively",
+            UseKind::Open => "open for writing",
+            UseKind::Vfio => "VFIO group open",
+        }
+    }
+}
+
+/// One use of a drive.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Use {
+    /// How.
+    pub kind: UseKind,
+    /// What of it: a block device, or a group of VFIO.
+    pub device: String,
+    /// Where to: a mount point, a volume, a process.
+    pub what: String,
+}
+
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind.words(), self.device)?;
+        if self.what.is_empty() { Ok(()) } else { write!(f, " {}", self.what) }
+    }
+}
+
+/// A mounted file system.
+#[derive(Debug)]
+struct Mount {
+    /// `major:minor`.
+    number: String,
+    point: String,
+    kind: String,
+    /// Block devices that its source names, `nvme0n1p1`.
+    sources: Vec<String>,
+}
+
+/// A device that a process has open.
+#[derive(Debug)]
+struct OpenFile {
+    path: String,
+    process: String,
+    may_write: bool,
+}
+
+/// What is in use on the machine, read once.
+#[derive(Debug)]
+pub struct Users {
+    mounts: Vec<Mount>,
+    /// Block devices, `nvme0n1p3`, `dm-1`.
+    swaps: BTreeSet<String>,
+    /// Sets of devices that each are one btrfs.
+    btrfs: BTreeMap<String, BTreeSet<String>>,
+    /// Loop devices, and the block device below.
+    loops: Vec<(String, String)>,
+    open: Vec<OpenFile>,
+}
+
+impl Users {
+    /// Look at the machine.
+    pub fn of(root: &Root) -> Users {
+        // Of this mount namespace, and of the machine's first process.
+        let tables = ["/proc/self/mountinfo", "/proc/1/mountinfo"];
+        let mut mounts: Vec<Mount> = Vec::new();
+        for line in tables
+            .iter()
+            .filter_map(|path| root.text(path))
+            .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+        {
+            mounts.extend(mount(root, &line));
+        }
+        let swaps = root.text("/proc/swaps").unwrap_or_default();
+        let swaps = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+        let btrfs = root.names("/sys/fs/btrfs").into_iter().map(|uuid| {
+            let members = root.names(&format!("/sys/fs/btrfs/{uuid}/devices"));
+            (uuid, members.into_iter().collect())
+        });
+        let loops = root.names("/sys/block").into_iter().filter(|name| name.starts_with("loop"));
+        let loops = loops.filter_map(|name| {
+            let file = root.value(&format!("/sys/block/{name}/loop/backing_file"))?;
+            Some((name, block_device(root, &file)?))
+        });
+        Users {
+            mounts,
+            swaps: swaps.filter_map(|path| block_device(root, &unescaped(path))).collect(),
+            btrfs: btrfs.collect(),
+            loops: loops.collect(),
+            open: open_files(root),
+        }
+    }
+
+    /// The uses of a block device and of all that is on it. Sorted; the gravest first.
+    pub fn of_disk(&self, root: &Root, disk: &str) -> Vec<Use> {
+        let mut walk = Walk { root, users: self, seen: BTreeSet::new(), uses: BTreeSet::new() };
+        walk.visit(disk);
+        walk.uses.into_iter().collect()
+    }
+
+    /// The processes that have one of these files open, in any way.
+    pub fn of_files<'a>(&'a self, paths: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let open = self.open.iter().filter(move |open| paths.contains(&open.path));
+        open.map(|open| (open.path.as_str(), open.process.as_str()))
+    }
+
+    /// The processes that may write through one of these files.
+    pub fn writers(&self, paths: &[String]) -> Vec<Use> {
+        let open = self.open.iter().filter(|open| open.may_write && paths.contains(&open.path));
+        let mut uses: Vec<Use> = open
+            .map(|open| Use {
+                kind: UseKind::Open,
+                device: open.path.clone(),
+                what: format!("by {}", open.process),
+            })
+            .collect();
+        uses.sort_unstable();
+        uses.dedup();
+        uses
+    }
+}
+
+/// A walk up from one disk.
+struct Walk<'a> {
+    root: &'a Root,
+    users: &'a Users,
+    seen: BTreeSet<String>,
+    uses: BTreeSet<Use>,
+}
+
+impl Walk<'_> {
+    /// A device, its partitions, and what holds any of them. Each once: nothing a folder says makes it
+    /// endless.
+    fn visit(&mut self, disk: &str) {
+        let mut left = vec![disk.to_owned()];
+        while let Some(name) = left.pop() {
+            if !self.seen.insert(name.clone()) {
+                continue;
+            }
+            // A partition is a folder in that of its disk, and has its own among all block devices.
+            let folder = format!("/sys/class/block/{name}");
+            for child in self.root.names(&folder) {
+                if self.root.has(&format!("{folder}/{child}/partition")) {
+                    left.push(child);
+                }
+            }
+            for holder in self.root.names(&format!("{folder}/holders")) {
+                self.held(&name, &holder);
+                left.push(holder);
+            }
+            self.mounted(&name, &folder);
+            if self.users.swaps.contains(&name) {
+                self.note(UseKind::Swap, &name, String::new());
+            }
+            for (above, _) in self.users.loops.iter().filter(|(_, below)| *below == name) {
+                self.note(UseKind::Loop, &name, format!("in {above}"));
+                left.push(above.clone());
+            }
+            self.uses.extend(self.users.writers(&[format!("/dev/{name}")]));
+        }
+    }
+
+    fn note(&mut self, kind: UseKind, device: &str, what: String) {
+        self.uses.insert(Use { kind, device: device.to_owned(), what });
+    }
+
+    /// A volume on `name`: what it is, in words.
+    fn held(&mut self, name: &str, holder: &str) {
+        let value = |file: &str| self.root.value(&format!("/sys/class/block/{holder}/{file}"));
+        if self.root.has(&format!("/sys/class/block/{holder}/md")) {
+            let level = value("md/level").unwrap_or_else(|| "level not known".to_owned());
+            return self.note(UseKind::Raid, name, format!("in {holder} ({level})"));
+        }
+        let mut about = Vec::new();
+        about.extend(value("dm/name"));
+        about.extend(value("dm/uuid").and_then(|uuid| uuid.split_once('-').map(|(kind, _)| kind.to_owned())));
+        let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join(", ")) };
+        self.note(UseKind::Volume, name, format!("in {holder}{about}"));
+    }
+
+    fn mounted(&mut self, name: &str, folder: &str) {
+        let number = self.root.value(&format!("{folder}/dev"));
+        let fellows: BTreeMap<&String, &BTreeSet<String>> =
+            self.users.btrfs.iter().filter(|(_, members)| members.contains(name)).collect();
+        let users = self.users;
+        let mut is_mounted = false;
+        for mount in &users.mounts {
+            let is_source =
+                |source: &String| source == name || fellows.values().any(|members| members.contains(source));
+            let is_number = number.as_ref() == Some(&mount.number);
+            if !is_number && !mount.sources.iter().any(is_source) {
+                continue;
+            }
+            is_mounted = true;
+            let kind = if mount.point == "/" { UseKind::RootDisk } else { UseKind::Mounted };
+            self.note(kind, name, format!("at {} ({})", mount.point, mount.kind));
+        }
+        for uuid in fellows.keys().filter(|_| !is_mounted) {
+            self.note(UseKind::Mounted, name, format!("in the btrfs {uuid}"));
+        }
+    }
+}
+
+/// A line of mountinfo, as proc(5) says: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
+fn mount(root: &Root, line: &str) -> Option<Mount> {
+    let (before, after) = line.split_once(" - ")?;
+    let mut before = before.split(' ').skip(2);
+    let (number, point) = (before.next()?, before.nth(1)?);
+    let mut after = after.split(' ');
+    let (kind, source) = (after.next()?, after.next().unwrap_or_default());
+    // bcachefs names all its devices, with colons between.
+    let sources = unescaped(source);
+    let sources = sources.split(':').filter_map(|path| block_device(root, path)).collect();
+    Some(Mount { number: number.to_owned(), point: unescaped(point), kind: kind.to_owned(), sources })
+}
+
+/// The block device that a path in `/dev` names: `/dev/mapper/root` is `dm-0`.
+fn block_device(root: &Root, path: &str) -> Option<String> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let (folder, name) = path.rsplit_once('/').filter(|(folder, _)| folder.starts_with("/dev"))?;
+        let Some(target) = root.link(&path) else { return Some(name.to_owned()) };
+        path = match target.strip_prefix('/') {
+            Some(_) => target,
+            None => joined(folder, &target),
+        };
+    }
+    None
+}
+
+/// A relative link's target: `/dev/mapper` and `../dm-0` are `/dev/dm-0`.
+fn joined(folder: &str, target: &str) -> String {
+    let mut parts: Vec<&str> = folder.split('/').collect();
+    for part in target.split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            "." | "" => {}
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// A name as proc writes it, where blanks are `\040`.
+fn unescaped(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let octal = after
+            .get(..3)
+            .filter(|digits| *first == b'\\' && digits.iter().all(|d| (b'0'..b'8').contains(d)));
+        let octal = octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match octal {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(3..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The NVMe and VFIO devices that processes have open.
+fn open_files(root: &Root) -> Vec<OpenFile> {
+    const OURS: [&str; 6] = ["/dev/nvme", "/dev/ng", "/dev/vfio/", "/dev/dm-", "/dev/md", "/dev/loop"];
+    let mut found = Vec::new();
+    for pid in root.names("/proc") {
+        if !pid.bytes().all(|letter| letter.is_ascii_digit()) {
+            continue;
+        }
+        for fd in root.names(&format!("/proc/{pid}/fd")) {
+            let Some(path) = root.link(&format!("/proc/{pid}/fd/{fd}")) else { continue };
+            if !OURS.iter().any(|begin| path.starts_with(begin)) {
+                continue;
+            }
+            let name = root.value(&format!("/proc/{pid}/comm")).unwrap_or_default();
+            let process = if name.is_empty() { format!("pid {pid}") } else { format!("pid {pid} ({name})") };
+            found.push(OpenFile { path, process, may_write: may_write(root, &pid, &fd) });
+        }
+    }
+    found
+}
+
+/// Whether a descriptor was opened for writing, from the octal `flags` of its fdinfo; true where that is not
+/// known.
+fn may_write(root: &Root, pid: &str, fd: &str) -> bool {
+    const ACCESS_MODE: u64 = 0o3;
+    let info = root.text(&format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
+    let flags =
+        info.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+    flags.is_none_or(|flags| flags & ACCESS_MODE != 0)
+}

@@ -1,0 +1,189 @@
+//! [`FileMedium`]: the file of one core: its ring, and how a range becomes zeroes there.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use spindle_reactor::mem::Buf;
+use spindle_reactor::uring::{FileIndex, FileRing, Full};
+
+use super::{Shared, disk_error};
+use crate::medium::request::ZERO_WRITE_BYTES;
+use crate::medium::{Ended, Medium, MediumCore, Request, requests_of};
+use crate::{CoreContext, DiskError, Geometry, OpenError};
+
+/// Bytes punched or zeroed in one call: a file system locks the file meanwhile, and others want to have their
+/// turn.
+pub(super) const PIECE_BYTES: u64 = 1 << 30;
+/// How a range becomes zeroes, the better first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// A hole: the space goes back.
+    Punch,
+    /// The file system knows that it is zero; the space stays.
+    Range,
+    /// Zeroes are written.
+    Write,
+}
+
+impl Way {
+    /// The best way that the file has not refused.
+    pub(super) fn best(shared: &Shared, gives_back: bool) -> Way {
+        if gives_back && shared.can_punch.load(Ordering::Relaxed) {
+            Way::Punch
+        } else if shared.can_zero_range.load(Ordering::Relaxed) {
+            Way::Range
+        } else {
+            Way::Write
+        }
+    }
+
+    /// The file refused this way: it is not tried again. The next one.
+    pub(super) fn refused(self, shared: &Shared) -> Option<Way> {
+        match self {
+            Way::Punch => shared.can_punch.store(false, Ordering::Relaxed),
+            Way::Range => shared.can_zero_range.store(false, Ordering::Relaxed),
+            Way::Write => return None,
+        }
+        Some(Way::best(shared, false))
+    }
+
+    /// This range cannot be done so, as one that does not end at the device's own blocks, which may be larger
+    /// than the disk's where I/O goes through the page cache. The next way, for this one alone.
+    pub(super) fn humbler(self) -> Option<Way> {
+        match self {
+            Way::Punch => Some(Way::Range),
+            Way::Range => Some(Way::Write),
+            Way::Write => None,
+        }
+    }
+
+    /// Flags of fallocate; `None` for the way without it.
+    pub(super) fn flags(self) -> Option<FallocateFlags> {
+        match self {
+            Way::Punch => Some(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE),
+            Way::Range => Some(FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE),
+            Way::Write => None,
+        }
+    }
+}
+
+/// True for an error that the page cache keeps for whoever syncs next.
+fn is_medium_error(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::IO)
+}
+
+/// A file and the ring of one core.
+pub(super) struct FileMedium {
+    ring: FileRing,
+    file: FileIndex,
+    shared: Arc<Shared>,
+}
+
+/// One core's handle on a file disk.
+pub(super) type FileCore = MediumCore<FileMedium>;
+
+/// Open the handle of one core.
+pub(super) fn open(shared: Arc<Shared>, context: &CoreContext) -> Result<FileCore, OpenError> {
+    let (name, guard) = (shared.name.clone(), Arc::clone(&shared.guard));
+    MediumCore::new(&name, medium(shared, context)?, &guard, context)
+}
+
+/// The file with a ring of its own.
+pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileMedium, OpenError> {
+    let system = |verb: &str| {
+        let (disk, verb) = (shared.name.clone(), format!("{verb} {}", shared.path.display()));
+        move |source| OpenError::System { disk, verb, source }
+    };
+    // One entry more, for the compare-and-write.
+    let entries = requests_of(context) + 1;
+    let mut ring = FileRing::new(entries, &context.pool).map_err(system("set up io_uring for"))?;
+    let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;
+    let file = ring.register_file(fd.into());
+    Ok(FileMedium { ring, file, shared })
+}
+
+impl Medium for FileMedium {
+    type Error = io::Error;
+    type Way = Way;
+
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry()
+    }
+
+    #[inline]
+    fn refusal(&self, request: &Request<Way>) -> Option<DiskError> {
+        let is_lost = request.is_durable() && self.shared.has_lost_data.load(Ordering::Acquire);
+        is_lost.then_some(DiskError::MediaWrite)
+    }
+
+    #[inline]
+    fn read(&mut self, token: u64, offset: u64, buf: Buf) {
+        took(self.ring.read(token, self.file, offset, buf));
+    }
+
+    #[inline]
+    fn write(&mut self, token: u64, offset: u64, buf: Buf, fua: bool) {
+        took(self.ring.write(token, self.file, offset, buf, fua));
+    }
+
+    fn sync(&mut self, token: u64) {
+        took(self.ring.fsync(token, self.file, true));
+    }
+
+    fn way(&self, gives_back: bool) -> Way {
+        Way::best(&self.shared, gives_back)
+    }
+
+    fn zero_bytes_max(&self, way: Way) -> u64 {
+        if way == Way::Write { ZERO_WRITE_BYTES } else { PIECE_BYTES }
+    }
+
+    fn zero(&mut self, token: u64, way: Way, offset: u64, bytes: u64) {
+        match way.flags() {
+            Some(flags) => took(self.ring.fallocate(token, self.file, flags, offset, bytes)),
+            // At most ZERO_WRITE_BYTES.
+            None => self.write(token, offset, Buf::zeroes(u32::try_from(bytes).unwrap_or(0)), false),
+        }
+    }
+
+    fn next_way(&self, way: Way, error: &io::Error) -> Option<Way> {
+        match Errno::from_io_error(error) {
+            Some(Errno::OPNOTSUPP) => way.refused(&self.shared),
+            Some(Errno::INVAL) => way.humbler(),
+            Some(_) | None => None,
+        }
+    }
+
+    /// It may be about bytes that were acknowledged before: any error of a sync, and of a write with FUA those
+    /// of the medium (others are about the write itself).
+    fn on_durable_error(&self, is_sync: bool, error: &io::Error) {
+        if is_sync || is_medium_error(error) {
+            self.shared.on_sync_error();
+        }
+    }
+
+    fn disk_error(&self, error: &io::Error, is_write: bool) -> DiskError {
+        disk_error(error, is_write)
+    }
+
+    #[inline]
+    fn send(&mut self) -> io::Result<()> {
+        self.ring.submit()
+    }
+
+    #[inline]
+    fn collect(&mut self, each: &mut dyn FnMut(Ended<io::Error>)) {
+        self.ring.poll(|done| each(Ended { token: done.token, result: done.result, buf: done.buf }));
+    }
+}
+
+/// The ring has an entry for each request in the slab, and one for the compare-and-write, so it is never
+/// full.
+#[inline]
+fn took<B>(result: Result<(), Full<B>>) {
+    assert!(result.is_ok(), "the ring is full although each of its users has one entry");
+}
