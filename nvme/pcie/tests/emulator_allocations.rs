@@ -1,5 +1,5 @@
-//! The emulator allocates nothing for an I/O command in its steady state: what a counting allocator finds in a
-//! test of the driver is the driver's.
+//! The emulator allocates nothing for an I/O command in its steady state: what a counting allocator finds in
+//! a test of the driver is the driver's.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Host {
     fn run(&mut self, qid: usize, sqe: &Sqe) -> Status {
         let words = self.memory.words();
         let slot = self.given[qid] % ENTRIES;
-        let phase = self.given[qid] / ENTRIES % 2 == 0;
+        let phase = (self.given[qid] / ENTRIES).is_multiple_of(2);
         for (word, bytes) in words[qid * QUEUE_WORDS + slot * 8..].iter().zip(sqe.as_bytes().chunks_exact(8))
         {
             word.store(u64::from_le_bytes(bytes.try_into().expect("8 bytes")), Ordering::Relaxed);

@@ -60,6 +60,37 @@ fn a_dropped_completion_is_found_by_no_abort_and_held_until_the_reset() {
     assert!(host.csts().rdy() && is_held(&host), "not before CSTS.RDY is 0");
     host.wait(|host| !host.csts().rdy());
     assert!(!is_held(&host));
+    host.enable();
+    assert!(!is_held(&host), "nor is it taken up again");
+}
+
+#[test]
+fn the_reset_forgets_commands_that_were_to_be_executed_late() {
+    let (mut host, _) = injected(Injection::Delay { steps: 30, is_executed_late: true });
+    host.disable();
+    host.enable();
+    host.make_pair(1, 8);
+    host.emulator.steps(100);
+    assert!(!is_written(&host) && rest(&mut host).is_empty());
+}
+
+#[test]
+fn the_deadly_faults_have_rates_too() {
+    let set = |change: &dyn Fn(&mut Faults)| {
+        let mut faults = Faults::default();
+        change(&mut faults);
+        let mut host = Host::with_io(EmulatorSpec::default());
+        host.emulator.set_faults(faults);
+        let sqe = write(&host, 0);
+        host.submit(1, sqe);
+        host.emulator.step();
+        let counters = host.emulator.counters();
+        (counters.vanished, counters.fatals, counters.freezes)
+    };
+    assert_eq!(set(&|faults| faults.vanish = 65_536), (1, 0, 0));
+    assert_eq!(set(&|faults| faults.fatal = 65_536), (0, 1, 0));
+    assert_eq!(set(&|faults| faults.freeze = 65_536), (0, 0, 1));
+    assert_eq!(set(&|_| ()), (0, 0, 0));
 }
 
 #[test]

@@ -193,7 +193,17 @@ fn only_what_was_flushed_or_forced_survives_a_loss_of_power() {
         let fid = nvme_spec::feature::FeatureId::VOLATILE_WRITE_CACHE;
         assert_eq!(host.admin(Sqe::set_features(0, fid, 0, 0)).status(), Status::SUCCESS);
     };
-    assert_eq!(lost(cached, false, off), 0, "cache switched off");
+    assert_eq!(lost(cached.clone(), false, off), 0, "cache switched off");
+    for (fua, least, most) in [(true, 64, 64), (false, 10, 54)] {
+        let zeroes = |host: &mut Host| {
+            assert_eq!(host.io(Sqe::flush(0, 1).with_prp(0, 0)), Status::SUCCESS);
+            let mut sqe = Sqe::write_zeroes(0, 1, 0, 64, false).with_prp(0, 0);
+            sqe.cdw12 = ReadWriteCdw12::new().with_nlb_z(63).with_fua(fua).into();
+            assert_eq!(host.io(sqe), Status::SUCCESS);
+        };
+        let count = lost(cached.clone(), false, zeroes);
+        assert!((least..=most).contains(&count), "{count} of 64 are zeroes, FUA {fua}");
+    }
 }
 
 #[test]

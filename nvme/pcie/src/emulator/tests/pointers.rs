@@ -117,6 +117,13 @@ fn a_list_goes_on_in_another_page_where_its_page_ends() {
         assert_eq!(host.io(Sqe::read(0, 1, 7, 4096).with_prp(prp1, prp2)), Status::SUCCESS);
         assert!(get_all(&host, &places) == data, "{list:#x}");
     }
+    // The last place of a page is an entry where it is the last of the list.
+    let mut pages: Vec<usize> = (200..712).collect();
+    let (prp1, prp2, places) = prps(&host, 0, 3 * PAGE, &mut pages, 101 * PAGE - 16, &mut Vec::new());
+    let data = pattern(2, 3 * PAGE);
+    put_all(&host, &places, &data);
+    assert_eq!(host.io(Sqe::write(0, 1, 9, 24, false).with_prp(prp1, prp2)), Status::SUCCESS);
+    assert!(host.emulator.read_medium(1, 9, 24) == data);
     // 511 pages behind the first exactly fill a list of 511 entries, the 512th place is unused; with 512
     // behind the first the last place of the page is an entry, not a pointer.
     let mut pages: Vec<usize> = (200..712).collect();
@@ -255,6 +262,19 @@ fn wrong_sgls_are_refused_each_with_its_status() {
         assert_eq!(found, wanted, "{head:?} {entries:?}");
     }
     assert_eq!(host.emulator.violations(), 3);
+}
+
+#[test]
+fn an_access_may_reach_the_end_of_a_mapping_and_no_byte_further() {
+    let mut host = Host::with_io(spec());
+    let end = host.at(super::host::DATA_BYTES as u64);
+    let write = |address| Sqe::write(0, 1, 0, 1, false).with_sgl(block(address, 512));
+    assert_eq!(host.io(write(end - 512)), Status::SUCCESS);
+    host.assert_clean();
+    for address in [end - 511, end - 1, end, host.at(0) - 1, host.at(0) - 512] {
+        assert_eq!(host.io(write(address)), Status::DATA_TRANSFER_ERROR);
+    }
+    assert_eq!(host.emulator.violations(), 5);
 }
 
 #[test]

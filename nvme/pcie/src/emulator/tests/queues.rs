@@ -209,6 +209,25 @@ fn a_full_completion_queue_asks_to_be_rung_by_its_event_index() {
 }
 
 #[test]
+fn a_full_completion_queue_is_looked_at_again_only_when_it_is_rung() {
+    let mut host = shadowed(64, 4, 0);
+    let (sq, cq) = (sq_tail_doorbell(1, 0), cq_head_doorbell(1, 0));
+    (0..20).for_each(|_| host.put_entry(1, &flush()));
+    assert!(set_shadow(&host, sq, 0, 20));
+    host.emulator.steps(5);
+    assert_eq!(host.emulator.counters().commands, 3);
+    assert_eq!(word(&host, EVENTS, cq), 0, "to be rung at the first that is released");
+    host.put(SHADOW + (cq - 0x1000) as usize, &2_u32.to_le_bytes());
+    host.emulator.steps(5);
+    assert_eq!(host.emulator.counters().commands, 3, "not rung");
+    host.bar.write32(cq, 2);
+    host.emulator.steps(5);
+    assert_eq!(host.emulator.counters().commands, 5);
+    assert_eq!(word(&host, EVENTS, cq), 2);
+    host.assert_clean();
+}
+
+#[test]
 fn a_doorbell_buffer_is_configured_with_pages_and_forgotten_with_the_reset() {
     let mut host = shadowed(16, 16, 0);
     let (page, invalid) = (host.at(0), Status::INVALID_FIELD.dnr());
