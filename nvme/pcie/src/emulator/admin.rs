@@ -15,7 +15,6 @@ use nvme_spec::{AdminOpcode, Sqe, Status};
 
 use super::controller::{Controller, Outcome};
 use super::queues::{Cq, Shadow, Sq};
-use super::spec::EmulatorSpec;
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.dnr();
 const OFFSET_INVALID: Status = Status::PRP_OFFSET_INVALID.dnr();
@@ -45,7 +44,7 @@ pub(super) struct Admin {
 }
 
 impl Admin {
-    pub(super) fn new(_: &EmulatorSpec) -> Admin {
+    pub(super) fn new() -> Admin {
         Admin {
             requests: VecDeque::new(),
             events: VecDeque::new(),
@@ -339,7 +338,7 @@ impl Controller {
             }
             _ => return Err(INVALID_FIELD),
         };
-        let default = Admin::new(&self.spec);
+        let default = Admin::new();
         let admin = if is_now { &self.admin } else { &default };
         match command.fid() {
             FeatureId::NUMBER_OF_QUEUES => {

@@ -87,7 +87,7 @@ impl Controller {
             top: 0,
             queue_pairs: spec.queue_pairs,
             shadow: None,
-            admin: Admin::new(&spec),
+            admin: Admin::new(),
             media,
             faults: FaultState::new(),
             held: Vec::new(),

@@ -107,7 +107,7 @@ impl Controller {
         self.held.clear();
         self.shadow = None;
         self.queue_pairs = self.spec.queue_pairs;
-        self.admin = Admin::new(&self.spec);
+        self.admin = Admin::new();
         self.registers.forget_doorbells();
     }
 
