@@ -15,7 +15,6 @@ use nvme_spec::{AdminOpcode, Sqe, Status};
 
 use super::controller::{Controller, Outcome};
 use super::queues::{Cq, Shadow, Sq};
-use super::spec::EmulatorSpec;
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.dnr();
 const OFFSET_INVALID: Status = Status::PRP_OFFSET_INVALID.dnr();
@@ -45,7 +44,7 @@ pub(super) struct Admin {
 }
 
 impl Admin {
-    pub(super) fn new(_: &EmulatorSpec) -> Admin {
+    pub(super) fn new() -> Admin {
         Admin {
             requests: VecDeque::new(),
             events: VecDeque::new(),
@@ -119,7 +118,7 @@ impl Controller {
             AdminOpcode::DELETE_IO_SQ => self.delete_sq(sqe),
             AdminOpcode::IDENTIFY => self.identify(sqe),
             AdminOpcode::GET_LOG_PAGE => self.get_log_page(sqe),
-            AdminOpcode::ABORT => Ok(self.abort(sqe)),
+            AdminOpcode::ABORT => self.abort(sqe),
             AdminOpcode::SET_FEATURES => self.set_features(sqe),
             AdminOpcode::GET_FEATURES => self.get_features(sqe),
             AdminOpcode::DOORBELL_BUFFER_CONFIG if self.spec.has_doorbell_buffer => {
@@ -233,7 +232,10 @@ impl Controller {
         Ok(0)
     }
 
-    fn abort(&mut self, sqe: &Sqe) -> u32 {
+    fn abort(&mut self, sqe: &Sqe) -> Outcome {
+        if self.held_of(AdminOpcode::ABORT) > usize::from(self.spec.acl_z) {
+            return Err(Status::ABORT_LIMIT_EXCEEDED.dnr());
+        }
         let command = Abort::new(sqe);
         let (sqid, cid) = (command.sqid(), command.cid());
         let at = self.admin.requests.iter().position(|request| sqid == 0 && *request == cid);
@@ -241,9 +243,9 @@ impl Controller {
             self.admin.requests.remove(at);
             self.counters.aborted += 1;
             self.end(0, cid, Err(Status::ABORTED_BY_REQUEST));
-            return 0;
+            return Ok(0);
         }
-        if self.abort_held(sqid, cid) { 0 } else { ABORT_NOT_DONE }
+        Ok(if self.abort_held(sqid, cid) { 0 } else { ABORT_NOT_DONE })
     }
 
     fn configure_doorbells(&mut self, sqe: &Sqe) -> Outcome {
@@ -336,7 +338,7 @@ impl Controller {
             }
             _ => return Err(INVALID_FIELD),
         };
-        let default = Admin::new(&self.spec);
+        let default = Admin::new();
         let admin = if is_now { &self.admin } else { &default };
         match command.fid() {
             FeatureId::NUMBER_OF_QUEUES => {

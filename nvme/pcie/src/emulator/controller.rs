@@ -22,6 +22,8 @@ pub(super) struct Controller {
     pub(super) spec: EmulatorSpec,
     /// Of the function that is open, or that was last open.
     pub(super) registers: Arc<Registers>,
+    /// Of a function that is open though its drive was replaced: they read as ones.
+    pub(super) stale: Weak<Registers>,
     pub(super) host: HostMemory,
     /// Who has the function open.
     pub(super) holder: Weak<()>,
@@ -67,6 +69,7 @@ impl Controller {
         let media = media(&spec);
         Controller {
             registers: Registers::new(bar_bytes(&spec)),
+            stale: Weak::new(),
             host: HostMemory::new(),
             holder: Weak::new(),
             opening: 0,
@@ -84,7 +87,7 @@ impl Controller {
             top: 0,
             queue_pairs: spec.queue_pairs,
             shadow: None,
-            admin: Admin::new(&spec),
+            admin: Admin::new(),
             media,
             faults: FaultState::new(),
             held: Vec::new(),
@@ -108,6 +111,9 @@ impl Controller {
     /// A bounded amount of work; whether there was any.
     pub(super) fn step(&mut self) -> bool {
         self.now += 1;
+        if let Some(stale) = self.stale.upgrade() {
+            stale.vanish();
+        }
         if self.is_gone {
             self.registers.vanish();
             return false;

@@ -181,6 +181,12 @@ impl Controller {
         self.held.iter().any(|held| held.sqid == sqid && held.sqe.cid() == cid)
     }
 
+    /// How many admin commands of a kind are in hand.
+    pub(super) fn held_of(&self, opcode: AdminOpcode) -> usize {
+        let is_one = |held: &&Held| held.sqid == 0 && held.sqe.admin_opcode() == opcode;
+        self.held.iter().filter(is_one).count()
+    }
+
     /// Abort a command in hand; false where it is not found.
     pub(super) fn abort_held(&mut self, sqid: u16, cid: u16) -> bool {
         let is_it = |held: &Held| {

@@ -200,6 +200,7 @@ impl Emulator {
         if let Some(spec) = spec {
             controller.replace(spec);
         }
+        controller.stale = Arc::downgrade(&controller.registers);
         controller.registers = memory::Registers::new(bar_bytes(&controller.spec));
         controller.opening += 1;
         controller.host.unmap_all();

@@ -107,7 +107,7 @@ impl Controller {
         self.held.clear();
         self.shadow = None;
         self.queue_pairs = self.spec.queue_pairs;
-        self.admin = Admin::new(&self.spec);
+        self.admin = Admin::new();
         self.registers.forget_doorbells();
     }
 
@@ -153,7 +153,7 @@ impl Controller {
         let crto = if has_crto { Crto::new().with_crwmt(u16::from(spec.timeout)) } else { Crto::new() };
         self.registers.store(u64::from(CRTO), crto.into_bits());
         let csts = Csts::new()
-            .with_rdy(matches!(self.power, Power::Ready | Power::Disabling(_)))
+            .with_rdy(matches!(self.power, Power::Ready | Power::Disabling(_)) && !self.sqs.is_empty())
             .with_cfs(self.is_fatal)
             .with_shst(self.shst);
         self.registers.store(u64::from(CSTS), csts.into_bits());

@@ -15,6 +15,8 @@ use crate::{Bar, Bus, DmaMemory, Function};
 pub const ADMIN_ENTRIES: u32 = 16;
 /// Bytes between the queues of two numbers: a submission queue of up to 1,024 entries, a completion queue.
 const QUEUE_BYTES: u64 = 0x2_0000;
+/// Bytes of data and lists.
+pub const DATA_BYTES: usize = 8 << 20;
 /// Most queue pairs that have a place.
 const QUEUES: u64 = 8;
 
@@ -39,7 +41,7 @@ pub struct Host {
     pub dstrd: u8,
     /// Queues.
     pub queues: Arc<DmaMemory>,
-    /// Data and lists: 2 MiB at least.
+    /// Data and lists.
     pub data: Arc<DmaMemory>,
     pub pairs: Vec<Option<Pair>>,
     next_cid: u16,
@@ -64,7 +66,7 @@ impl Host {
     pub fn opened(emulator: &Emulator, dstrd: u8) -> Host {
         let function = emulator.open().expect("opens");
         let queues = DmaMemory::new(&*function, (QUEUE_BYTES * QUEUES) as usize).expect("maps");
-        let data = DmaMemory::new(&*function, 4 << 20).expect("maps");
+        let data = DmaMemory::new(&*function, DATA_BYTES).expect("maps");
         let bar = function.bar();
         let pairs = vec![None; QUEUES as usize];
         Host { emulator: emulator.clone(), function, bar, dstrd, queues, data, pairs, next_cid: 0 }
