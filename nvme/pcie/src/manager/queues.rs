@@ -63,6 +63,17 @@ impl Life {
         }
     }
 
+    /// Members that were opened while the drive is gone: they fail as the others do.
+    pub(super) fn refuse_new(&mut self) {
+        self.adopt();
+        for place in &self.places {
+            if place.member.word().order() != Order::Gone {
+                place.member.order(Order::Gone);
+            }
+        }
+        self.drop_closed();
+    }
+
     /// Members whose core is gone, and that have no queues any more.
     pub(super) fn drop_closed(&mut self) {
         self.places.retain(|place| !place.member.is_closed() || place.has_queues);
@@ -134,6 +145,8 @@ impl Life {
         member.put_setup(Some(Setup { queue, pointers, rules }));
         member.order(Order::Rewind);
         self.answered(function, controller, &member).await?;
+        // Of the queue before: its identifiers are others' now.
+        member.forget_asked();
         let sqe = Sqe::create_io_cq(0, qid, layout.cq_entries - 1, cq.0);
         self.command(function, controller, sqe, "Create I/O Completion Queue").await?;
         let sqe = Sqe::create_io_sq(0, qid, layout.sq_entries - 1, sq.0, qid);

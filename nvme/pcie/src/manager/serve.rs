@@ -10,7 +10,7 @@ use nvme_spec::log::{LogId, SmartLog};
 use nvme_spec::sqe::{NSID_ALL, Sqe};
 use nvme_spec::zerocopy::IntoBytes;
 
-use super::{Controller, Life, Trouble, look_ready};
+use super::{Controller, Life, Trouble, look_ready, once, wait};
 use crate::admin::Ticket;
 use crate::function::Function;
 use crate::rules::Namespace;
@@ -58,11 +58,14 @@ impl Life {
                 self.has_served = true;
                 self.shared.tell_first(Ok(()));
             }
+            if !std::mem::take(&mut self.told).is_empty() {
+                tracing::info!(drive = %self.shared.address, "drive in service again");
+            }
             if self.now.get().saturating_sub(begin) > CALM_MS {
                 *resets = 0;
             }
             self.is_busy.set(!beside.aborts.is_empty());
-            super::wait(once()).await;
+            wait(once()).await;
         }
     }
 
@@ -219,10 +222,4 @@ impl Life {
         }
         Ok(())
     }
-}
-
-/// Pending once, then done.
-fn once() -> impl FnMut() -> Option<()> {
-    let mut has_waited = false;
-    move || std::mem::replace(&mut has_waited, true).then_some(())
 }
