@@ -81,6 +81,9 @@ fn describe(plan: &Plan) -> String {
 
 fn describe_disk(disk: &DiskPlan) -> String {
     let (name, kind, bytes) = (&disk.name, disk.kind.name(), Bytes::new(disk.bytes));
+    if let DiskKind::Nvme { address, namespace } = &disk.kind {
+        return format!("{name}: {kind}, drive at {address}, namespace {namespace}");
+    }
     let mut text = format!("{name}: {kind}, {bytes}, blocks of {} bytes", disk.block_bytes);
     if let DiskKind::File { path, is_read_only, create, is_direct } = &disk.kind {
         let _ = write!(text, ", {}", path.display());

@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use nvme_spec::nqn::Nqn;
+use spindle_nvme_pcie::PciAddress;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 use uuid::Uuid;
@@ -52,6 +53,8 @@ pub enum Value {
     Address(SocketAddr),
     /// [`Kind::Path`].
     Path(PathBuf),
+    /// [`Kind::PciAddress`].
+    PciAddress(PciAddress),
     /// [`Kind::List`].
     List(Vec<Leaf>),
 }
@@ -341,6 +344,10 @@ fn scalar(kind: &Kind, value: &DeValue<'_>) -> Result<Value, Option<String>> {
             .and_then(|text| text.parse::<SocketAddr>().ok())
             .filter(|address| address.port() != 0)
             .map(Value::Address),
+        Kind::PciAddress => match text.map(str::parse::<PciAddress>) {
+            Some(address) => Some(Value::PciAddress(address.map_err(|error| Some(error.to_string()))?)),
+            None => None,
+        },
         Kind::Path => text.map(PathBuf::from).filter(|path| path.is_absolute()).map(Value::Path),
         Kind::List(_) | Kind::Section(_) | Kind::Sections(_) => None,
     };

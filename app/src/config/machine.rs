@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::Access;
+use spindle_nvme_pcie::PciAddress;
 
 /// What this process can get of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,4 +158,22 @@ pub fn look_at(path: &Path) -> io::Result<PathState> {
 pub fn may_open(path: &Path, is_read_only: bool) -> io::Result<()> {
     let access = if is_read_only { Access::READ_OK } else { Access::READ_OK | Access::WRITE_OK };
     Ok(rustix::fs::access(path, access)?)
+}
+/// Why the PCI function at an address cannot be a disk of this process, as far as a look tells.
+///
+/// # Errors
+/// What is wrong, and what to do about it.
+pub fn look_at_function(address: PciAddress) -> Result<(), String> {
+    let path = Path::new("/sys/bus/pci/devices").join(address.to_string());
+    if !path.exists() {
+        return Err("there is no such PCI function; spindle nvme list shows the drives".to_owned());
+    }
+    let driver = fs::read_link(path.join("driver")).ok();
+    match driver.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) {
+        Some("vfio-pci") => Ok(()),
+        Some(driver) => {
+            Err(format!("its driver is {driver}; spindle nvme bind {address} takes it from there"))
+        }
+        None => Err(format!("it has no driver; spindle nvme bind {address} gives it the one it needs")),
+    }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
+use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits, TransportKind};
 use spindle_tcp::controller::ConnConfig;
@@ -117,9 +118,9 @@ pub struct TcpPlan {
 pub struct DiskPlan {
     /// Its name.
     pub name: String,
-    /// Bytes of a block: 512 or 4096.
+    /// Bytes of a block: 512 or 4096; 0 where the drive says it.
     pub block_bytes: u32,
-    /// Capacity, a multiple of the block size, not 0.
+    /// Capacity, a multiple of the block size, not 0; 0 where the drive says it.
     pub bytes: u64,
     /// What it is.
     pub kind: DiskKind,
@@ -146,15 +147,28 @@ pub enum DiskKind {
         /// Goes past the page cache.
         is_direct: bool,
     },
+    /// A namespace of a drive that this process drives itself.
+    Nvme {
+        /// Where the drive is.
+        address: PciAddress,
+        /// Which namespace of it.
+        namespace: u32,
+    },
 }
 
 impl DiskKind {
+    /// True when size and blocks are the drive's own, known when it is open.
+    pub fn is_shaped_by_drive(&self) -> bool {
+        matches!(self, DiskKind::Nvme { .. })
+    }
+
     /// Its name in the file.
     pub fn name(&self) -> &'static str {
         match self {
             DiskKind::Ram { .. } => "ram",
             DiskKind::Null => "null",
             DiskKind::File { .. } => "file",
+            DiskKind::Nvme { .. } => "nvme",
         }
     }
 }

@@ -69,6 +69,8 @@ pub enum Kind {
     Address,
     /// An absolute path.
     Path,
+    /// The address of a PCI function.
+    PciAddress,
     /// A list of values.
     List(&'static Kind),
     /// A section of its own, `[name]`.
@@ -369,10 +371,24 @@ static DISK: &[Key] = &[
     ),
     key(
         "kind",
-        Kind::Word(&["ram", "null", "file"]),
-        Preset::Required,
+        Kind::Word(&["ram", "null", "file", "nvme"]),
+        Preset::From("nvme where nvme is given; otherwise required"),
         "ram: memory, lost at the end of the process. null: reads as zeroes and forgets writes, for \
-         measuring. file: a regular file or a block device.",
+         measuring. file: a regular file or a block device. nvme: a drive that this process drives itself, \
+         without the kernel.",
+    ),
+    key(
+        "nvme",
+        Kind::PciAddress,
+        Preset::From("nvme: required; others have none"),
+        "PCI address of the drive, which is bound to vfio-pci (spindle nvme list, spindle nvme bind). Size \
+         and blocks are the drive's.",
+    ),
+    key(
+        "namespace",
+        Kind::Integer { min: 1, max: 4_294_967_294 },
+        Preset::Is("1"),
+        "nvme: which namespace of the drive.",
     ),
     key(
         "size",
@@ -590,6 +606,7 @@ impl fmt::Display for Kind {
             Kind::Nguid => f.write_str("32 hexadecimal digits, not all zeroes"),
             Kind::Address => f.write_str("an IP address and a port, like \"0.0.0.0:4420\" or \"[::]:4420\""),
             Kind::Path => f.write_str("an absolute path, like \"/var/lib/spindle/disk0.img\""),
+            Kind::PciAddress => f.write_str("a PCI address, like \"0000:01:00.0\""),
             Kind::List(of) => write!(f, "a list, each {of}"),
             Kind::Section(_) => f.write_str("a section"),
             Kind::Sections(_) => f.write_str("a list of sections"),
@@ -623,6 +640,7 @@ impl Key {
             | Kind::Nguid
             | Kind::Address
             | Kind::Path
+            | Kind::PciAddress
             | Kind::List(_) => None,
         }
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::{DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError};
+use spindle_nvme_pcie::{DriveError, Drives, Settings as DriveSettings};
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
 
@@ -21,6 +22,9 @@ pub enum SnapshotError {
     /// A disk could not be opened or made.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// A drive could not be opened.
+    #[error(transparent)]
+    Drive(#[from] DriveError),
     /// A disk could not get its new size.
     #[error(transparent)]
     Resize(#[from] ResizeError),
@@ -124,7 +128,7 @@ impl Plan {
     fn resize_disks(&self, disks: &[Option<Source>]) -> Result<(), ResizeError> {
         for disk in disks.iter().flatten() {
             let Some(plan) = self.disk(disk.name()) else { continue };
-            if disk.geometry().bytes() != plan.bytes {
+            if !plan.kind.is_shaped_by_drive() && disk.geometry().bytes() != plan.bytes {
                 disk.resize(plan.bytes)?;
             }
         }
@@ -199,17 +203,17 @@ fn in_order_of(previous: Option<&Snapshot>, listeners: Vec<Listener>) -> Vec<Lis
 
 fn check_same(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
     let (is, block_bytes) = (disk.kind(), disk.geometry().block_bytes);
-    if is == plan.kind.name() && block_bytes == plan.block_bytes {
+    if is == plan.kind.name() && (plan.kind.is_shaped_by_drive() || block_bytes == plan.block_bytes) {
         return Ok(());
     }
     Err(SnapshotError::Another { disk: plan.name.clone(), is, block_bytes })
 }
 
-fn open(plan: &DiskPlan) -> Result<Source, OpenError> {
+fn open(plan: &DiskPlan) -> Result<Source, SnapshotError> {
     let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
     match &plan.kind {
-        DiskKind::Ram { pages } => RamDisk::new(name, RamSpec { bytes, block_bytes, pages: *pages }),
-        DiskKind::Null => NullDisk::new(name, NullSpec { bytes, block_bytes }),
+        DiskKind::Ram { pages } => Ok(RamDisk::new(name, RamSpec { bytes, block_bytes, pages: *pages })?),
+        DiskKind::Null => Ok(NullDisk::new(name, NullSpec { bytes, block_bytes })?),
         DiskKind::File { path, is_read_only, create, is_direct } => {
             let create_bytes = is_to_be_made(path, *create).then_some(bytes);
             let (is_read_only, is_direct) = (*is_read_only, *is_direct);
@@ -221,6 +225,14 @@ fn open(plan: &DiskPlan) -> Result<Source, OpenError> {
                 tracing::warn!(disk = name, "{note}");
             }
             Ok(disk)
+        }
+        DiskKind::Nvme { address, namespace } => {
+            let drive = Drives::here().open(*address, DriveSettings::default())?;
+            if let Some(facts) = drive.facts() {
+                let (serial, model, queues) = (facts.serial, facts.model, facts.queue_pairs);
+                tracing::info!(disk = name, %address, namespace, serial, model, queues, "drive");
+            }
+            Ok(drive.disk(name, *namespace)?)
         }
     }
 }

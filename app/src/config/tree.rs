@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use nvme_spec::nqn::Nqn;
+use spindle_nvme_pcie::PciAddress;
 
 use super::document::{Leaf, Node, Place, State, Value};
 
@@ -43,6 +44,7 @@ from_value! {
     Identity => [u8; 16],
     Address => SocketAddr,
     Path => PathBuf,
+    PciAddress => PciAddress,
 }
 
 impl FromValue for u32 {

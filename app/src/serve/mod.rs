@@ -114,7 +114,11 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         deadline_ms = deadline.as_millis(),
         "shutting down: commands in flight end, hosts are disconnected"
     );
-    running.shut_down(deadline)
+    running.shut_down(deadline)?;
+    // Drives are told that power may go, and until then the process stays.
+    drop(served);
+    spindle_nvme_pcie::finish();
+    Ok(())
 }
 
 /// A connection is a descriptor: allow as many as the system lets us have.

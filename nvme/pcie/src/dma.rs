@@ -85,7 +85,7 @@ impl DmaMemory {
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.count) }
     }
 
-    /// Copy bytes from byte `offset` on, a multiple of 8, into `to`. What lies behind the end reads as zeroes.
+    /// Copy bytes from byte `offset` on, a multiple of 8, into `to`. What is behind the end reads as zeroes.
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
         let words = self.words().get(offset / 8..).unwrap_or_default();
         to.fill(0);

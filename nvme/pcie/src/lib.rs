@@ -5,9 +5,9 @@
 //! else in this crate is the same code over both.
 //!
 //! ```text
-//!   thread of the drive (no data path):  Manager: enable, identify, make queues, watch, abort, reset, give up
-//!                        │  Member: one queue pair, its memory, and the word that says what may be done with it
-//!   core:  submit ─> entry in the queue's memory      poll ─> one doorbell for all of them, completions ─> Done
+//!   the drive's thread:  Manager: enable, identify, make queues, watch, abort, reset, give up
+//!                          │  Member: one queue pair, and the word that says what may be done with it
+//!   core:  submit ─> entry in the queue's memory    poll ─> one doorbell for all, completions ─> Done
 //! ```
 //!
 //! What it answers for: a command given to the drive ends exactly once. Its buffer is given back when the
@@ -20,13 +20,32 @@
 //! Limits: 1023 commands in flight a queue, 1 MiB a command (larger ones are split).
 
 pub mod address;
+mod admin;
 pub mod bar;
+mod core;
 pub mod dma;
+mod drive;
+mod drives;
+pub mod emulator;
 pub mod function;
+mod manager;
+mod member;
+mod pointers;
+mod queue;
+mod rules;
+mod shared;
+mod status;
+#[cfg(test)]
+mod tests;
 pub mod vfio;
 
 pub use address::{PciAddress, PciAddressError};
 pub use bar::Bar;
 pub use dma::{DmaMemory, Iova};
+pub use drive::{Drive, DriveError, NvmeDisk, finish};
+pub use drives::Drives;
 pub use function::{Bus, Function, Mapping, OpenFunctionError};
+pub use manager::Manager;
+pub use rules::{Namespace, UnfitNamespace};
+pub use shared::{DriveFacts, Settings};
 pub use vfio::{Vfio, VfioBus};

@@ -431,6 +431,18 @@ impl Sgl {
             .into()
     }
 
+    /// Data of host memory at `address` (PCIe).
+    #[must_use]
+    pub fn data_block(address: u64, bytes: u32) -> Self {
+        Self { address: U64::new(address), ..Self::of_kind(SglKind::DATA_BLOCK_ADDRESS, bytes) }
+    }
+
+    /// `bytes` of descriptors at `address`, the last ones of the list (PCIe).
+    #[must_use]
+    pub fn last_segment(address: u64, bytes: u32) -> Self {
+        Self { address: U64::new(address), ..Self::of_kind(SglKind::LAST_SEGMENT_ADDRESS, bytes) }
+    }
+
     /// PRP 1 and PRP 2 in the place of an SGL (Base 2.0 section 4.1.1).
     #[must_use]
     pub fn from_prp(prp1: u64, prp2: u64) -> Self {
@@ -478,6 +490,15 @@ impl Sgl {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn descriptors_of_host_memory_have_address_length_and_kind() {
+        let bytes = |sgl: Sgl| -> [u8; 16] { zerocopy::transmute!(sgl) };
+        let block = bytes(Sgl::data_block(0x0102_0304_0506_0708, 0x1122_3344));
+        assert_eq!(block, [8, 7, 6, 5, 4, 3, 2, 1, 0x44, 0x33, 0x22, 0x11, 0, 0, 0, 0]);
+        let list = bytes(Sgl::last_segment(0x1000, 32));
+        assert_eq!(list, [0, 0x10, 0, 0, 0, 0, 0, 0, 32, 0, 0, 0, 0, 0, 0, 0x30]);
+    }
 
     #[test]
     fn a_transport_descriptor_has_its_length_and_identifier_where_linux_puts_them() {

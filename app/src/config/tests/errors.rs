@@ -258,12 +258,35 @@ fn disks_whose_keys_do_not_fit_their_kind() {
             "4: disk[0].size = 512: must be a multiple of block_bytes = 4096",
         ),
         ("ram", "size = 1024\nblock_bytes = 1024", "5: disk[0].block_bytes = 1024: must be 512 or 4096"),
-        ("flash", "", "3: disk[0].kind = \"flash\": must be \"ram\", \"null\" or \"file\""),
+        ("flash", "", "3: disk[0].kind = \"flash\": must be \"ram\", \"null\", \"file\" or \"nvme\""),
         ("file", "", "1: disk[0].path: missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\""),
         (
             "file",
             "path = \"disk.img\"",
             "4: disk[0].path = \"disk.img\": must be an absolute path, like \"/var/lib/spindle/disk0.img\"",
+        ),
+        (
+            "nvme",
+            "",
+            "1: disk[0].nvme: missing; an nvme disk needs the PCI address of its drive, like \
+             \"0000:01:00.0\"",
+        ),
+        (
+            "nvme",
+            "nvme = \"01:00.0\"",
+            "4: disk[0].nvme = \"01:00.0\": PCI address \"01:00.0\": form is \"01:00.0\": allowed is \
+             domain:bus:device.function, as in 0000:01:00.0; must be a PCI address, like \"0000:01:00.0\"",
+        ),
+        (
+            "nvme",
+            "nvme = \"fffe:ff:1f.7\"",
+            "4: disk[0].nvme = \"fffe:ff:1f.7\": must be a drive of this machine: there is no such PCI \
+             function; spindle nvme list shows the drives",
+        ),
+        (
+            "null",
+            "size = 4096\nnamespace = 2",
+            "5: disk[0].namespace = 2: a null disk has no namespace; it is for kind = \"nvme\"",
         ),
     ] {
         check(&disk(kind, more), &[expected]);
@@ -273,7 +296,7 @@ fn disks_whose_keys_do_not_fit_their_kind() {
         &[
             "1: disk[0].name: missing; it must be 1 to 64 printable ASCII characters without a space at \
              either end",
-            "1: disk[0].kind: missing; it must be \"ram\", \"null\" or \"file\"",
+            "1: disk[0].kind: missing; it must be \"ram\", \"null\", \"file\" or \"nvme\"",
         ],
     );
     check(&[ram("a"), ram("a")].concat(), &["6: disk[1].name = \"a\": also the name of the disk in line 2"]);

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::Pages;
 
 use super::super::document::{Errors, Node, Place};
@@ -14,6 +15,7 @@ use crate::size::Bytes;
 pub fn plan(nodes: &[Node], errors: &Errors) -> Vec<DiskPlan> {
     let mut names: Vec<At<String>> = Vec::new();
     let mut media: Vec<((u64, u64), Place, bool)> = Vec::new();
+    let mut drives: Vec<((PciAddress, u32), Place)> = Vec::new();
     let mut disks = Vec::new();
     for node in nodes {
         if let Some(name) = node.find::<String>("name") {
@@ -22,14 +24,29 @@ pub fn plan(nodes: &[Node], errors: &Errors) -> Vec<DiskPlan> {
             }
             names.push(name);
         }
-        disks.extend(disk(node, &mut media, errors));
+        let plan = disk(node, &mut media, errors);
+        if let Some(DiskKind::Nvme { address, namespace }) = plan.as_ref().map(|plan| &plan.kind)
+            && let Some(place) = node.given::<PciAddress>("nvme").map(|at| at.place)
+        {
+            if let Some((_, other)) = drives.iter().find(|(drive, _)| *drive == (*address, *namespace)) {
+                let line = other.line;
+                let words =
+                    format!("namespace {namespace} is also the disk in line {line}; two would destroy it");
+                place.refuse(errors, words);
+            }
+            drives.push(((*address, *namespace), place));
+        }
+        disks.extend(plan);
     }
     disks
 }
 
 fn disk(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) -> Option<DiskPlan> {
-    let kind = node.find::<String>("kind")?.value;
+    let kind = kind_of(node, errors)?;
     refuse_foreign_keys(node, &kind, errors);
+    if kind == "nvme" {
+        return nvme(node, errors);
+    }
     let block_bytes = node.find::<u32>("block_bytes").map(|at| at.value);
     let size = node.find::<u64>("size");
     if let (Some(size), Some(block_bytes)) = (&size, block_bytes)
@@ -57,6 +74,36 @@ fn disk(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors
     Some(DiskPlan { name: node.get("name"), block_bytes: block_bytes?, bytes, kind })
 }
 
+/// The kind, which a key that only one kind has says as well.
+fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
+    let drive = node.given::<PciAddress>("nvme");
+    let Some(kind) = node.find::<String>("kind") else {
+        if drive.is_some() {
+            return Some("nvme".to_owned());
+        }
+        if node.is_absent("kind") && node.is_absent("nvme") {
+            let words = "missing; it must be \"ram\", \"null\", \"file\" or \"nvme\"";
+            node.place.inside("kind").refuse(errors, words);
+        }
+        return None;
+    };
+    Some(kind.value)
+}
+
+/// A namespace of a drive. What it is is known when it is open.
+fn nvme(node: &Node, errors: &Errors) -> Option<DiskPlan> {
+    if node.is_absent("nvme") {
+        let words = "missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\"";
+        node.place.inside("nvme").refuse(errors, words);
+    }
+    let address = node.find::<PciAddress>("nvme")?;
+    if let Err(error) = machine::look_at_function(address.value) {
+        address.place.refuse(errors, format!("must be a drive of this machine: {error}"));
+    }
+    let kind = DiskKind::Nvme { address: address.value, namespace: node.get("namespace") };
+    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind })
+}
+
 /// Keys that the file gives and that this kind has no use for: whoever wrote them expects something of them.
 fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
     let of_files =
@@ -65,6 +112,24 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
     for (key, place) in of_files.into_iter().chain([path]) {
         if let Some(place) = place.filter(|_| kind != "file") {
             place.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = \"file\""));
+        }
+    }
+    let of_drives = [
+        ("nvme", node.given::<PciAddress>("nvme").map(|at| at.place)),
+        ("namespace", node.given::<u32>("namespace").map(|at| at.place)),
+    ];
+    for (key, place) in of_drives {
+        if let Some(place) = place.filter(|_| kind != "nvme") {
+            place.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = \"nvme\""));
+        }
+    }
+    let of_drive_itself = [
+        ("size", node.given::<u64>("size").map(|at| at.place)),
+        ("block_bytes", node.given::<u32>("block_bytes").map(|at| at.place)),
+    ];
+    for (key, place) in of_drive_itself {
+        if let Some(place) = place.filter(|_| kind == "nvme") {
+            place.refuse(errors, format!("the drive says the {key} of its namespace; leave it out"));
         }
     }
     if let Some(huge_pages) = node.given::<bool>("huge_pages").filter(|_| kind != "ram") {

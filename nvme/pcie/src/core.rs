@@ -1,0 +1,566 @@
+//! [`NvmeCore`]: one core's handle on a namespace: a queue pair, and the requests that are under way on it.
+//!
+//! ```text
+//!   submit ─> Request ─> command(s) at the queue's tail      no room: pending, in order
+//!   poll: the order's word; what waits; one doorbell; completions ─> Done; what waits; the doorbell
+//!
+//!   a command that failed for a while: again, a tick later, 3 times
+//!   Rewind: every command in flight goes into `again`        Gone: every request ends with an error
+//! ```
+//!
+//! Nothing here waits, allocates in steady state, or reads a clock.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nvme_spec::io::{DsmRange, ReadWriteCdw12};
+use nvme_spec::sqe::Sqe;
+use nvme_spec::zerocopy;
+use spindle_disk::{BlockRange, Disk, DiskError, Done, Geometry, Op, Token};
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::{Slab, Slot};
+
+use crate::dma::{Iova, PAGE_BYTES};
+use crate::member::{Member, Order, Setup, Word};
+use crate::pointers::ListPage;
+use crate::queue::Completion;
+use crate::rules::{Deallocating, Namespace, Rules, Zeroing};
+use crate::shared::Shared;
+use crate::status::{disk_error, is_passing};
+
+/// Most commands in flight: a CID has 10 bits for the slot, and FFFFh is no CID.
+pub(crate) const COMMANDS_MAX: u32 = 1023;
+/// How often a command is given to the drive again.
+const TRIES_MAX: u8 = 3;
+
+/// What the disk was asked for.
+struct Request {
+    token: Token,
+    op: Op,
+    /// What no command was made of yet.
+    left: BlockRange,
+    /// First block of all of it.
+    lba: u64,
+    buf: Option<Buf>,
+    /// Commands made and not ended.
+    outstanding: u32,
+    result: Result<(), DiskError>,
+}
+
+/// A part of a request that one command does.
+#[derive(Clone, Copy)]
+struct Part {
+    request: Slot,
+    range: BlockRange,
+    /// How often it was given to the drive.
+    tries: u8,
+}
+
+/// A command that the drive has.
+struct Command {
+    part: Part,
+    /// When it began.
+    tick: u32,
+    is_abort_asked: bool,
+}
+
+/// One core's handle. See the module.
+pub(crate) struct NvmeCore {
+    member: Arc<Member>,
+    shared: Arc<Shared>,
+    namespace: Arc<Namespace>,
+    /// Those of the start; a `setup` has its own.
+    rules: Rules,
+    /// The last word that was obeyed.
+    word: Word,
+    /// From the first `Rewind` to `Gone`.
+    setup: Option<Setup>,
+    /// The order is `Go`.
+    is_going: bool,
+    commands: Slab<Command>,
+    requests: Slab<Request>,
+    /// Not begun, in order.
+    pending: VecDeque<Request>,
+    /// Begun, with blocks left for which there was no command.
+    partial: VecDeque<Slot>,
+    /// To be given to the drive again, not before the tick.
+    again: VecDeque<(u32, Part)>,
+    /// Ended, not told.
+    ready: VecDeque<Done>,
+}
+
+impl NvmeCore {
+    pub(crate) fn new(
+        member: Arc<Member>,
+        shared: Arc<Shared>,
+        namespace: Arc<Namespace>,
+        rules: Rules,
+    ) -> NvmeCore {
+        let depth = member.depth as usize;
+        NvmeCore {
+            word: member.word(),
+            member,
+            shared,
+            namespace,
+            rules,
+            setup: None,
+            is_going: false,
+            commands: Slab::with_capacity(depth),
+            requests: Slab::with_capacity(depth),
+            pending: VecDeque::with_capacity(depth),
+            partial: VecDeque::with_capacity(depth),
+            again: VecDeque::with_capacity(depth),
+            ready: VecDeque::with_capacity(2 * depth),
+        }
+    }
+
+    /// Commands that may be in flight now.
+    #[inline]
+    fn has_room(&self) -> bool {
+        match &self.setup {
+            Some(setup) => self.is_going && self.commands.len() < usize::from(setup.queue.layout().depth()),
+            None => false,
+        }
+    }
+
+    /// Do what the manager says.
+    #[cold]
+    fn obey(&mut self, word: Word) {
+        let is_new = word.answer() != self.word.answer();
+        self.word = word;
+        if is_new {
+            match word.order() {
+                Order::Wait => {}
+                Order::Go => self.is_going = true,
+                Order::Stop => self.is_going = false,
+                Order::Rewind => {
+                    self.is_going = false;
+                    self.take_back();
+                    self.setup = self.member.take_setup();
+                }
+                Order::Gone => {
+                    self.is_going = false;
+                    self.take_back();
+                    self.setup = None;
+                    self.end_all();
+                }
+            }
+            self.member.answer(word);
+        }
+        if self.is_going {
+            self.check_time();
+        }
+    }
+
+    /// What took too long is to be aborted; what the Abort did not end either costs a reset.
+    fn check_time(&mut self) {
+        let (now, limits) = (self.word.tick(), self.shared.limits());
+        for (slot, command) in self.commands.iter_mut() {
+            let age = now.wrapping_sub(command.tick);
+            if age > limits.command_ticks && !command.is_abort_asked {
+                command.is_abort_asked = true;
+                self.member.ask_abort(cid_of(slot));
+            } else if age > limits.command_ticks.saturating_add(limits.abort_ticks) {
+                self.member.ask_reset();
+            }
+        }
+    }
+
+    /// The drive reaches no memory: nothing is in flight any more.
+    fn take_back(&mut self) {
+        for index in 0..self.commands.capacity() {
+            let Some(command) = self.commands.slot_at(index).and_then(|slot| self.commands.remove(slot))
+            else {
+                continue;
+            };
+            self.try_again(command.part, DiskError::Internal);
+        }
+    }
+
+    /// Everything ends with [`DiskError::Gone`].
+    fn end_all(&mut self) {
+        self.again.clear();
+        self.partial.clear();
+        for index in 0..self.requests.capacity() {
+            let Some(request) = self.requests.slot_at(index).and_then(|slot| self.requests.remove(slot))
+            else {
+                continue;
+            };
+            self.ready.push_back(ended(request, Err(DiskError::Gone)));
+        }
+        let waiting = self.pending.drain(..).map(|request| ended(request, Err(DiskError::Gone)));
+        self.ready.extend(waiting);
+    }
+
+    /// Commands for a request that was not begun, as many as there is room for.
+    #[inline]
+    fn begin(&mut self, request: Request) {
+        let Ok(slot) = self.requests.insert(request) else { panic!("begun without room") };
+        if !self.make_commands(slot) {
+            self.partial.push_back(slot);
+        }
+    }
+
+    /// Commands for what is left of a request. False when there was no room for all of it.
+    #[inline]
+    fn make_commands(&mut self, slot: Slot) -> bool {
+        loop {
+            let has_room = self.has_room();
+            let (Some(setup), Some(request)) = (&self.setup, self.requests.get_mut(slot)) else {
+                return true;
+            };
+            if request.left.blocks == 0 && !matches!(request.op, Op::Flush) {
+                return true;
+            }
+            if !has_room {
+                return false;
+            }
+            let left = request.left;
+            let blocks = setup.rules.piece_blocks(request.op, left).max(1).min(left.blocks);
+            request.left = BlockRange { lba: left.lba + u64::from(blocks), blocks: left.blocks - blocks };
+            request.outstanding += 1;
+            let is_flush = matches!(request.op, Op::Flush);
+            let part = Part { request: slot, range: BlockRange { lba: left.lba, blocks }, tries: 1 };
+            self.start(part);
+            if is_flush {
+                return true;
+            }
+        }
+    }
+
+    /// Give a part to the drive; the caller has looked for room.
+    #[inline]
+    fn start(&mut self, part: Part) {
+        let command = Command { part, tick: self.word.tick(), is_abort_asked: false };
+        let Ok(slot) = self.commands.insert(command) else { panic!("started without room") };
+        let (Some(setup), Some(request)) = (&mut self.setup, self.requests.get(part.request)) else { return };
+        match entry(setup, request, part.range, slot) {
+            Some(sqe) => setup.queue.push(sqe),
+            None => self.refuse(slot),
+        }
+    }
+
+    /// The data lies where the drive cannot be told of.
+    #[cold]
+    fn refuse(&mut self, slot: Slot) {
+        let Some(command) = self.commands.remove(slot) else { return };
+        if let Some(done) = self.end_part(command.part.request, Err(DiskError::Internal)) {
+            self.ready.push_back(done);
+        }
+    }
+
+    /// A part has ended; the request with it, when it was the last.
+    #[inline]
+    fn end_part(&mut self, slot: Slot, result: Result<(), DiskError>) -> Option<Done> {
+        let request = self.requests.get_mut(slot)?;
+        request.outstanding -= 1;
+        if let Err(error) = result {
+            request.left.blocks = 0;
+            if request.result.is_ok() {
+                request.result = Err(error);
+            }
+        }
+        if request.outstanding > 0 || request.left.blocks > 0 {
+            return None;
+        }
+        let request = self.requests.remove(slot)?;
+        let result = request.result;
+        Some(ended(request, result))
+    }
+
+    /// Once more, unless it was tried often enough.
+    fn try_again(&mut self, part: Part, error: DiskError) {
+        if part.tries > TRIES_MAX {
+            if let Some(done) = self.end_part(part.request, Err(error)) {
+                self.ready.push_back(done);
+            }
+            return;
+        }
+        let due = self.word.tick().wrapping_add(1);
+        self.again.push_back((due, Part { tries: part.tries + 1, ..part }));
+    }
+
+    #[inline]
+    fn on_completion(&mut self, completion: Completion) -> Option<Done> {
+        let slot = self.commands.slot_at(usize::from(completion.cid & SLOT_MASK));
+        let is_ours = self.setup.as_ref().is_some_and(|setup| setup.queue.qid() == completion.sqid);
+        let Some(slot) = slot.filter(|slot| cid_of(*slot) == completion.cid && is_ours) else {
+            self.shared.strays.fetch_add(1, Ordering::Relaxed);
+            return None;
+        };
+        let command = self.commands.remove(slot)?;
+        if completion.status.is_success() {
+            return self.end_part(command.part.request, Ok(()));
+        }
+        self.on_failure(command.part, completion)
+    }
+
+    #[cold]
+    fn on_failure(&mut self, part: Part, completion: Completion) -> Option<Done> {
+        let status = completion.status;
+        let request = self.requests.get(part.request)?;
+        let error = disk_error(status, !matches!(request.op, Op::Read));
+        if is_passing(status) {
+            self.try_again(part, error);
+            return None;
+        }
+        self.shared.failures.fetch_add(1, Ordering::Relaxed);
+        self.end_part(part.request, Err(error))
+    }
+
+    /// Begin what waits, as far as there is room: what the drive had already first.
+    #[inline]
+    fn step_waiting(&mut self) {
+        if !self.again.is_empty() {
+            self.step_again();
+        }
+        while let Some(slot) = self.partial.front().copied() {
+            if !self.make_commands(slot) {
+                return;
+            }
+            self.partial.pop_front();
+        }
+        while !self.pending.is_empty() && !self.requests.is_full() && self.has_room() {
+            let Some(request) = self.pending.pop_front() else { break };
+            self.begin(request);
+        }
+    }
+
+    #[cold]
+    fn step_again(&mut self) {
+        for _ in 0..self.again.len() {
+            if !self.has_room() {
+                return;
+            }
+            let Some((due, part)) = self.again.pop_front() else { return };
+            // Due: the time is behind it by less than half of all ticks.
+            if self.word.tick().wrapping_sub(due) > u32::MAX / 2 {
+                self.again.push_back((due, part));
+                continue;
+            }
+            // One of a request that has failed meanwhile is not worth it.
+            match self.requests.get(part.request).map(|request| request.result) {
+                Some(Ok(())) => self.start(part),
+                Some(Err(error)) => {
+                    if let Some(done) = self.end_part(part.request, Err(error)) {
+                        self.ready.push_back(done);
+                    }
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+/// Bits of a CID that name the slot; those above are of its generation.
+const SLOT_MASK: u16 = 0x3ff;
+
+/// The name of a command for the drive.
+#[inline]
+fn cid_of(slot: Slot) -> u16 {
+    let [i0, i1, generation, _] = slot.to_wire().to_le_bytes();
+    u16::from_le_bytes([i0, i1]) & SLOT_MASK | u16::from(generation & 0x3f) << 10
+}
+
+fn ended(request: Request, result: Result<(), DiskError>) -> Done {
+    Done { token: request.token, result, buf: request.buf }
+}
+
+/// The entry of a command; `None` when its data cannot be said.
+#[inline]
+fn entry(setup: &Setup, request: &Request, range: BlockRange, slot: Slot) -> Option<Sqe> {
+    let Setup { queue, pointers, rules } = setup;
+    let (cid, nsid, lba, blocks) = (cid_of(slot), rules.nsid, range.lba, range.blocks);
+    let list = list_page(setup, slot.index());
+    let bytes = (blocks as usize) << rules.shift;
+    let sqe = match request.op {
+        Op::Read => Sqe::read(cid, nsid, lba, blocks),
+        Op::Write { fua } => Sqe::write(cid, nsid, lba, blocks, fua),
+        Op::Flush => return Some(Sqe::flush(cid, nsid).with_prp(0, 0)),
+        Op::WriteZeroes { deallocate, fua } => {
+            return match rules.zeroing {
+                Zeroing::Command => {
+                    let is_given_back = deallocate && rules.deallocating == Deallocating::WriteZeroes;
+                    Some(zeroes(cid, rules, range, is_given_back, fua))
+                }
+                Zeroing::Writes => {
+                    // Every page of the data is the same page of zeroes.
+                    let page = queue
+                        .memory()
+                        .iova()
+                        .plus(queue.layout().list_offset(usize::from(queue.layout().depth())) as u64);
+                    zero_pages(Sqe::write(cid, nsid, lba, blocks, fua), page, bytes, list)
+                }
+            };
+        }
+        Op::Deallocate => return deallocation(cid, rules, range, list),
+    };
+    let buf = request.buf.as_ref()?;
+    let offset = usize::try_from((lba - request.lba) << rules.shift).ok()?;
+    pointers.point(sqe, buf, offset, bytes, list)
+}
+
+#[inline]
+fn list_page(setup: &Setup, slot: usize) -> ListPage<'_> {
+    let offset = setup.queue.layout().list_offset(slot);
+    let memory = setup.queue.memory();
+    let words = memory.words().get(offset / 8..(offset + PAGE_BYTES as usize) / 8).unwrap_or_default();
+    ListPage { words, iova: memory.iova().plus(offset as u64) }
+}
+
+fn zeroes(cid: u16, rules: &Rules, range: BlockRange, is_given_back: bool, fua: bool) -> Sqe {
+    let mut sqe = Sqe::write_zeroes(cid, rules.nsid, range.lba, range.blocks, is_given_back).with_prp(0, 0);
+    sqe.cdw12 = ReadWriteCdw12::from(sqe.cdw12).with_fua(fua).into();
+    sqe
+}
+
+fn deallocation(cid: u16, rules: &Rules, range: BlockRange, list: ListPage<'_>) -> Option<Sqe> {
+    match rules.deallocating {
+        Deallocating::WriteZeroes => Some(zeroes(cid, rules, range, true, false)),
+        Deallocating::DatasetManagement => {
+            let words: [u64; 2] = zerocopy::transmute!(DsmRange::new(range.lba, range.blocks));
+            for (word, value) in list.words.iter().zip(words) {
+                word.store(value, Ordering::Relaxed);
+            }
+            Some(Sqe::dsm(cid, rules.nsid, 1).with_prp(list.iova.0, 0))
+        }
+        Deallocating::No => None,
+    }
+}
+
+/// A write of zeroes: `page` as often as it takes.
+fn zero_pages(sqe: Sqe, page: Iova, bytes: usize, list: ListPage<'_>) -> Option<Sqe> {
+    let pages = bytes.div_ceil(PAGE_BYTES as usize);
+    for word in list.words.get(..pages.saturating_sub(1))? {
+        word.store(page.0.to_le(), Ordering::Relaxed);
+    }
+    let second = match pages {
+        0 | 1 => 0,
+        2 => page.0,
+        _ => list.iova.0,
+    };
+    Some(sqe.with_prp(page.0, second))
+}
+
+impl Disk for NvmeCore {
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.namespace.geometry(self.setup.as_ref().map_or(&self.rules, |setup| &setup.rules))
+    }
+
+    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+        let request = Request { token, op, left: range, lba: range.lba, buf, outstanding: 0, result: Ok(()) };
+        if let Some(result) = self.at_once(&request) {
+            return Some(ended(request, result));
+        }
+        if self.pending.is_empty() && self.partial.is_empty() && !self.requests.is_full() && self.has_room() {
+            self.begin(request);
+        } else {
+            self.pending.push_back(request);
+        }
+        None
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+        let word = self.member.word();
+        if word != self.word {
+            self.obey(word);
+        }
+        while done.len() < done.capacity() {
+            let Some(ready) = self.ready.pop_front() else { break };
+            done.push(ready);
+        }
+        if !self.is_going {
+            return !self.ready.is_empty();
+        }
+        self.step_waiting();
+        let mut is_busy = !self.commands.is_empty();
+        if let Some(setup) = &mut self.setup {
+            setup.queue.ring();
+        }
+        let mut count = 0;
+        while done.len() < done.capacity() {
+            let Some(completion) = self.setup.as_mut().and_then(|setup| setup.queue.pop()) else { break };
+            count += 1;
+            done.extend(self.on_completion(completion));
+        }
+        if count > 0 {
+            is_busy = true;
+            self.step_waiting();
+            if let Some(setup) = &mut self.setup {
+                setup.queue.acknowledge();
+                setup.queue.ring();
+            }
+        }
+        is_busy || !self.ready.is_empty()
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.requests.len() + self.pending.len() + self.ready.len()
+    }
+}
+
+impl NvmeCore {
+    /// What ends before it begins.
+    #[inline]
+    fn at_once(&self, request: &Request) -> Option<Result<(), DiskError>> {
+        if self.word.order() == Order::Gone {
+            return Some(Err(DiskError::Gone));
+        }
+        match request.op {
+            Op::Read | Op::Write { .. } if request.buf.is_none() || request.left.blocks == 0 => {
+                return Some(Err(DiskError::Internal));
+            }
+            Op::WriteZeroes { .. } | Op::Deallocate if request.left.blocks == 0 => return Some(Ok(())),
+            Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => {}
+        }
+        let rules = &self.setup.as_ref()?.rules;
+        match request.op {
+            Op::Flush if !rules.has_volatile_cache => Some(Ok(())),
+            Op::Deallocate if rules.deallocating == Deallocating::No => Some(Err(DiskError::NotSupported)),
+            Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => None,
+        }
+    }
+}
+
+impl Drop for NvmeCore {
+    /// What the drive still has must not be given to anybody else: it is never given back.
+    fn drop(&mut self) {
+        if !self.commands.is_empty() {
+            let (commands, core) = (self.commands.len(), self.member.core);
+            tracing::warn!(drive = %self.shared.address, core, commands, "closed with commands in flight; \
+                their buffers are kept from use until the process ends");
+            for index in 0..self.requests.capacity() {
+                let slot = self.requests.slot_at(index);
+                if let Some(request) = slot.and_then(|slot| self.requests.remove(slot)) {
+                    std::mem::forget(request.buf);
+                }
+            }
+        }
+        self.setup = None;
+        self.member.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cid_names_slot_and_generation_and_is_never_ffff() {
+        let mut slab = Slab::with_capacity(COMMANDS_MAX as usize);
+        let slots: Vec<Slot> = (0..COMMANDS_MAX).map(|_| slab.insert(()).expect("room")).collect();
+        let last = slots[COMMANDS_MAX as usize - 1];
+        assert_eq!(usize::from(cid_of(last) & SLOT_MASK), last.index());
+        slab.remove(last);
+        let again = slab.insert(()).expect("room");
+        assert_eq!(again.index(), last.index());
+        assert_ne!(cid_of(again), cid_of(last));
+        for generation in 0..=u16::MAX {
+            let slot = Slot::from_wire(u32::from(generation) << 16 | (COMMANDS_MAX - 1));
+            assert_ne!(cid_of(slot), u16::MAX);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! [`Drive`]: a drive as a process holds it, and [`NvmeDisk`], one of its namespaces as a disk.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nvme_spec::log::SmartLog;
+use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
+
+use crate::core::{COMMANDS_MAX, NvmeCore};
+use crate::function::Bus;
+use crate::manager::Manager;
+use crate::member::Member;
+use crate::rules::{Namespace, Rules};
+use crate::shared::{DriveFacts, Settings, Shared};
+
+/// Between steps of a manager that works on something, and of one that only watches.
+const STEP_BUSY: Duration = Duration::from_millis(1);
+const STEP_IDLE: Duration = Duration::from_millis(20);
+
+/// Managers whose drives were dropped, and that shut them down.
+static CLOSING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+
+/// Wait until every drive that was dropped is shut down. At the end of the process: otherwise the kernel
+/// resets them, and they count an unsafe shutdown.
+pub fn finish() {
+    let closing = std::mem::take(&mut *CLOSING.lock().unwrap_or_else(PoisonError::into_inner));
+    for thread in closing {
+        let _ = thread.join();
+    }
+}
+
+/// Why a drive cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("NVMe drive {address}: {why}")]
+pub struct DriveError {
+    /// Where it is.
+    pub address: String,
+    /// Why not.
+    pub why: String,
+}
+
+/// A drive, open. When it is dropped, it is shut down by its manager's thread; see [`finish`].
+pub struct Drive {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drive {
+    /// Open, enable and identify the drive at a place. Takes as long as the drive takes to become ready;
+    /// not on a core.
+    ///
+    /// # Errors
+    /// [`DriveError`], with the reason.
+    pub fn open(bus: Arc<dyn Bus>, settings: Settings) -> Result<Arc<Drive>, DriveError> {
+        let address = bus.address();
+        let shared = Shared::new(address.clone(), settings);
+        let its = Arc::clone(&shared);
+        let run = move || {
+            let begin = Instant::now();
+            let mut manager = Manager::new(its, bus);
+            while !manager.has_ended() {
+                let now = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+                std::thread::sleep(if manager.step(now) { STEP_BUSY } else { STEP_IDLE });
+            }
+        };
+        let failed = |why: String| DriveError { address: address.clone(), why };
+        let thread = std::thread::Builder::new().name(format!("nvme-{address}")).spawn(run);
+        let thread = thread.map_err(|error| failed(format!("no thread for it: {error}")))?;
+        let drive = Drive { shared, thread: Some(thread) };
+        drive.shared.wait_first().map_err(failed)?;
+        Ok(Arc::new(drive))
+    }
+
+    /// A drive whose manager is stepped by the caller: for simulation. It is in service when
+    /// [`Drive::facts`] says something.
+    #[must_use]
+    pub fn stepped(bus: Arc<dyn Bus>, settings: Settings) -> (Arc<Drive>, Manager) {
+        let shared = Shared::new(bus.address(), settings);
+        let manager = Manager::new(Arc::clone(&shared), bus);
+        (Arc::new(Drive { shared, thread: None }), manager)
+    }
+
+    /// What the drive says of itself; `None` before it was in service.
+    #[must_use]
+    pub fn facts(&self) -> Option<DriveFacts> {
+        let state = self.shared.state();
+        if state.first != Some(Ok(())) {
+            return None;
+        }
+        state.facts.clone()
+    }
+
+    /// Why it could not be opened, when it could not.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        self.shared.state().first.clone().and_then(Result::err)
+    }
+
+    /// The health log as it was read last.
+    #[must_use]
+    pub fn health(&self) -> Option<SmartLog> {
+        self.shared.state().health
+    }
+
+    /// Its namespaces that can be served.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<Arc<Namespace>> {
+        self.shared.state().namespaces.iter().map(|(namespace, _)| Arc::clone(namespace)).collect()
+    }
+
+    /// Completions that named no command, and commands that failed for good.
+    #[must_use]
+    pub fn faults(&self) -> (u64, u64) {
+        (self.shared.strays.load(Ordering::Relaxed), self.shared.failures.load(Ordering::Relaxed))
+    }
+
+    /// A namespace as the disk `name`.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`]: there is no such namespace, or none that can be served.
+    pub fn disk(self: &Arc<Self>, name: &str, nsid: u32) -> Result<Arc<NvmeDisk>, OpenError> {
+        let state = self.shared.state();
+        let found = state.namespaces.iter().find(|(namespace, _)| namespace.nsid == nsid);
+        let Some((namespace, rules)) = found else {
+            let there: Vec<u32> = state.namespaces.iter().map(|(namespace, _)| namespace.nsid).collect();
+            return Err(OpenError::Setting {
+                disk: name.to_owned(),
+                field: "namespace",
+                value: nsid.to_string(),
+                allowed: format!("{} has these that can be served: {there:?}", self.shared.address),
+            });
+        };
+        let (name, namespace, rules) = (name.to_owned(), Arc::clone(namespace), *rules);
+        Ok(Arc::new(NvmeDisk { name, drive: Arc::clone(self), namespace, rules }))
+    }
+}
+
+impl Drive {
+    /// The manager shuts it down from now on.
+    pub(crate) fn begin_closing(&self) {
+        self.shared.is_closing.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        self.begin_closing();
+        // Not joined here: this may be a core, and a drive may take seconds.
+        if let Some(thread) = self.thread.take() {
+            CLOSING.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        }
+    }
+}
+
+/// One namespace of a drive.
+pub struct NvmeDisk {
+    name: String,
+    drive: Arc<Drive>,
+    namespace: Arc<Namespace>,
+    rules: Rules,
+}
+
+impl NvmeDisk {
+    /// Its drive.
+    #[must_use]
+    pub fn drive(&self) -> &Arc<Drive> {
+        &self.drive
+    }
+}
+
+impl DiskSource for NvmeDisk {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "nvme"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.namespace.geometry(&self.rules)
+    }
+
+    /// A queue pair for this core. Its commands wait until the manager has made it.
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        let shared = &self.drive.shared;
+        let mut state = shared.state();
+        let used = state.members.iter().filter(|member| !member.is_closed()).count();
+        let given = state.facts.as_ref().map_or(0, |facts| facts.queue_pairs as usize);
+        if used >= given {
+            return Err(OpenError::Setting {
+                disk: self.name.clone(),
+                field: "cores",
+                value: (used + 1).to_string(),
+                allowed: format!(
+                    "the drive at {} gives {given} queue pairs, and each core needs one for each of its \
+                     namespaces",
+                    shared.address
+                ),
+            });
+        }
+        let depth = context.depth.clamp(1, COMMANDS_MAX);
+        let pool = context.pool.area();
+        // Here, so that whoever opens it hears of a pool that cannot be mapped.
+        let mapping = match state.function.as_ref().map(|function| function.map(&pool)).transpose() {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                return Err(OpenError::System {
+                    disk: self.name.clone(),
+                    verb: format!("map the pool of core {} ({} bytes)", context.core, pool.bytes()),
+                    source: error.source,
+                });
+            }
+        };
+        let member = Arc::new(Member::new(context.core, self.namespace.nsid, depth, pool, mapping));
+        state.members.push(Arc::clone(&member));
+        drop(state);
+        let namespace = Arc::clone(&self.namespace);
+        Ok(Box::new(NvmeCore::new(member, Arc::clone(shared), namespace, self.rules)))
+    }
+
+    /// A namespace has the size that the drive says.
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        let has = self.geometry().bytes();
+        if bytes == has {
+            return Ok(());
+        }
+        Err(ResizeError {
+            disk: self.name.clone(),
+            bytes,
+            allowed: format!("the namespace has {has} bytes; leave the size out, and it is taken from there"),
+        })
+    }
+
+    fn health(&self) -> Option<Health> {
+        self.drive.health().map(|log| Health {
+            critical_warning: log.critical_warning,
+            temperature_kelvin: log.temperature.get(),
+            spare_percent: log.available_spare,
+            spare_threshold_percent: log.available_spare_threshold,
+            used_percent: log.percentage_used,
+            media_errors: log.media_errors.get(),
+            unsafe_shutdowns: log.unsafe_shutdowns.get(),
+        })
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { bytes_used: self.geometry().bytes() }
+    }
+}

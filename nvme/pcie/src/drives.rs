@@ -1,0 +1,43 @@
+//! [`Drives`]: the drives that a process has open through VFIO, by address.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use crate::address::PciAddress;
+use crate::drive::{Drive, DriveError, finish};
+use crate::shared::Settings;
+use crate::vfio::{Vfio, VfioBus};
+
+/// Drives that are open, so that several namespaces of one are disks of one [`Drive`], in one container, so
+/// that memory is mapped once for all.
+pub struct Drives {
+    vfio: Arc<Vfio>,
+    open: Mutex<Vec<(PciAddress, Weak<Drive>)>>,
+}
+
+impl Drives {
+    /// Those of this process.
+    #[must_use]
+    pub fn here() -> &'static Drives {
+        static HERE: OnceLock<Drives> = OnceLock::new();
+        HERE.get_or_init(|| Drives { vfio: Vfio::new(), open: Mutex::new(Vec::new()) })
+    }
+
+    /// The drive at an address: the one that is open, or else it is opened, which takes as long as the drive
+    /// takes to become ready. Not on a core.
+    ///
+    /// # Errors
+    /// [`DriveError`], with the reason.
+    pub fn open(&self, address: PciAddress, settings: Settings) -> Result<Arc<Drive>, DriveError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|(_, drive)| drive.strong_count() > 0);
+        if let Some(drive) = open.iter().find(|(at, _)| *at == address).and_then(|(_, drive)| drive.upgrade())
+        {
+            return Ok(drive);
+        }
+        // It may be one that was dropped and is not closed yet.
+        finish();
+        let drive = Drive::open(Arc::new(VfioBus::new(Arc::clone(&self.vfio), address)), settings)?;
+        open.push((address, Arc::downgrade(&drive)));
+        Ok(drive)
+    }
+}

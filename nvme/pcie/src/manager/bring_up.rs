@@ -1,0 +1,305 @@
+//! From a controller in any state to one that is enabled and known: [`Life::bring_up`] (Base 2.0 section
+//! 3.5.1).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvme_spec::feature::{AsyncEventConfig, FeatureId, NumberOfQueues};
+use nvme_spec::identify::{
+    Cns, Csi, EntrySize, IdentifyController, IdentifyControllerNvm, IdentifyNamespace, NamespaceList, Oacs,
+    Oaes, Sgls,
+};
+use nvme_spec::register::{self, Aqa, Cap, Cc, Csts};
+use nvme_spec::sqe::Sqe;
+use nvme_spec::zerocopy::IntoBytes;
+
+use super::{Life, SLACK, Trouble, look, look_ready};
+use crate::admin::Admin;
+use crate::bar::Bar;
+use crate::dma::{DmaMemory, PAGE_BYTES};
+use crate::function::Function;
+use crate::queue::{Completion, Shadow};
+use crate::rules::{Namespace, Rules};
+use crate::shared::DriveFacts;
+
+/// Namespaces of a drive that are looked at.
+const NAMESPACES_MAX: usize = 128;
+
+/// An enabled controller.
+pub(super) struct Controller {
+    pub(super) admin: Admin,
+    pub(super) bar: Bar,
+    pub(super) cap: Cap,
+    pub(super) id: Box<IdentifyController>,
+    pub(super) shadow: Option<Shadow>,
+    pub(super) queue_pairs: u32,
+}
+
+impl Controller {
+    /// It takes SGLs as its data pointers.
+    pub(super) fn has_sgls(&self) -> bool {
+        Sgls::from(self.id.sgls).support() != 0
+    }
+}
+
+impl Life {
+    /// Enable the controller, and learn what it is.
+    pub(super) async fn bring_up(&mut self, function: &Arc<dyn Function>) -> Result<Controller, Trouble> {
+        let bar = function.bar();
+        let cap = Cap::from_bits(bar.read64(register::CAP.into()));
+        if cap.into_bits() == u64::MAX {
+            return Err(Trouble::Gone);
+        }
+        check_cap(cap)?;
+        let admin = Admin::new(function.as_ref(), bar.clone(), cap.dstrd())?;
+        self.enable(&bar, function, cap, &admin).await?;
+        let mut controller = Controller { admin, bar, cap, id: Box::default(), shadow: None, queue_pairs: 0 };
+        let sqe = Sqe::identify(0, Cns::CONTROLLER, 0, 0);
+        self.ask(function, &controller, sqe, "Identify Controller").await?;
+        controller.admin.data(controller.id.as_mut_bytes());
+        check_entries(&controller.id)?;
+        let mut nvm: Box<IdentifyControllerNvm> = Box::default();
+        let sqe = Sqe::identify_csi(0, Cns::CSI_CONTROLLER, 0, Csi::NVM);
+        // Base 1.4 and before do not know it, and have no such limits.
+        match self.ask(function, &controller, sqe, "Identify Controller (NVM)").await {
+            Ok(_) => controller.admin.data(nvm.as_mut_bytes()),
+            Err(Trouble::Refused { .. }) => {}
+            Err(other) => return Err(other),
+        }
+        self.number_of_queues(function, &mut controller).await?;
+        let found = self.namespaces(function, &controller, &nvm).await?;
+        self.keep(&controller, found)?;
+        self.shadow_doorbells(function, &mut controller).await?;
+        self.events(function, &controller).await?;
+        Ok(controller)
+    }
+
+    async fn enable(
+        &self,
+        bar: &Bar,
+        function: &Arc<dyn Function>,
+        cap: Cap,
+        admin: &Admin,
+    ) -> Result<(), Trouble> {
+        let limit = Duration::from_millis(u64::from(cap.timeout_ms())) + SLACK;
+        let csts = || Csts::from_bits(bar.read32(register::CSTS.into()));
+        if Cc::from_bits(bar.read32(register::CC.into())).en() || csts().rdy() {
+            bar.write32(register::CC.into(), 0);
+        }
+        let off = self.within(limit, || (!csts().rdy()).then_some(())).await;
+        if off.is_none() {
+            look(bar, function)?;
+            return Err(Trouble::Slow { what: "CSTS.RDY to become 0", limit });
+        }
+        let (sq, cq, entries) = admin.place();
+        let aqa = Aqa::new().with_asqs_z(entries - 1).with_acqs_z(entries - 1);
+        bar.write32(register::AQA.into(), aqa.into_bits());
+        bar.write64(register::ASQ.into(), sq.0);
+        bar.write64(register::ACQ.into(), cq.0);
+        let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
+        bar.write32(register::CC.into(), cc.into_bits());
+        // All ones has RDY as well: looked at by `look`.
+        let on = self.within(limit, || (csts().rdy() || csts().cfs()).then_some(())).await;
+        look(bar, function)?;
+        if on.is_none() {
+            return Err(Trouble::Slow { what: "CSTS.RDY to become 1", limit });
+        }
+        Ok(())
+    }
+
+    /// An admin command whose data, if it has any, is the admin queue's page.
+    pub(super) async fn ask(
+        &self,
+        function: &Arc<dyn Function>,
+        controller: &Controller,
+        sqe: Sqe,
+        command: &'static str,
+    ) -> Result<Completion, Trouble> {
+        let admin = &controller.admin;
+        admin.clear_data();
+        let sqe = sqe.with_prp(admin.data_iova().0, 0);
+        self.command(function, controller, sqe, command).await
+    }
+
+    /// An admin command as it is.
+    pub(super) async fn command(
+        &self,
+        function: &Arc<dyn Function>,
+        controller: &Controller,
+        sqe: Sqe,
+        command: &'static str,
+    ) -> Result<Completion, Trouble> {
+        let limit = self.shared.settings.admin_timeout;
+        let slow = Trouble::Slow { what: command, limit };
+        self.is_busy.set(true);
+        let Some(ticket) = controller.admin.start(sqe) else { return Err(slow) };
+        let ended = self.within(limit, || {
+            controller.admin.poll();
+            match controller.admin.take(ticket) {
+                Some(completion) => Some(Ok(completion)),
+                None => look_ready(&controller.bar, function).err().map(Err),
+            }
+        });
+        match ended.await {
+            None => Err(slow),
+            Some(Err(trouble)) => Err(trouble),
+            Some(Ok(completion)) if completion.status.is_success() => Ok(completion),
+            Some(Ok(completion)) => Err(Trouble::Refused { command, status: completion.status }),
+        }
+    }
+
+    async fn number_of_queues(
+        &self,
+        function: &Arc<dyn Function>,
+        controller: &mut Controller,
+    ) -> Result<(), Trouble> {
+        let wanted = self.shared.settings.queue_pairs.max(1);
+        let value = NumberOfQueues::both(wanted).into_bits();
+        let sqe = Sqe::set_features(0, FeatureId::NUMBER_OF_QUEUES, 0, value).with_prp(0, 0);
+        let answer = self.command(function, controller, sqe, "Set Features (Number of Queues)").await?;
+        let [a, b, c, d, ..] = answer.result.to_le_bytes();
+        let given = NumberOfQueues::from_bits(u32::from_le_bytes([a, b, c, d])).pairs();
+        controller.queue_pairs = given.min(wanted);
+        Ok(())
+    }
+
+    /// All that can be served, and the first reason for one that cannot.
+    async fn namespaces(
+        &self,
+        function: &Arc<dyn Function>,
+        controller: &Controller,
+        nvm: &IdentifyControllerNvm,
+    ) -> Result<Vec<(Namespace, Rules)>, Trouble> {
+        let mut list: Box<NamespaceList> = Box::default();
+        let sqe = Sqe::identify(0, Cns::ACTIVE_NAMESPACE_LIST, 0, 0);
+        self.ask(function, controller, sqe, "Identify (active namespaces)").await?;
+        controller.admin.data(list.as_mut_bytes());
+        let mut found = Vec::new();
+        for nsid in list.iter().take(NAMESPACES_MAX) {
+            let mut id: Box<IdentifyNamespace> = Box::default();
+            let sqe = Sqe::identify(0, Cns::NAMESPACE, nsid, 0);
+            self.ask(function, controller, sqe, "Identify Namespace").await?;
+            controller.admin.data(id.as_mut_bytes());
+            match Namespace::new(nsid, &id, &controller.id) {
+                Ok(namespace) => {
+                    let rules = Rules::new(&namespace, &controller.id, nvm, controller.cap.mpsmin());
+                    found.push((namespace, rules));
+                }
+                Err(unfit) => {
+                    tracing::warn!(drive = %self.shared.address, "cannot be served: {unfit}");
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Take over what the drive is; refuse another one than before.
+    fn keep(&self, controller: &Controller, found: Vec<(Namespace, Rules)>) -> Result<(), Trouble> {
+        let id = &controller.id;
+        let facts = DriveFacts {
+            serial: id.serial().to_owned(),
+            model: id.model().to_owned(),
+            firmware: id.firmware().to_owned(),
+            queue_pairs: controller.queue_pairs,
+            entries_max: controller.cap.queue_entries_max(),
+            has_sgls: controller.has_sgls(),
+            has_shadow_doorbells: Oacs::from(id.oacs).doorbell_buffer(),
+        };
+        let mut state = self.shared.state();
+        let another = |field, value: &str, was: &str| {
+            Err(Trouble::Another { field, value: value.to_owned(), was: was.to_owned() })
+        };
+        if let Some(before) = state.facts.as_ref().filter(|_| self.has_served) {
+            if before.serial != facts.serial {
+                return another("serial number", &facts.serial, &before.serial);
+            }
+            if before.model != facts.model {
+                return another("model number", &facts.model, &before.model);
+            }
+            for (namespace, _) in &state.namespaces {
+                let nsid = namespace.nsid;
+                let is_used = state.members.iter().any(|member| member.nsid == nsid && !member.is_closed());
+                if is_used && !found.iter().any(|(now, _)| now.is_same(namespace)) {
+                    let was = format!("{} of {} bytes a block", namespace.nsid, 1_u64 << namespace.shift);
+                    return another("namespace", "missing or of another identity or format", &was);
+                }
+            }
+        }
+        let before = std::mem::take(&mut state.namespaces);
+        for (now, rules) in found {
+            match before.iter().find(|(was, _)| was.is_same(&now)) {
+                Some((was, _)) => {
+                    was.set_blocks(now.blocks());
+                    state.namespaces.push((Arc::clone(was), rules));
+                }
+                None => state.namespaces.push((Arc::new(now), rules)),
+            }
+        }
+        state.facts = Some(facts);
+        Ok(())
+    }
+
+    /// Doorbells in memory, where the drive has them and they fit a page.
+    async fn shadow_doorbells(
+        &self,
+        function: &Arc<dyn Function>,
+        controller: &mut Controller,
+    ) -> Result<(), Trouble> {
+        if !Oacs::from(controller.id.oacs).doorbell_buffer() {
+            return Ok(());
+        }
+        let memory = DmaMemory::new(function.as_ref(), 2 * PAGE_BYTES as usize)?;
+        let (shadow, event) = (memory.iova(), memory.iova().plus(PAGE_BYTES.into()));
+        let sqe = Sqe::doorbell_buffer_config(0, shadow.0, event.0);
+        match self.command(function, controller, sqe, "Doorbell Buffer Config").await {
+            Ok(_) => controller.shadow = Some(Shadow { memory }),
+            // Registers serve as well.
+            Err(Trouble::Refused { .. }) => {}
+            Err(other) => return Err(other),
+        }
+        Ok(())
+    }
+
+    /// Ask for events about health and namespaces.
+    async fn events(&self, function: &Arc<dyn Function>, controller: &Controller) -> Result<(), Trouble> {
+        let offered = Oaes::from(controller.id.oaes);
+        let wanted = AsyncEventConfig::new()
+            .with_critical_warnings(0x1f)
+            .with_namespace_attribute(offered.namespace_attribute());
+        let sqe = Sqe::set_features(0, FeatureId::ASYNC_EVENT_CONFIG, 0, wanted.into_bits()).with_prp(0, 0);
+        match self.command(function, controller, sqe, "Set Features (Asynchronous Events)").await {
+            Ok(_) | Err(Trouble::Refused { .. }) => Ok(()),
+            Err(other) => Err(other),
+        }
+    }
+}
+
+fn check_cap(cap: Cap) -> Result<(), Trouble> {
+    let unfit = |field, value: String, allowed| Err(Trouble::Unfit { field, value, allowed });
+    if !cap.css_nvm() {
+        return unfit(
+            "CAP.CSS",
+            format!("{:#x}", cap.into_bits() >> 37 & 0xff),
+            "must have the NVM command set",
+        );
+    }
+    if cap.mpsmin() != 0 {
+        return unfit("CAP.MPSMIN", cap.mpsmin().to_string(), "must be 0 (pages of 4096 bytes)");
+    }
+    if cap.mqes_z() == 0 {
+        return unfit("CAP.MQES", "0".to_owned(), "must be 1 (2 entries) to 65535");
+    }
+    Ok(())
+}
+
+fn check_entries(id: &IdentifyController) -> Result<(), Trouble> {
+    let fits = |size: u8, needed: u8| {
+        let size = EntrySize::from_bits(size);
+        (size.required()..=size.largest()).contains(&needed)
+    };
+    if fits(id.sqes, 6) && fits(id.cqes, 4) {
+        return Ok(());
+    }
+    let value = format!("{:#x} and {:#x}", id.sqes, id.cqes);
+    Err(Trouble::Unfit { field: "SQES and CQES", value, allowed: "must have entries of 64 and of 16 bytes" })
+}

@@ -1,0 +1,350 @@
+//! [`Manager`]: the life of one drive, off the data path: opened, enabled, watched, reset, lost, opened
+//! again, shut down.
+//!
+//! ```text
+//!   open ─> bring_up ─> serve ── trouble ─> halt ─> bring_up ...            (halt: Stop, disable)
+//!                         │                  └─ cannot: cut off ─> lost
+//!                         └── gone, or to be removed ─> lost: Gone, closed ── once a second: open ...
+//! ```
+//!
+//! It is one future, written as one goes about it, and polled by [`Manager::step`] with the time: by the
+//! drive's thread, or by a test. Nothing in it blocks; what it waits for it looks at in each step.
+
+mod bring_up;
+mod queues;
+mod serve;
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use nvme_spec::register;
+use nvme_spec::status::Status;
+
+use crate::bar::Bar;
+use crate::dma::DmaError;
+use crate::function::{Bus, Function, MapError, OpenFunctionError};
+use crate::member::Order;
+use crate::rules::UnfitNamespace;
+use crate::shared::{Shared, TICK_MS};
+
+use bring_up::Controller;
+use queues::Place;
+
+/// Why a drive does not go on as it did.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Trouble {
+    #[error("it is gone (its registers read as ones)")]
+    Gone,
+    #[error("its removal was asked for")]
+    Removal,
+    #[error("fatal status (CSTS.CFS)")]
+    Fatal,
+    #[error("it is not enabled any more (CSTS.RDY is 0)")]
+    NotReady,
+    #[error("{what}: no answer in {limit:?}")]
+    Slow { what: &'static str, limit: Duration },
+    #[error("{command}: {status}")]
+    Refused { command: &'static str, status: Status },
+    #[error("a command did not end, aborted neither")]
+    Stuck,
+    #[error("{field} is {value}: {allowed}")]
+    Unfit { field: &'static str, value: String, allowed: &'static str },
+    #[error(transparent)]
+    Namespace(#[from] UnfitNamespace),
+    #[error(transparent)]
+    Open(#[from] OpenFunctionError),
+    #[error(transparent)]
+    Memory(#[from] DmaError),
+    #[error(transparent)]
+    Map(#[from] MapError),
+    #[error("it is another drive: {field} is {value}, and was {was}")]
+    Another { field: &'static str, value: String, was: String },
+    #[error("closing")]
+    Closing,
+}
+
+/// Function resets before a drive is given up.
+const RESETS_MAX: u32 = 3;
+
+/// See the module.
+pub struct Manager {
+    shared: Arc<Shared>,
+    now: Rc<Cell<u64>>,
+    is_busy: Rc<Cell<bool>>,
+    life: Pin<Box<dyn Future<Output = ()>>>,
+    has_ended: bool,
+}
+
+impl Manager {
+    pub(crate) fn new(shared: Arc<Shared>, bus: Arc<dyn Bus>) -> Manager {
+        let (now, is_busy) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));
+        let life = Life {
+            shared: Arc::clone(&shared),
+            bus,
+            now: Rc::clone(&now),
+            is_busy: Rc::clone(&is_busy),
+            places: Vec::new(),
+            has_served: false,
+        };
+        Manager { shared, now, is_busy, life: Box::pin(life.live()), has_ended: false }
+    }
+
+    /// Go on. `now_ms` is a time that only goes forward. True when it is soon to be called again (a
+    /// millisecond), false when 20 are soon enough.
+    pub fn step(&mut self, now_ms: u64) -> bool {
+        self.now.set(now_ms);
+        // Cores measure only how long something takes: the 32 bits may come round.
+        let [a, b, c, d, ..] = (now_ms / TICK_MS).to_le_bytes();
+        let tick = u32::from_le_bytes([a, b, c, d]);
+        for member in &self.shared.state().members {
+            if member.word().tick() != tick {
+                member.set_tick(tick);
+            }
+        }
+        if !self.has_ended {
+            let mut context = Context::from_waker(Waker::noop());
+            self.has_ended = self.life.as_mut().poll(&mut context).is_ready();
+        }
+        self.is_busy.get()
+    }
+
+    /// The drive is shut down and closed.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+}
+
+/// What the future has.
+struct Life {
+    shared: Arc<Shared>,
+    bus: Arc<dyn Bus>,
+    now: Rc<Cell<u64>>,
+    is_busy: Rc<Cell<bool>>,
+    places: Vec<Place>,
+    /// It was in service once: afterwards it is the same drive or none.
+    has_served: bool,
+}
+
+impl Life {
+    async fn live(mut self) {
+        while !self.shared.is_closing() {
+            let end = self.open_and_serve().await;
+            let was_first = self.shared.state().first.is_none();
+            if was_first {
+                // Whoever opened it hears of it, and there is no drive.
+                self.forget().await;
+                self.shared.tell_first(Err(end.to_string()));
+                break;
+            }
+            if matches!(end, Trouble::Closing) {
+                break;
+            }
+            self.forget().await;
+            self.pause(self.shared.settings.reopen_interval).await;
+        }
+        self.forget().await;
+        self.shared.tell_first(Err("closed".to_owned()));
+    }
+
+    /// Until the drive is lost, or not needed any more; it reaches no memory then.
+    async fn open_and_serve(&mut self) -> Trouble {
+        self.is_busy.set(true);
+        let function = match self.bus.open() {
+            Ok(function) => function,
+            Err(error) => return Trouble::Open(error),
+        };
+        self.shared.state().function = Some(Arc::clone(&function));
+        let mut resets = 0;
+        loop {
+            self.is_busy.set(true);
+            let bar = function.bar();
+            let trouble = match self.bring_up(&function).await {
+                Ok(controller) => {
+                    let trouble = self.serve(&function, &controller, &mut resets).await;
+                    self.stop_all().await;
+                    if matches!(trouble, Trouble::Closing | Trouble::Removal) {
+                        self.shut_down(&bar).await;
+                    }
+                    trouble
+                }
+                Err(trouble) => trouble,
+            };
+            let is_off = self.disable(&bar, &function).await;
+            let address = &self.shared.address;
+            match (&trouble, is_off) {
+                (Trouble::Closing, _) => {
+                    self.cut_off(&function, is_off);
+                    return trouble;
+                }
+                (Trouble::Gone | Trouble::Removal, _) => {
+                    tracing::error!(drive = %address, "drive lost: {trouble}");
+                    self.cut_off(&function, is_off);
+                    return trouble;
+                }
+                // It was never in service: whoever opens it decides.
+                _ if !self.has_served => {
+                    self.cut_off(&function, is_off);
+                    return trouble;
+                }
+                _ if is_off && resets < RESETS_MAX && !matches!(trouble, Trouble::Another { .. }) => {
+                    resets += 1;
+                    tracing::warn!(drive = %address, resets, "controller is reset: {trouble}");
+                }
+                _ => {
+                    tracing::error!(drive = %address, resets, "drive given up, tried again later: {trouble}");
+                    self.cut_off(&function, is_off);
+                    return trouble;
+                }
+            }
+        }
+    }
+
+    /// The drive reaches no memory from here on.
+    fn cut_off(&self, function: &Arc<dyn Function>, is_off: bool) {
+        if let Err(error) = function.set_bus_master(false)
+            && !is_off
+        {
+            tracing::warn!(drive = %self.shared.address, %error, "bus mastering cannot be turned off");
+        }
+    }
+
+    /// Every core ends what it has and lets go of the drive; then it is closed.
+    async fn forget(&mut self) {
+        self.shared.state().function = None;
+        for place in &self.places {
+            if place.member.word().order() != Order::Gone {
+                place.member.order(Order::Gone);
+            }
+        }
+        // Those that were opened meanwhile as well.
+        self.adopt();
+        for place in &self.places {
+            if place.member.word().order() != Order::Gone {
+                place.member.order(Order::Gone);
+            }
+        }
+        for index in 0..self.places.len() {
+            let Some(member) = self.places.get(index).map(|place| Arc::clone(&place.member)) else {
+                continue;
+            };
+            wait(|| member.has_answered().then_some(())).await;
+        }
+        for place in &mut self.places {
+            place.let_go();
+        }
+        self.drop_closed();
+    }
+
+    /// Nothing of a core touches its queue any more.
+    async fn stop_all(&mut self) {
+        for place in self.places.iter().filter(|place| place.is_live()) {
+            place.member.order(Order::Stop);
+        }
+        for index in 0..self.places.len() {
+            let Some(place) = self.places.get(index) else { continue };
+            let member = Arc::clone(&place.member);
+            wait(|| member.has_answered().then_some(())).await;
+        }
+    }
+
+    /// Tell the controller that power may go (Base 2.0 section 3.6.1), and wait for it.
+    async fn shut_down(&self, bar: &Bar) {
+        use register::{CC, CSTS, Cc, Csts, ShutdownNotification, ShutdownStatus};
+        if bar.read32(CSTS.into()) == u32::MAX {
+            return;
+        }
+        let cc = Cc::from_bits(bar.read32(CC.into())).with_shn(ShutdownNotification::NORMAL.0);
+        bar.write32(CC.into(), cc.into_bits());
+        let is_complete = || {
+            let csts = bar.read32(CSTS.into());
+            csts == u32::MAX || Csts::from_bits(csts).shutdown() == ShutdownStatus::COMPLETE
+        };
+        let limit = self.shared.settings.admin_timeout.min(SHUTDOWN_MAX);
+        if self.within(limit, || is_complete().then_some(())).await.is_none() {
+            tracing::warn!(drive = %self.shared.address, ?limit, "no answer to the shutdown notification");
+        }
+    }
+
+    /// CC.EN 0 and CSTS.RDY 0, or a function reset. False: the drive may still reach memory.
+    async fn disable(&self, bar: &Bar, function: &Arc<dyn Function>) -> bool {
+        use register::{CAP, CC, CSTS, Cap, Cc, Csts};
+        if bar.read32(CSTS.into()) == u32::MAX {
+            return false;
+        }
+        let cc = Cc::from_bits(bar.read32(CC.into())).with_en(false).with_shn(0);
+        bar.write32(CC.into(), cc.into_bits());
+        let timeout = Cap::from_bits(bar.read64(CAP.into())).timeout_ms();
+        let limit = Duration::from_millis(u64::from(timeout)) + SLACK;
+        let is_off = || {
+            let csts = bar.read32(CSTS.into());
+            if csts == u32::MAX { Some(false) } else { (!Csts::from_bits(csts).rdy()).then_some(true) }
+        };
+        if self.within(limit, is_off).await == Some(true) {
+            return true;
+        }
+        match function.reset() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(drive = %self.shared.address, %error, "function reset failed");
+                false
+            }
+        }
+    }
+
+    /// What `f` gives, or nothing when `limit` is over.
+    async fn within<T>(&self, limit: Duration, mut f: impl FnMut() -> Option<T>) -> Option<T> {
+        let end = self.now.get().saturating_add(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+        wait(|| match f() {
+            Some(value) => Some(Some(value)),
+            None if self.now.get() >= end => Some(None),
+            None => None,
+        })
+        .await
+    }
+
+    /// Let time pass, unless the drive is not needed any more.
+    async fn pause(&self, time: Duration) {
+        self.is_busy.set(false);
+        self.within(time, || self.shared.is_closing().then_some(())).await;
+        self.is_busy.set(true);
+    }
+}
+
+/// More than CAP.TO says.
+const SLACK: Duration = Duration::from_millis(500);
+/// For the shutdown notification.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
+
+/// Poll `f` once a step until it gives something.
+async fn wait<T>(mut f: impl FnMut() -> Option<T>) -> T {
+    poll_fn(|_| f().map_or(Poll::Pending, Poll::Ready)).await
+}
+
+/// What a look at the registers tells.
+fn look(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), Trouble> {
+    let csts = bar.read32(register::CSTS.into());
+    if csts == u32::MAX {
+        return Err(Trouble::Gone);
+    }
+    if function.is_removal_asked() {
+        return Err(Trouble::Removal);
+    }
+    if register::Csts::from_bits(csts).cfs() {
+        return Err(Trouble::Fatal);
+    }
+    Ok(())
+}
+
+/// The same of a controller that was ready.
+fn look_ready(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), Trouble> {
+    look(bar, function)?;
+    // Somebody reset it behind us, or it was pulled where the bus answers zeroes.
+    let is_ready = register::Csts::from_bits(bar.read32(register::CSTS.into())).rdy();
+    if is_ready { Ok(()) } else { Err(Trouble::NotReady) }
+}

@@ -1,0 +1,182 @@
+//! [`Place`]: a member's queue pair on the controller, as the manager makes and deletes it.
+
+use std::sync::Arc;
+
+use nvme_spec::sqe::Sqe;
+
+use super::{Controller, Life, Trouble, look_ready, wait};
+use crate::dma::DmaMemory;
+use crate::function::{Function, Mapping};
+use crate::member::{Member, Order, Setup};
+use crate::pointers::{Pointers, Window};
+use crate::queue::{Layout, QueuePair};
+
+/// What belongs to one member.
+pub(super) struct Place {
+    pub(super) member: Arc<Member>,
+    /// 1 on.
+    qid: u16,
+    /// Of the function that is open now.
+    memory: Option<(Layout, Arc<DmaMemory>)>,
+    pool: Option<Box<dyn Mapping>>,
+    /// The controller has queues for it.
+    has_queues: bool,
+}
+
+impl Place {
+    /// The core works, or is to stop working, with a queue.
+    pub(super) fn is_live(&self) -> bool {
+        !matches!(self.member.word().order(), Order::Gone | Order::Wait | Order::Stop)
+    }
+
+    /// Its queues' identifier.
+    pub(super) fn qid(&self) -> u16 {
+        self.qid
+    }
+
+    /// It needs queues.
+    fn is_new(&self) -> bool {
+        !self.has_queues && !self.member.is_closed()
+    }
+
+    /// The function is closed.
+    pub(super) fn let_go(&mut self) {
+        self.has_queues = false;
+        self.member.put_setup(None);
+        drop(self.member.take_mapping());
+        self.memory = None;
+        self.pool = None;
+    }
+}
+
+impl Life {
+    /// Members that were opened since.
+    pub(super) fn adopt(&mut self) {
+        let members: Vec<_> = self.shared.state().members.clone();
+        for member in members {
+            if self.places.iter().any(|place| Arc::ptr_eq(&place.member, &member)) {
+                continue;
+            }
+            let is_free = |qid: &u16| self.places.iter().all(|place| place.qid != *qid);
+            let Some(qid) = (1..=u16::MAX).find(is_free) else { continue };
+            self.places.push(Place { member, qid, memory: None, pool: None, has_queues: false });
+        }
+    }
+
+    /// Members whose core is gone, and that have no queues any more.
+    pub(super) fn drop_closed(&mut self) {
+        self.places.retain(|place| !place.member.is_closed() || place.has_queues);
+        let places = &self.places;
+        let is_kept = |member: &Arc<Member>| {
+            !member.is_closed() || places.iter().any(|place| Arc::ptr_eq(&place.member, member))
+        };
+        self.shared.state().members.retain(is_kept);
+    }
+
+    /// The controller was disabled: it has no queues.
+    pub(super) fn forget_queues(&mut self) {
+        self.places.iter_mut().for_each(|place| place.has_queues = false);
+    }
+
+    /// Queues for every member that has none, and no queues for members that are gone.
+    pub(super) async fn settle(
+        &mut self,
+        function: &Arc<dyn Function>,
+        controller: &Controller,
+    ) -> Result<(), Trouble> {
+        self.adopt();
+        for index in 0..self.places.len() {
+            let Some(place) = self.places.get(index) else { continue };
+            if place.is_new() {
+                self.make(function, controller, index).await?;
+            } else if place.has_queues && place.member.is_closed() {
+                self.delete(function, controller, index).await?;
+            }
+        }
+        self.drop_closed();
+        Ok(())
+    }
+
+    /// The member's memory and queues; then it works.
+    async fn make(
+        &mut self,
+        function: &Arc<dyn Function>,
+        controller: &Controller,
+        index: usize,
+    ) -> Result<(), Trouble> {
+        let Some(place) = self.places.get_mut(index) else { return Ok(()) };
+        let member = Arc::clone(&place.member);
+        let layout = Layout::new(member.depth, controller.cap.queue_entries_max());
+        let memory = match &place.memory {
+            Some((was, memory)) if *was == layout => Arc::clone(memory),
+            _ => DmaMemory::new(function.as_ref(), layout.bytes())?,
+        };
+        place.memory = Some((layout, Arc::clone(&memory)));
+        let pool = match place.pool.take().or_else(|| member.take_mapping()) {
+            Some(pool) => pool,
+            None => function.map(&member.pool)?,
+        };
+        let window = Window::new(&member.pool, pool.iova());
+        place.pool = Some(pool);
+        let rules = self.shared.rules(member.nsid);
+        let Some(rules) = rules else {
+            if member.word().order() != Order::Gone {
+                member.order(Order::Gone);
+            }
+            return Ok(());
+        };
+        let qid = place.qid;
+        memory.clear();
+        let queue = QueuePair::new(qid, layout, memory, controller.bar.clone(), controller.cap.dstrd())
+            .with_shadow(controller.shadow.clone());
+        let (sq, cq) = (queue.sq_iova(), queue.cq_iova());
+        let pointers = Pointers { window, has_sgls: controller.has_sgls() };
+        member.put_setup(Some(Setup { queue, pointers, rules }));
+        member.order(Order::Rewind);
+        self.answered(function, controller, &member).await?;
+        let sqe = Sqe::create_io_cq(0, qid, layout.cq_entries - 1, cq.0);
+        self.command(function, controller, sqe, "Create I/O Completion Queue").await?;
+        let sqe = Sqe::create_io_sq(0, qid, layout.sq_entries - 1, sq.0, qid);
+        self.command(function, controller, sqe, "Create I/O Submission Queue").await?;
+        if let Some(place) = self.places.get_mut(index) {
+            place.has_queues = true;
+        }
+        member.order(Order::Go);
+        Ok(())
+    }
+
+    /// The controller has no queues for it any more, nor the memory.
+    async fn delete(
+        &mut self,
+        function: &Arc<dyn Function>,
+        controller: &Controller,
+        index: usize,
+    ) -> Result<(), Trouble> {
+        let Some(qid) = self.places.get(index).map(|place| place.qid) else { return Ok(()) };
+        let sqe = Sqe::delete_io_sq(0, qid);
+        self.command(function, controller, sqe, "Delete I/O Submission Queue").await?;
+        let sqe = Sqe::delete_io_cq(0, qid);
+        self.command(function, controller, sqe, "Delete I/O Completion Queue").await?;
+        if let Some(place) = self.places.get_mut(index) {
+            place.let_go();
+        }
+        Ok(())
+    }
+
+    /// The core did what was ordered last.
+    async fn answered(
+        &self,
+        function: &Arc<dyn Function>,
+        controller: &Controller,
+        member: &Arc<Member>,
+    ) -> Result<(), Trouble> {
+        self.is_busy.set(true);
+        wait(|| {
+            if member.has_answered() {
+                return Some(Ok(()));
+            }
+            look_ready(&controller.bar, function).err().map(Err)
+        })
+        .await
+    }
+}

@@ -1,0 +1,220 @@
+//! [`Member`]: what a core and the drive's manager share about one queue pair.
+//!
+//! The manager writes the *word* (an [`Order`] with its epoch, and the tick); the core obeys it in its next
+//! poll and answers with the same order in `seen`. In steady state the core loads the word once a turn.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use spindle_reactor::mem::Area;
+
+use crate::function::Mapping;
+use crate::pointers::Pointers;
+use crate::queue::QueuePair;
+use crate::rules::Rules;
+
+/// What a core may do with its queue pair. See `docs/nvme.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Nothing yet: requests wait.
+    Wait,
+    /// Work.
+    Go,
+    /// Touch nothing of the queue any more.
+    Stop,
+    /// The drive reaches no memory: take what was in flight back, and the new queue.
+    Rewind,
+    /// The drive reaches no memory and is not there: end everything, let go of it.
+    Gone,
+}
+
+/// An order, the how-manieth it is, and the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Word(u64);
+
+impl Word {
+    const ORDER_BITS: u32 = 3;
+
+    pub(crate) fn order(self) -> Order {
+        match self.0 & 7 {
+            0 => Order::Wait,
+            1 => Order::Go,
+            2 => Order::Stop,
+            3 => Order::Rewind,
+            _ => Order::Gone,
+        }
+    }
+
+    /// Order and epoch: what is answered.
+    pub(crate) fn answer(self) -> u32 {
+        let [a, b, c, d, ..] = self.0.to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    }
+
+    /// The time, in ticks.
+    pub(crate) fn tick(self) -> u32 {
+        let [.., e, f, g, h] = self.0.to_le_bytes();
+        u32::from_le_bytes([e, f, g, h])
+    }
+
+    fn next(self, order: Order) -> Word {
+        let epoch = self.answer() >> Self::ORDER_BITS;
+        let low = epoch.wrapping_add(1) << Self::ORDER_BITS | order as u32;
+        Word(u64::from(low) | u64::from(self.tick()) << 32)
+    }
+
+    fn at(self, tick: u32) -> Word {
+        Word(u64::from(self.answer()) | u64::from(tick) << 32)
+    }
+}
+
+/// What a core gets with [`Order::Rewind`].
+pub(crate) struct Setup {
+    pub(crate) queue: QueuePair,
+    pub(crate) pointers: Pointers,
+    pub(crate) rules: Rules,
+}
+
+/// One core's queue pair. Each half has cache lines of its own (two: processors fetch them in pairs).
+pub(crate) struct Member {
+    /// By the manager.
+    word: Padded<AtomicU64>,
+    /// By the core.
+    seen: Padded<AtomicU32>,
+    /// The core has dropped its handle, with nothing in flight that it would miss.
+    is_closed: AtomicBool,
+    /// A command was not ended by its Abort either.
+    wants_reset: AtomicBool,
+    /// Commands, by CID, that took too long.
+    aborts: Mutex<Vec<u16>>,
+    setup: Mutex<Option<Setup>>,
+    /// The pool's, of the function that was open when the core opened the disk.
+    mapping: Mutex<Option<Box<dyn Mapping>>>,
+    /// The namespace.
+    pub(crate) nsid: u32,
+    /// Commands in flight that the core would like.
+    pub(crate) depth: u32,
+    /// The core's pool.
+    pub(crate) pool: Area,
+    /// Core, for messages.
+    pub(crate) core: usize,
+}
+
+#[repr(align(128))]
+struct Padded<T>(T);
+
+impl Member {
+    pub(crate) fn new(
+        core: usize,
+        nsid: u32,
+        depth: u32,
+        pool: Area,
+        mapping: Option<Box<dyn Mapping>>,
+    ) -> Member {
+        Member {
+            word: Padded(AtomicU64::new(0)),
+            seen: Padded(AtomicU32::new(0)),
+            is_closed: AtomicBool::new(false),
+            wants_reset: AtomicBool::new(false),
+            aborts: Mutex::new(Vec::new()),
+            setup: Mutex::new(None),
+            mapping: Mutex::new(mapping),
+            nsid,
+            depth,
+            pool,
+            core,
+        }
+    }
+
+    /// What is ordered now.
+    #[inline]
+    pub(crate) fn word(&self) -> Word {
+        Word(self.word.0.load(Ordering::Acquire))
+    }
+
+    /// The core did what `word` says.
+    pub(crate) fn answer(&self, word: Word) {
+        self.seen.0.store(word.answer(), Ordering::Release);
+    }
+
+    /// The manager's next order. Only the manager calls this and [`Member::set_tick`].
+    pub(crate) fn order(&self, order: Order) {
+        self.word.0.store(self.word().next(order).0, Ordering::Release);
+    }
+
+    /// The time.
+    pub(crate) fn set_tick(&self, tick: u32) {
+        self.word.0.store(self.word().at(tick).0, Ordering::Release);
+    }
+
+    /// The core has done what was ordered last, or there is no core any more.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.is_closed() || self.seen.0.load(Ordering::Acquire) == self.word().answer()
+    }
+
+    /// The core is gone.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// True when the core is gone.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// A command takes too long: it is to be aborted.
+    pub(crate) fn ask_abort(&self, cid: u16) {
+        self.aborts.lock().unwrap_or_else(PoisonError::into_inner).push(cid);
+    }
+
+    /// The next command to abort.
+    pub(crate) fn next_abort(&self) -> Option<u16> {
+        self.aborts.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    /// Aborting did not help.
+    pub(crate) fn ask_reset(&self) {
+        self.wants_reset.store(true, Ordering::Relaxed);
+    }
+
+    /// True, once, when a reset was asked for.
+    pub(crate) fn take_reset(&self) -> bool {
+        self.wants_reset.swap(false, Ordering::Relaxed)
+    }
+
+    /// The pool's mapping, once.
+    pub(crate) fn take_mapping(&self) -> Option<Box<dyn Mapping>> {
+        self.mapping.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// For the next [`Order::Rewind`].
+    pub(crate) fn put_setup(&self, setup: Option<Setup>) {
+        *self.setup.lock().unwrap_or_else(PoisonError::into_inner) = setup;
+    }
+
+    /// What was put.
+    pub(crate) fn take_setup(&self) -> Option<Setup> {
+        self.setup.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_order_is_another_word_and_time_changes_no_order() {
+        let mut word = Word(0);
+        assert_eq!((word.order(), word.tick()), (Order::Wait, 0));
+        for order in [Order::Rewind, Order::Go, Order::Stop, Order::Rewind, Order::Gone, Order::Wait] {
+            let next = word.next(order);
+            assert_eq!(next.order(), order);
+            assert_ne!(next.answer(), word.answer());
+            let later = next.at(u32::MAX);
+            assert_eq!((later.answer(), later.tick()), (next.answer(), u32::MAX));
+            word = later;
+        }
+        let last = Word(u64::from(u32::MAX)).next(Order::Go);
+        assert_eq!(last.answer(), Order::Go as u32);
+    }
+}

@@ -1,0 +1,331 @@
+//! Data pointers: from a part of a [`Buf`] to PRPs or SGL descriptors (Base 2.0 sections 4.1.1 and 4.1.2).
+//!
+//! ```text
+//!   one or two pages           PRP 1, PRP 2                       nothing else is touched
+//!   in one piece               one SGL data block in the entry    where the drive has SGLs
+//!   in several, up to 256      SGL last segment -> the command's own list page
+//!   any, in whole pages        PRP 1, PRP 2 -> list in the same page
+//! ```
+//!
+//! What it does not do: it moves no byte. Memory outside of the core's pool is refused.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nvme_spec::sqe::{Sgl, Sqe};
+use nvme_spec::zerocopy;
+use spindle_reactor::mem::{Area, Buf};
+
+use crate::dma::{Iova, PAGE_BYTES};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// Descriptors, of 16 bytes, in the list page.
+const DESCRIPTORS_MAX: usize = PAGE_BYTES as usize / 16;
+
+/// Most bytes of a command: a list of 257 pages is one more than PRP 1 and half of a list page.
+pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+
+/// The core's pool as the drive sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    base: usize,
+    bytes: usize,
+    iova: Iova,
+}
+
+impl Window {
+    /// All of an area, which the drive sees at `iova`.
+    pub(crate) fn new(area: &Area, iova: Iova) -> Window {
+        Window { base: area.base().addr().get(), bytes: area.bytes(), iova }
+    }
+
+    /// Where the drive sees these bytes; `None` outside.
+    #[inline]
+    fn iova(&self, piece: &[u8]) -> Option<u64> {
+        let offset = piece.as_ptr().addr().wrapping_sub(self.base);
+        if offset <= self.bytes && piece.len() <= self.bytes - offset {
+            Some(self.iova.0 + offset as u64)
+        } else {
+            None
+        }
+    }
+}
+
+/// What a drive can be told.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pointers {
+    pub(crate) window: Window,
+    /// The drive takes SGLs.
+    pub(crate) has_sgls: bool,
+}
+
+/// A command's page for list entries, and where the drive sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct ListPage<'a> {
+    pub(crate) words: &'a [AtomicU64],
+    pub(crate) iova: Iova,
+}
+
+impl ListPage<'_> {
+    #[inline]
+    fn set(&self, index: usize, value: u64) -> Option<()> {
+        self.words.get(index)?.store(value.to_le(), Ordering::Relaxed);
+        Some(())
+    }
+}
+
+impl Pointers {
+    /// The entry with the data pointer of `buf[offset .. offset + bytes]`. `None` when that memory cannot be
+    /// said: it is not the pool's, or its inner ends are not those of pages.
+    #[inline]
+    pub(crate) fn point(
+        &self,
+        sqe: Sqe,
+        buf: &Buf,
+        offset: usize,
+        bytes: usize,
+        list: ListPage<'_>,
+    ) -> Option<Sqe> {
+        if let Some(whole) = buf.as_slice() {
+            let piece = whole.get(offset..offset.checked_add(bytes)?)?;
+            let iova = self.window.iova(piece)?;
+            let first = PAGE - iova % PAGE;
+            let bytes = bytes as u64;
+            if bytes <= first {
+                return Some(sqe.with_prp(iova, 0));
+            }
+            if bytes <= first + PAGE {
+                return Some(sqe.with_prp(iova, iova + first));
+            }
+            if self.has_sgls {
+                return Some(sqe.with_sgl(Sgl::data_block(iova, u32::try_from(bytes).ok()?)));
+            }
+        }
+        self.point_list(sqe, buf, offset, bytes, list)
+    }
+
+    fn point_list(
+        &self,
+        sqe: Sqe,
+        buf: &Buf,
+        offset: usize,
+        bytes: usize,
+        list: ListPage<'_>,
+    ) -> Option<Sqe> {
+        if offset.checked_add(bytes)? > buf.len() {
+            return None;
+        }
+        let pieces = Pieces { segments: buf.segments(), skip: offset, left: bytes };
+        if self.has_sgls
+            && let Some(sqe) = self.segments(sqe, pieces, list)
+        {
+            return Some(sqe);
+        }
+        let pieces = Pieces { segments: buf.segments(), skip: offset, left: bytes };
+        self.prps(sqe, pieces, list)
+    }
+
+    fn segments<'a, S: Iterator<Item = &'a [u8]>>(
+        &self,
+        sqe: Sqe,
+        pieces: Pieces<S>,
+        list: ListPage<'_>,
+    ) -> Option<Sqe> {
+        let mut count = 0;
+        for piece in pieces {
+            if count == DESCRIPTORS_MAX {
+                return None;
+            }
+            let block = Sgl::data_block(self.window.iova(piece)?, u32::try_from(piece.len()).ok()?);
+            let words: [[u8; 8]; 2] = zerocopy::transmute!(block);
+            for (half, word) in words.into_iter().enumerate() {
+                list.set(2 * count + half, u64::from_le_bytes(word))?;
+            }
+            count += 1;
+        }
+        // At most a page.
+        let list_bytes = u32::try_from(count * size_of::<Sgl>()).ok()?;
+        Some(sqe.with_sgl(Sgl::last_segment(list.iova.0, list_bytes)))
+    }
+
+    fn prps<'a, S: Iterator<Item = &'a [u8]>>(
+        &self,
+        sqe: Sqe,
+        pieces: Pieces<S>,
+        list: ListPage<'_>,
+    ) -> Option<Sqe> {
+        let (mut first, mut second, mut count) = (0, 0, 0_usize);
+        let mut ends_page = true;
+        for piece in pieces {
+            let begin = self.window.iova(piece)?;
+            let end = begin + piece.len() as u64;
+            // Only the first entry may begin within a page, and only the last may end within one.
+            if !ends_page || (count > 0 && !begin.is_multiple_of(PAGE)) {
+                return None;
+            }
+            ends_page = end.is_multiple_of(PAGE);
+            let mut at = begin;
+            while at < end {
+                match count {
+                    0 => first = at,
+                    1 => second = at,
+                    _ => {}
+                }
+                if count > 0 {
+                    list.set(count - 1, at)?;
+                }
+                count += 1;
+                at = (at / PAGE + 1) * PAGE;
+            }
+        }
+        match count {
+            0 => None,
+            1 => Some(sqe.with_prp(first, 0)),
+            2 => Some(sqe.with_prp(first, second)),
+            _ => Some(sqe.with_prp(first, list.iova.0)),
+        }
+    }
+}
+
+/// The contiguous pieces of a part of a buffer.
+struct Pieces<S> {
+    segments: S,
+    skip: usize,
+    left: usize,
+}
+
+impl<'a, S: Iterator<Item = &'a [u8]>> Iterator for Pieces<S> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        while self.left > 0 {
+            let segment = self.segments.next()?;
+            if self.skip >= segment.len() {
+                self.skip -= segment.len();
+                continue;
+            }
+            let bytes = self.left.min(segment.len() - self.skip);
+            let piece = segment.get(self.skip..self.skip + bytes)?;
+            self.skip = 0;
+            self.left -= bytes;
+            return Some(piece);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_spec::sqe::{Psdt, SglKind};
+    use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+
+    const IOVA: u64 = 0x10_0000_0000;
+
+    struct World {
+        pool: Pool,
+        window: Window,
+        list: Vec<AtomicU64>,
+    }
+
+    impl World {
+        fn new(zones: &[(u32, u32)]) -> World {
+            let zones: Vec<_> =
+                zones.iter().map(|(bytes, count)| ZoneSpec { buffer_bytes: *bytes, count: *count }).collect();
+            let pool = Pool::new(&zones, Pages::Base).expect("a pool");
+            let window = Window::new(&pool.area(), Iova(IOVA));
+            World { pool, window, list: (0..512).map(|_| AtomicU64::new(u64::MAX)).collect() }
+        }
+
+        fn point(&self, buf: &Buf, offset: usize, bytes: usize, has_sgls: bool) -> Option<Sqe> {
+            let list = ListPage { words: &self.list, iova: Iova(0x7000) };
+            Pointers { window: self.window, has_sgls }.point(Sqe::read(1, 1, 0, 1), buf, offset, bytes, list)
+        }
+
+        fn listed(&self) -> Vec<u64> {
+            let words = self.list.iter().map(|word| word.load(Ordering::Relaxed));
+            words.take_while(|word| *word != u64::MAX).collect()
+        }
+
+        /// Where the drive sees a byte of the buffer.
+        fn at(&self, buf: &Buf, offset: usize) -> u64 {
+            let mut skip = offset;
+            for segment in buf.segments() {
+                if skip < segment.len() {
+                    return self.window.iova(&segment[skip..=skip]).expect("of the pool");
+                }
+                skip -= segment.len();
+            }
+            panic!("behind the end");
+        }
+    }
+
+    #[test]
+    fn one_and_two_pages_need_no_list() {
+        let world = World::new(&[(65_536, 2)]);
+        let buf = world.pool.take(65_536).expect("room");
+        for (offset, bytes, second) in [
+            (0, 4096, None),
+            (512, 3584, None),
+            (512, 4096, Some(4096)),
+            (0, 8192, Some(4096)),
+            (4096, 512, None),
+        ] {
+            let sqe = world.point(&buf, offset, bytes, true).expect("said");
+            let second = second.map_or(0, |second| world.at(&buf, second));
+            assert_eq!((sqe.psdt(), sqe.sgl.prp()), (Psdt::PRP, (world.at(&buf, offset), second)));
+        }
+        assert!(world.listed().is_empty());
+    }
+
+    #[test]
+    fn more_in_one_piece_is_one_descriptor_or_a_list_of_pages() {
+        let world = World::new(&[(65_536, 2)]);
+        let buf = world.pool.take(65_536).expect("room");
+        let sqe = world.point(&buf, 512, 16_384, true).expect("said");
+        assert_eq!((sqe.psdt(), sqe.sgl.kind()), (Psdt::SGL, SglKind::DATA_BLOCK_ADDRESS));
+        assert_eq!((sqe.sgl.address(), sqe.sgl.bytes()), (world.at(&buf, 512), 16_384));
+        let sqe = world.point(&buf, 512, 16_384, false).expect("said");
+        assert_eq!((sqe.psdt(), sqe.sgl.prp()), (Psdt::PRP, (world.at(&buf, 512), 0x7000)));
+        let pages: Vec<u64> = [4096, 8192, 12_288, 16_384].map(|at| world.at(&buf, at)).into();
+        assert_eq!(world.listed(), pages);
+    }
+
+    #[test]
+    fn several_pieces_are_a_list_of_descriptors_or_of_pages() {
+        let world = World::new(&[(4096, 20), (65_536, 1)]);
+        let (_large, buf) = (world.pool.take(65_536), world.pool.take(5 * 4096).expect("in pieces"));
+        assert!(!buf.is_contiguous());
+        let sqe = world.point(&buf, 1024, 3 * 4096, true).expect("said");
+        assert_eq!((sqe.sgl.kind(), sqe.sgl.address()), (SglKind::LAST_SEGMENT_ADDRESS, 0x7000));
+        assert_eq!(sqe.sgl.bytes(), 4 * 16);
+        let listed = world.listed();
+        assert_eq!((listed[0], listed[1] & 0xffff_ffff), (world.at(&buf, 1024), 3072));
+        assert_eq!((listed[6], listed[7] & 0xffff_ffff), (world.at(&buf, 3 * 4096), 1024));
+        let world = World::new(&[(4096, 20), (65_536, 1)]);
+        let (_large, buf) = (world.pool.take(65_536), world.pool.take(5 * 4096).expect("in pieces"));
+        let sqe = world.point(&buf, 1024, 3 * 4096, false).expect("said");
+        assert_eq!(sqe.sgl.prp(), (world.at(&buf, 1024), 0x7000));
+        assert_eq!(world.listed(), [4096, 8192, 12_288].map(|at| world.at(&buf, at)));
+    }
+
+    #[test]
+    fn the_largest_command_fits_its_list_page_at_any_offset() {
+        let world = World::new(&[(2 << 20, 1)]);
+        let buf = world.pool.take(257 * 4096).expect("room");
+        let sqe = world.point(&buf, 512, TRANSFER_BYTES_MAX as usize, false).expect("said");
+        assert_eq!((sqe.psdt(), sqe.sgl.prp()), (Psdt::PRP, (world.at(&buf, 512), 0x7000)));
+        assert_eq!(world.listed().len(), 256);
+        assert!(world.point(&buf, 0, TRANSFER_BYTES_MAX as usize + 4096, false).is_some());
+    }
+
+    #[test]
+    fn memory_that_is_not_the_pools_is_refused() {
+        let world = World::new(&[(65_536, 2)]);
+        assert!(world.point(&Buf::zeroes(4096), 0, 4096, true).is_none());
+        assert!(world.point(&Buf::heap(4096), 0, 4096, false).is_none());
+        let buf = world.pool.take(8192).expect("room");
+        assert!(world.point(&buf, 4096, 8192, true).is_none(), "longer than the buffer");
+        assert!(world.point(&buf, usize::MAX, 2, true).is_none());
+    }
+}

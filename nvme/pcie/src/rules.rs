@@ -1,0 +1,293 @@
+//! [`Rules`]: what a controller and its namespace allow, as the data path needs it; and [`Namespace`].
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nvme_spec::identify::{IdentifyController, IdentifyControllerNvm, IdentifyNamespace, Nsfeat, Oncs, Vwc};
+use spindle_disk::{BlockRange, Geometry, Op};
+
+use crate::pointers::TRANSFER_BYTES_MAX;
+
+/// Most blocks of a command but Dataset Management: NLB has 16 bits.
+const NLB_MAX: u32 = 1 << 16;
+
+/// How a range becomes zeroes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Zeroing {
+    /// Write Zeroes.
+    Command,
+    /// Writes of a page of zeroes.
+    Writes,
+}
+
+/// How a range gives its space back and reads as zeroes afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Deallocating {
+    /// Write Zeroes with DEAC.
+    WriteZeroes,
+    /// Dataset Management, where DLFEAT says that it reads as zeroes afterwards.
+    DatasetManagement,
+    /// Not at all.
+    No,
+}
+
+/// What one namespace of one controller allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rules {
+    pub(crate) nsid: u32,
+    /// Shift that turns blocks into bytes.
+    pub(crate) shift: u32,
+    /// Most blocks of a command with data.
+    pub(crate) transfer_blocks: u32,
+    /// No command with data should cross a multiple of this (NOIOB); 0 for none.
+    pub(crate) boundary_blocks: u32,
+    /// Most blocks of one Write Zeroes.
+    pub(crate) zeroing_blocks: u32,
+    pub(crate) zeroing: Zeroing,
+    pub(crate) deallocating: Deallocating,
+    /// Without one, a flush has nothing to do.
+    pub(crate) has_volatile_cache: bool,
+}
+
+impl Rules {
+    /// From what the drive says. `mpsmin` is CAP.MPSMIN.
+    pub(crate) fn new(
+        namespace: &Namespace,
+        controller: &IdentifyController,
+        nvm: &IdentifyControllerNvm,
+        mpsmin: u8,
+    ) -> Rules {
+        let oncs = Oncs::from(controller.oncs);
+        let transfer = controller.transfer_bytes_max(mpsmin).unwrap_or(u64::MAX);
+        let transfer = transfer.min(u64::from(TRANSFER_BYTES_MAX)) >> namespace.shift;
+        let unit_shift = 12 + u32::from(mpsmin);
+        let in_units = |exponent: u8| match exponent {
+            0 => NLB_MAX,
+            _ => {
+                let bytes = 1_u64.checked_shl(unit_shift + u32::from(exponent)).unwrap_or(u64::MAX);
+                u32::try_from(bytes >> namespace.shift).unwrap_or(u32::MAX).clamp(1, NLB_MAX)
+            }
+        };
+        Rules {
+            nsid: namespace.nsid,
+            shift: namespace.shift,
+            transfer_blocks: u32::try_from(transfer).unwrap_or(NLB_MAX).clamp(1, NLB_MAX),
+            boundary_blocks: namespace.boundary_blocks,
+            zeroing_blocks: in_units(nvm.wzsl).min(in_units(nvm.wzdsl)),
+            zeroing: if oncs.write_zeroes() { Zeroing::Command } else { Zeroing::Writes },
+            deallocating: if oncs.write_zeroes() && namespace.has_deac {
+                Deallocating::WriteZeroes
+            } else if oncs.dataset_management() && namespace.reads_zeroes {
+                Deallocating::DatasetManagement
+            } else {
+                Deallocating::No
+            },
+            has_volatile_cache: Vwc::from_bits(controller.vwc).present(),
+        }
+    }
+
+    /// Blocks of the first command of what is left of a request.
+    #[inline]
+    pub(crate) fn piece_blocks(&self, op: Op, left: BlockRange) -> u32 {
+        match op {
+            Op::Read | Op::Write { .. } => self.data_blocks(left),
+            Op::Flush => left.blocks,
+            Op::WriteZeroes { .. } => match self.zeroing {
+                Zeroing::Command => left.blocks.min(self.zeroing_blocks),
+                Zeroing::Writes => self.data_blocks(left),
+            },
+            Op::Deallocate => match self.deallocating {
+                Deallocating::WriteZeroes => left.blocks.min(self.zeroing_blocks),
+                Deallocating::DatasetManagement | Deallocating::No => left.blocks,
+            },
+        }
+    }
+
+    #[inline]
+    fn data_blocks(&self, left: BlockRange) -> u32 {
+        let blocks = left.blocks.min(self.transfer_blocks);
+        if self.boundary_blocks == 0 {
+            return blocks;
+        }
+        let boundary = u64::from(self.boundary_blocks);
+        // At most a boundary's blocks, which are 16 bits.
+        let room = boundary - left.lba % boundary;
+        blocks.min(u32::try_from(room).unwrap_or(blocks))
+    }
+}
+
+/// Why a namespace cannot be served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("namespace {nsid}: {field} is {value}: {allowed}")]
+pub struct UnfitNamespace {
+    /// The namespace.
+    pub nsid: u32,
+    /// What is wrong.
+    pub field: &'static str,
+    /// What it is.
+    pub value: u64,
+    /// What is allowed.
+    pub allowed: &'static str,
+}
+
+/// A namespace of a drive, as it was identified.
+#[derive(Debug)]
+pub struct Namespace {
+    /// Its number.
+    pub nsid: u32,
+    /// NGUID; zeroes where it has none.
+    pub nguid: [u8; 16],
+    /// EUI64; zeroes where it has none.
+    pub eui64: [u8; 8],
+    /// Bytes of a logical block, as a power of two.
+    pub(crate) shift: u32,
+    blocks: AtomicU64,
+    /// NOIOB.
+    boundary_blocks: u32,
+    /// DLFEAT: deallocated blocks read as zeroes.
+    reads_zeroes: bool,
+    /// DLFEAT: Write Zeroes takes DEAC.
+    has_deac: bool,
+    /// Blocks that one write changes in one step.
+    atomic_blocks: u32,
+    /// NSATTR: it is write protected.
+    is_read_only: bool,
+}
+
+impl Namespace {
+    /// From Identify Namespace and Identify Controller.
+    ///
+    /// # Errors
+    /// [`UnfitNamespace`]: its format is one that hosts could not use.
+    pub(crate) fn new(
+        nsid: u32,
+        id: &IdentifyNamespace,
+        controller: &IdentifyController,
+    ) -> Result<Namespace, UnfitNamespace> {
+        let unfit = |field, value, allowed| Err(UnfitNamespace { nsid, field, value, allowed });
+        let format = id.format();
+        if format.ms.get() != 0 {
+            return unfit(
+                "MS",
+                u64::from(format.ms.get()),
+                "must be 0: format it without metadata (nvme format)",
+            );
+        }
+        if !matches!(format.lbads, 9 | 12) {
+            return unfit("LBADS", u64::from(format.lbads), "must be 9 (512 bytes) or 12 (4096 bytes)");
+        }
+        let (blocks, shift) = (id.nsze.get(), u32::from(format.lbads));
+        if blocks == 0 || blocks > i64::MAX.unsigned_abs() >> shift {
+            return unfit("NSZE", blocks, "must be 1 block to 2^63 bytes");
+        }
+        let own = Nsfeat::from_bits(id.nsfeat).atomics().then(|| id.nawun_z.get());
+        Ok(Namespace {
+            nsid,
+            nguid: id.nguid,
+            eui64: id.eui64,
+            shift,
+            blocks: AtomicU64::new(blocks),
+            boundary_blocks: u32::from(id.noiob.get()),
+            reads_zeroes: id.dlfeat & 7 == 1,
+            has_deac: id.dlfeat & 8 != 0,
+            atomic_blocks: u32::from(own.unwrap_or(controller.awun_z.get())) + 1,
+            is_read_only: id.nsattr & 1 != 0,
+        })
+    }
+
+    /// True for the same namespace, or one that hosts could not tell from it but for its size.
+    pub(crate) fn is_same(&self, other: &Namespace) -> bool {
+        self.nsid == other.nsid
+            && self.shift == other.shift
+            && self.nguid == other.nguid
+            && self.eui64 == other.eui64
+    }
+
+    /// It has another size now.
+    pub(crate) fn set_blocks(&self, blocks: u64) {
+        self.blocks.store(blocks, Ordering::Relaxed);
+    }
+
+    /// Blocks it has now.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Its shape as a disk.
+    pub(crate) fn geometry(&self, rules: &Rules) -> Geometry {
+        Geometry {
+            block_bytes: 1 << self.shift,
+            block_count: self.blocks(),
+            is_read_only: self.is_read_only,
+            has_volatile_cache: rules.has_volatile_cache,
+            can_deallocate: rules.deallocating != Deallocating::No,
+            // A command may be split at a boundary or at the transfer limit.
+            atomic_blocks: match rules.boundary_blocks {
+                0 => self.atomic_blocks.min(rules.transfer_blocks),
+                _ => 1,
+            },
+            can_compare_and_write: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_spec::zerocopy::little_endian::{U16, U64};
+
+    fn namespace(change: impl FnOnce(&mut IdentifyNamespace)) -> Result<Namespace, UnfitNamespace> {
+        let mut id = IdentifyNamespace { nsze: U64::new(1000), dlfeat: 9, ..IdentifyNamespace::default() };
+        id.lbaf[0].lbads = 9;
+        change(&mut id);
+        Namespace::new(1, &id, &IdentifyController::default())
+    }
+
+    fn rules(namespace: &Namespace, mdts: u8) -> Rules {
+        let oncs = Oncs::new().with_write_zeroes(true);
+        let id = IdentifyController { mdts, oncs: oncs.into(), ..IdentifyController::default() };
+        Rules::new(namespace, &id, &IdentifyControllerNvm::default(), 0)
+    }
+
+    #[test]
+    fn formats_that_hosts_cannot_use_are_refused_with_what_is_allowed() {
+        let metadata = namespace(|id| id.lbaf[0].ms = U16::new(8)).expect_err("metadata");
+        assert!(metadata.to_string().contains("namespace 1: MS is 8: must be 0"), "{metadata}");
+        assert!(namespace(|id| id.lbaf[0].lbads = 10).is_err());
+        assert!(namespace(|id| id.nsze = U64::new(0)).is_err());
+        assert!(namespace(|id| id.nsze = U64::new(u64::MAX)).is_err());
+        assert!(namespace(|_| ()).is_ok());
+    }
+
+    #[test]
+    fn pieces_end_at_the_transfer_limit_and_at_boundaries() {
+        let plain = namespace(|_| ()).expect("fits");
+        let range = |lba, blocks| BlockRange { lba, blocks };
+        // 4 KiB << 1 = 16 blocks; without MDTS 1 MiB.
+        assert_eq!(rules(&plain, 1).piece_blocks(Op::Read, range(5, 100)), 16);
+        assert_eq!(rules(&plain, 0).piece_blocks(Op::Read, range(5, 100_000)), 2048);
+        assert_eq!(rules(&plain, 200).transfer_blocks, 2048);
+        let striped = namespace(|id| id.noiob = U16::new(10)).expect("fits");
+        let rules = rules(&striped, 1);
+        for (lba, blocks, piece) in [(0, 100, 10), (5, 100, 5), (9, 1, 1), (19, 3, 1), (20, 7, 7)] {
+            assert_eq!(rules.piece_blocks(Op::Write { fua: false }, range(lba, blocks)), piece, "{lba}");
+        }
+        let zeroes = Op::WriteZeroes { deallocate: false, fua: false };
+        assert_eq!(rules.piece_blocks(zeroes, range(5, 100_000)), 65_536);
+    }
+
+    #[test]
+    fn deallocation_is_offered_only_where_zeroes_come_of_it() {
+        let way = |dlfeat, oncs: Oncs| {
+            let namespace = namespace(|id| id.dlfeat = dlfeat).expect("fits");
+            let id = IdentifyController { oncs: oncs.into(), ..IdentifyController::default() };
+            Rules::new(&namespace, &id, &IdentifyControllerNvm::default(), 0).deallocating
+        };
+        let both = Oncs::new().with_write_zeroes(true).with_dataset_management(true);
+        assert_eq!(way(9, both), Deallocating::WriteZeroes);
+        assert_eq!(way(1, both), Deallocating::DatasetManagement);
+        assert_eq!(way(0, both), Deallocating::No);
+        assert_eq!(way(2, both), Deallocating::No);
+        assert_eq!(way(9, Oncs::new()), Deallocating::No);
+    }
+}

@@ -1,0 +1,152 @@
+//! [`Shared`]: what the manager, the cores and the disk's sources of one drive have in common.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nvme_spec::log::SmartLog;
+
+use crate::function::Function;
+use crate::member::Member;
+use crate::rules::{Namespace, Rules};
+
+/// Milliseconds of a tick.
+pub(crate) const TICK_MS: u64 = 100;
+
+/// How long things may take. The defaults are Linux's where it has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// A command of the data path, before it is aborted.
+    pub command_timeout: Duration,
+    /// After the Abort, before the controller is reset.
+    pub abort_timeout: Duration,
+    /// An admin command, before the controller is reset.
+    pub admin_timeout: Duration,
+    /// Most queue pairs that are asked for: one a core and namespace.
+    pub queue_pairs: u32,
+    /// Between looks at the health log.
+    pub health_interval: Duration,
+    /// Between tries to open a drive that is gone.
+    pub reopen_interval: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            command_timeout: Duration::from_secs(30),
+            abort_timeout: Duration::from_secs(5),
+            admin_timeout: Duration::from_secs(60),
+            queue_pairs: 128,
+            health_interval: Duration::from_secs(60),
+            reopen_interval: Duration::from_secs(1),
+        }
+    }
+}
+
+/// The times that cores look at, in ticks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TickLimits {
+    pub(crate) command_ticks: u32,
+    pub(crate) abort_ticks: u32,
+}
+
+/// What a drive says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriveFacts {
+    /// Serial number.
+    pub serial: String,
+    /// Model number.
+    pub model: String,
+    /// Firmware revision.
+    pub firmware: String,
+    /// Queue pairs for I/O that it gave.
+    pub queue_pairs: u32,
+    /// Commands that a queue takes at most.
+    pub entries_max: u32,
+    /// It takes SGLs.
+    pub has_sgls: bool,
+    /// It takes doorbells in memory.
+    pub has_shadow_doorbells: bool,
+}
+
+/// What changes seldom, behind a lock that the data path does not take.
+#[derive(Default)]
+pub(crate) struct State {
+    /// Held open; `None` when it is gone.
+    pub(crate) function: Option<Arc<dyn Function>>,
+    pub(crate) facts: Option<DriveFacts>,
+    pub(crate) namespaces: Vec<(Arc<Namespace>, Rules)>,
+    pub(crate) members: Vec<Arc<Member>>,
+    pub(crate) health: Option<SmartLog>,
+    /// What came of opening it first.
+    pub(crate) first: Option<Result<(), String>>,
+}
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) address: String,
+    pub(crate) settings: Settings,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Nobody needs the drive any more.
+    pub(crate) is_closing: AtomicBool,
+    /// Completions that named no command.
+    pub(crate) strays: AtomicU64,
+    /// Commands that failed for good.
+    pub(crate) failures: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(address: String, settings: Settings) -> Arc<Shared> {
+        Arc::new(Shared {
+            address,
+            settings,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            is_closing: AtomicBool::new(false),
+            strays: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        })
+    }
+
+    /// What changes seldom.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What came of opening it first; only the first answer counts.
+    pub(crate) fn tell_first(&self, result: Result<(), String>) {
+        self.state().first.get_or_insert(result);
+        self.changed.notify_all();
+    }
+
+    /// Wait for that. Not on a core.
+    pub(crate) fn wait_first(&self) -> Result<(), String> {
+        let mut state = self.state();
+        loop {
+            if let Some(first) = &state.first {
+                return first.clone();
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What a namespace allows; `None` when it is not there.
+    pub(crate) fn rules(&self, nsid: u32) -> Option<Rules> {
+        let state = self.state();
+        state.namespaces.iter().find(|(namespace, _)| namespace.nsid == nsid).map(|(_, rules)| *rules)
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn limits(&self) -> TickLimits {
+        let ticks =
+            |time: Duration| u32::try_from(time.as_millis() / u128::from(TICK_MS)).unwrap_or(u32::MAX / 4);
+        TickLimits {
+            command_ticks: ticks(self.settings.command_timeout),
+            abort_ticks: ticks(self.settings.abort_timeout),
+        }
+    }
+}
