@@ -112,7 +112,7 @@ impl<I: Iommu + 'static> Table<I> {
                 state.pieces.remove(&key);
             }
             Err(error) => {
-                tracing::error!(%error, iova, bytes = key.1, "memory of drives cannot be unmapped; it is kept");
+                tracing::error!(%error, iova, bytes = key.1, "memory of drives stays mapped: it is kept");
             }
         }
     }
