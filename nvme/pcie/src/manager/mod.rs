@@ -38,7 +38,7 @@ use queues::Place;
 /// Why a drive does not go on as it did.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Trouble {
-    #[error("it is gone (its registers read as ones)")]
+    #[error("it is gone (its registers read as nothing)")]
     Gone,
     #[error("its removal was asked for")]
     Removal,
@@ -196,6 +196,8 @@ impl Life {
                     return trouble;
                 }
                 (Trouble::Gone | Trouble::Removal, _) => {
+                    // A kernel that does not know yet that the drive is gone waits for it when it is closed.
+                    self.within(GONE_KNOWN, || function.is_removal_asked().then_some(())).await;
                     self.cut_off(&function, is_off);
                     return trouble;
                 }
@@ -322,6 +324,8 @@ impl Life {
 
 /// More than CAP.TO says.
 const SLACK: Duration = Duration::from_millis(500);
+/// How long the kernel takes to hear of a drive that was pulled.
+const GONE_KNOWN: Duration = Duration::from_secs(2);
 /// For the shutdown notification.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
@@ -339,7 +343,8 @@ fn once() -> impl FnMut() -> Option<()> {
 /// What a look at the registers tells.
 fn look(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), Trouble> {
     let csts = bar.read32(register::CSTS.into());
-    if csts == u32::MAX {
+    // A bus answers ones where nothing is, an emulated one zeroes; no version is either.
+    if csts == u32::MAX || matches!(bar.read32(register::VS.into()), 0 | u32::MAX) {
         return Err(Trouble::Gone);
     }
     if function.is_removal_asked() {
