@@ -418,7 +418,8 @@ impl Shell {
             if conn.deadline().is_some_and(|deadline| deadline <= now) {
                 conn.on_time(now);
             }
-            if is_ending || matches!(conn.phase(), Phase::Ending | Phase::Closed) {
+            let is_silent = conn.watch(now);
+            if is_silent || is_ending || matches!(conn.phase(), Phase::Ending | Phase::Closed) {
                 self.pump(core, id);
             }
         }
