@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use spindle_disk::DiskSource;
 use spindle_rdma::controller::ConnConfig as RdmaConfig;
 use spindle_rdma::shell as rdma;
 use spindle_reactor::clock::{Clock, Nanos, wall_ms};
 use spindle_reactor::mailbox::Mailbox;
-use spindle_reactor::mem::{Area, Pages, Pool, ZoneSpec};
+use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::net::{Accepted, Interest, Listener, Ready};
 use spindle_reactor::rate::RateLimit;
 use spindle_target::core::{CoreSettings, TargetCore};
@@ -35,6 +36,8 @@ pub enum CoreMessage {
     Accept(Arc<Handover<Accepted>>),
     /// The same over RDMA.
     AcceptRdma(Arc<Handover<rdma::Request>>),
+    /// An RDMA device has gone, come, or told something.
+    Rdma(rdma::DeviceMessage),
 }
 
 /// A connection on its way to its core; taken once.
@@ -140,7 +143,7 @@ impl CoreLoop {
     ///
     /// # Errors
     /// [`ServeError`] with the reason.
-    pub fn new(setup: CoreSetup) -> Result<CoreLoop, ServeError> {
+    pub fn new(mut setup: CoreSetup) -> Result<CoreLoop, ServeError> {
         if let Some(cpu) = setup.cpu {
             spindle_reactor::affinity::pin_current_thread(cpu)
                 .map_err(|error| ServeError::Start(error.to_string()))?;
@@ -148,7 +151,9 @@ impl CoreLoop {
         let start = |error: &dyn std::fmt::Display| ServeError::Start(error.to_string());
         let pool = Pool::new(&setup.zones.0, setup.pages).map_err(|error| start(&error))?;
         let admin_pool = Pool::new(&setup.zones.1, Pages::Base).map_err(|error| start(&error))?;
-        let rdma = open_rdma(&setup, &pool, &admin_pool)?;
+        let mut rdma = open_rdma(&setup, &pool, &admin_pool)?;
+        // A device that goes is let go of: the shell alone holds it.
+        setup.rdma.devices = Arc::default();
         let now = Clock::now();
         let core = TargetCore::new(CoreSettings {
             core: setup.core,
@@ -172,7 +177,7 @@ impl CoreLoop {
             .readiness()
             .add(setup.mailbox.waker(), MAILBOX, Interest::READ)
             .map_err(|error| start(&error))?;
-        for descriptor in rdma.iter().flat_map(rdma::Shell::descriptors) {
+        for descriptor in rdma.iter_mut().flat_map(rdma::Shell::take_descriptors) {
             shell.readiness().add(descriptor, RDMA, Interest::READ).map_err(|error| start(&error))?;
         }
         Ok(CoreLoop {
@@ -243,17 +248,40 @@ impl CoreLoop {
         let generation = self.core.snapshot().generation;
         if generation != self.registered {
             self.registered = generation;
-            let areas: Vec<_> = disk_areas(self.core.snapshot());
-            if let Err(error) = shell.set_disks(&areas) {
-                tracing::error!(%error, "memory of a disk cannot be registered: not served over RDMA");
+            for (disk, error) in shell.set_disks(disk_areas(self.core.snapshot())) {
+                let core = self.setup.core;
+                tracing::error!(
+                    core,
+                    disk,
+                    error,
+                    "memory of the disk cannot be registered: not served over \
+                    RDMA until that succeeds"
+                );
             }
         }
         if std::mem::take(&mut self.due.rdma) {
             shell.on_ready();
         }
         let has_worked = shell.poll(&mut self.core, now);
+        while let Some(message) = shell.next_message() {
+            let others = (0..self.setup.cores).filter(|core| *core != self.setup.core);
+            self.backlog.extend(others.map(|core| (core, CoreMessage::Rdma(message.clone()))));
+        }
+        if shell.has_descriptors() {
+            self.watch_rdma();
+        }
         self.place_rdma(now);
         has_worked
+    }
+
+    /// Wait for what a new device has to tell, too.
+    #[cold]
+    fn watch_rdma(&mut self) {
+        for descriptor in self.rdma.iter_mut().flat_map(rdma::Shell::take_descriptors) {
+            if let Err(error) = self.shell.readiness().add(descriptor, RDMA, Interest::READ) {
+                tracing::error!(core = self.setup.core, %error, "events of an RDMA device cannot be waited for");
+            }
+        }
     }
 
     fn receive_messages(&mut self, now: Nanos) -> bool {
@@ -270,6 +298,11 @@ impl CoreLoop {
                 CoreMessage::AcceptRdma(handover) => {
                     if let Some(request) = handover.take() {
                         self.take_over_rdma(request, now);
+                    }
+                }
+                CoreMessage::Rdma(message) => {
+                    if let Some(shell) = &mut self.rdma {
+                        shell.on_message(&mut self.core, message);
                     }
                 }
             }
@@ -345,7 +378,9 @@ impl CoreLoop {
     }
 
     fn place_rdma(&mut self, now: Nanos) {
-        while let Some(request) = self.rdma.as_mut().and_then(rdma::Shell::next_request) {
+        // Each makes a queue pair, which takes system calls: the rest has the next turn.
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(request) = self.rdma.as_mut().and_then(rdma::Shell::next_request) else { return };
             let least = self.least_loaded();
             if least == self.setup.core {
                 self.take_over_rdma(request, now);
@@ -443,8 +478,11 @@ impl CoreLoop {
 }
 
 /// Memory of the disks that commands move without a buffer of the pool.
-fn disk_areas(snapshot: &Snapshot) -> Vec<Area> {
-    snapshot.disks.iter().flatten().filter_map(|source| source.area()).collect()
+fn disk_areas(snapshot: &Snapshot) -> Vec<rdma::DiskArea> {
+    let area = |source: &Arc<dyn DiskSource>| {
+        Some(rdma::DiskArea { name: source.name().to_owned(), area: source.area()? })
+    };
+    snapshot.disks.iter().flatten().filter_map(area).collect()
 }
 
 /// The RDMA shell of a core, where anything listens on RDMA.
@@ -464,7 +502,9 @@ fn open_rdma(setup: &CoreSetup, pool: &Pool, admin: &Pool) -> Result<Option<rdma
         entries_max: setup.conn.queue_entries,
     })
     .map_err(|error| failed(&error))?;
-    shell.set_disks(&disk_areas(&setup.snapshot)).map_err(|error| failed(&error))?;
+    if let Some((disk, error)) = shell.set_disks(disk_areas(&setup.snapshot)).first() {
+        return Err(failed(&format_args!("memory of disk {disk} cannot be registered: {error}")));
+    }
     for (address, index) in &setup.rdma.listeners {
         let refused = |error| ServeError::ListenRdma { address: *address, source: error };
         shell.listen(*address, *index).map_err(refused)?;

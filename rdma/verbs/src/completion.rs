@@ -293,6 +293,17 @@ impl CompletionQueue {
         self.entries
     }
 
+    /// Names it in [`crate::AsyncEvent::CompletionQueueError`], while it is there.
+    #[must_use]
+    pub fn identity(&self) -> usize {
+        self.inner.raw.addr()
+    }
+
+    /// Something else than a poll has told that it is dead: see [`CompletionQueue::is_broken`].
+    pub fn set_broken(&mut self) {
+        self.is_broken = true;
+    }
+
     /// A poll failed: the device or the queue is dead, its queue pairs are to be closed.
     #[must_use]
     pub fn is_broken(&self) -> bool {
