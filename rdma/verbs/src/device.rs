@@ -9,6 +9,7 @@ use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -126,6 +127,8 @@ pub struct Device {
     limits: DeviceLimits,
     is_soft_roce: bool,
     serial: u64,
+    /// Its entry for user space, where there are any.
+    usable: Option<(PathBuf, u64)>,
     is_lost: AtomicBool,
 }
 
@@ -137,6 +140,11 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
+/// Where the kernel lists the devices, and where those that user space may use.
+const DEVICES: &str = "/sys/class/infiniband";
+const USABLE: &str = "/sys/class/infiniband_verbs";
+/// Their entries there that were ever opened: a device that comes back has another.
+static SEEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Devices that somebody holds: the same context is never two devices.
 static KNOWN: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
@@ -182,6 +190,16 @@ impl Device {
         Ok(devices)
     }
 
+    /// The kernel lists a device that [`Device::all`] has never given. Costs a look at a directory, and unlike
+    /// [`Device::all`] it leaves the library alone while a device is on its way out.
+    #[must_use]
+    pub fn is_any_new() -> bool {
+        let seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(entries) = std::fs::read_dir(DEVICES) else { return false };
+        let found = entries.flatten().filter_map(|entry| std::fs::metadata(entry.path()).ok());
+        found.into_iter().any(|entry| !seen.contains(&entry.ino()))
+    }
+
     fn new(reference: Reference) -> Result<Device, VerbsError> {
         static SERIALS: AtomicU64 = AtomicU64::new(0);
         let context = reference.0;
@@ -200,6 +218,11 @@ impl Device {
             let name = name.to_string_lossy().into_owned();
             (name, (*context).num_comp_vectors, is_iwarp, (*context).async_fd)
         };
+        let entry = std::fs::metadata(format!("{DEVICES}/{name}")).map(|entry| entry.ino());
+        // SAFETY: an open context has a device, with a name for user space that ends.
+        let usable = unsafe { CStr::from_ptr((*(*context).device).dev_name.as_ptr()) };
+        let usable = format!("{USABLE}/{}", usable.to_string_lossy());
+        let usable = std::fs::metadata(&usable).ok().map(|entry| (usable.into(), entry.ino()));
         set_nonblocking(async_fd)?;
         // SAFETY: an open context.
         let domain = unsafe { sys::ibv_alloc_pd(context) };
@@ -208,9 +231,10 @@ impl Device {
         }
         let limits = DeviceLimits::new(&attributes, vectors, is_iwarp);
         let is_soft_roce = attributes.vendor_id == SOFT_ROCE_VENDOR;
+        SEEN.lock().unwrap_or_else(PoisonError::into_inner).extend(entry);
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
         let is_lost = AtomicBool::new(false);
-        Ok(Device { context: reference, domain, name, limits, is_soft_roce, serial, is_lost })
+        Ok(Device { context: reference, domain, name, limits, is_soft_roce, serial, usable, is_lost })
     }
 
     /// Names it for as long as the process lives: one that comes back has another.
@@ -228,6 +252,15 @@ impl Device {
     /// descriptors are replaced by one that knows no verbs, as if the kernel had cut it off.
     pub fn set_lost(&self) -> bool {
         !self.is_lost.swap(true, Ordering::Relaxed)
+    }
+
+    /// The kernel lists it as one that user space may use. The only sign of the removal of a device like
+    /// soft-RoCE's where `ib_uverbs` was loaded after `rdma_cm`: then the kernel waits for its users before it
+    /// tells the connection manager's. Costs a look at a file.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        let Some((path, inode)) = &self.usable else { return true };
+        std::fs::metadata(path).is_ok_and(|entry| entry.ino() == *inode)
     }
 
     /// Somebody has said [`Device::set_lost`].

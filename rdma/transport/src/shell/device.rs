@@ -80,6 +80,8 @@ pub(super) struct DeviceCore {
     found: Vec<WorkCompletion>,
     /// It is gone: nothing more is made on it.
     pub(super) is_lost: bool,
+    /// The same device has been opened anew.
+    pub(super) is_replaced: bool,
     /// Somebody waits for its descriptors.
     pub(super) is_watched: bool,
 }
@@ -119,6 +121,7 @@ impl DeviceCore {
             vector: u32::try_from(opening.core).unwrap_or(0) % vectors,
             found: Vec::with_capacity(64),
             is_lost: false,
+            is_replaced: false,
             is_watched: false,
         })
     }

@@ -1,9 +1,9 @@
 //! Devices that go and come back, and what else a device tells outside of completions.
 //!
 //! ```text
-//!   DEVICE_REMOVAL, DEVICE_FATAL ─> lose ─ its connections end ─> forget: queues, keys, listeners let go
-//!        └─ told to the other cores, which do the same            └─> its last holder closes the device
-//!   once a second, where listeners are: the machine's devices ─> a new one: to all cores ─> listen again
+//!   DEVICE_REMOVAL, DEVICE_FATAL, not listed ─> lose ─ its connections end ─> forget: the last holder closes it
+//!                                                └─ told to the other cores, which do the same
+//!   once a second, where listeners are: a device not seen before ─> to all cores ─> listen again
 //! ```
 //!
 //! A failed completion queue or queue pair ends the connections on it and nothing else. Who reads a device's
@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use spindle_rdma_verbs::{AsyncEvent, CmToken};
+use spindle_rdma_verbs::{AsyncEvent, CmId, CmToken, Device};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_reactor::slab::Slot;
@@ -21,7 +21,7 @@ use spindle_target::core::TargetCore;
 use spindle_target::transport::Holds;
 
 use super::device::DeviceCore;
-use super::{SharedDevice, Shell, ShellConfig};
+use super::{Listening, SharedDevice, Shell, ShellConfig};
 use crate::controller::Conn;
 
 /// How often lost devices and listeners, and memory that could not be registered, are tried again.
@@ -113,6 +113,16 @@ impl Shell {
         for disk in &self.disks {
             device.add_disk(disk).map_err(|error| format!("disk {}: {error}", disk.name))?;
         }
+        // librdmacm, having looked for devices at a bad time, opens those that it has anew, and all that
+        // comes from then on is of the new one.
+        for index in 0..self.devices.len() {
+            if let Some(old) = &mut self.devices[index]
+                && old.shared.device().name() == shared.device().name()
+            {
+                old.is_replaced = true;
+                self.forget(index);
+            }
+        }
         match self.devices.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some(device),
             None => self.devices.push(Some(device)),
@@ -135,18 +145,16 @@ impl Shell {
         }
         self.missing += 1;
         self.requests.retain(|request| !shared.device().is_of(&request.id));
-        for listening in self.listening.extract_if(.., |it| shared.device().is_of(&it.id)) {
-            self.deaf.push(Deaf { address: listening.address, index: listening.index });
-        }
+        self.deafen(shared.device().name());
         self.end_links(core, |link_device, _, _| link_device == index);
         self.forget(index);
     }
 
-    /// Let go of a device that is lost, once nothing of it is in use.
+    /// Let go of a device that is lost or replaced, once nothing of it is in use.
     pub(super) fn forget(&mut self, index: usize) {
         let is_used = self.links.iter().flatten().any(|link| link.device == index);
         if let Some(place) = self.devices.get_mut(index)
-            && place.as_ref().is_some_and(|device| device.is_lost)
+            && place.as_ref().is_some_and(|device| device.is_lost || device.is_replaced)
             && !is_used
         {
             *place = None;
@@ -176,11 +184,23 @@ impl Shell {
     pub(super) fn on_removal<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, token: CmToken) {
         let of_link = self.ids.get(&token).and_then(|id| self.links.get(id.index())?.as_ref());
         let of_listener = || self.listening.iter().find(|it| it.id.token() == token).map(|it| &it.id);
-        let Some(cm) = of_link.map(|link| &link.cm).or_else(of_listener) else { return };
-        let is_of = |device: &DeviceCore| device.shared.device().is_of(cm);
-        let index = self.devices.iter().position(|device| device.as_ref().is_some_and(is_of));
-        if let Some(index) = index {
-            self.lose(core, index);
+        let cm = of_link.map(|link| &link.cm).or_else(of_listener);
+        let Some(name) = cm.and_then(CmId::device_name) else { return };
+        // By name, as librdmacm may have opened the same device twice.
+        for index in 0..self.devices.len() {
+            let device = self.devices[index].as_ref().map(|device| device.shared.device());
+            if device.is_some_and(|device| device.name() == name) {
+                self.lose(core, index);
+            }
+        }
+        self.deafen(&name);
+    }
+
+    /// Listeners on a device that is gone hear nothing any more.
+    fn deafen(&mut self, device: &str) {
+        let is_on = |it: &mut Listening| it.id.device_name().is_some_and(|name| name == device);
+        for listening in self.listening.extract_if(.., is_on) {
+            self.deaf.push(Deaf { address: listening.address, index: listening.index });
         }
     }
 
@@ -238,14 +258,21 @@ impl Shell {
     }
 
     /// Once in a while: what was lost or failed is tried again.
-    pub(super) fn retry(&mut self) {
+    pub(super) fn retry<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
         self.retry_disks();
-        if !self.listens || self.deaf.is_empty() && self.missing == 0 {
+        if !self.listens {
             return;
         }
-        self.search();
+        for index in 0..self.devices.len() {
+            if self.devices[index].as_ref().is_some_and(|device| !device.shared.device().is_listed()) {
+                self.lose(core, index);
+            }
+        }
+        if self.missing > 0 || !self.unopened.is_empty() {
+            self.search();
+        }
         for deaf in std::mem::take(&mut self.deaf) {
-            if self.listen(deaf.address, deaf.index).is_ok() {
+            if self.listen(deaf.address, deaf.index).is_ok() && self.is_heard() {
                 tracing::info!(address = %deaf.address, "RDMA device is back: listening again");
             } else {
                 self.deaf.push(deaf);
@@ -253,27 +280,40 @@ impl Shell {
         }
     }
 
+    /// The listener that was made last is on a device that there is; without, it is taken back.
+    fn is_heard(&mut self) -> bool {
+        let Some(Listening { id, .. }) = self.listening.last() else { return false };
+        let is_of = |device: &DeviceCore| !device.is_lost && device.shared.device().is_of(id);
+        let is_heard = self.devices.iter().flatten().any(is_of);
+        if !is_heard {
+            self.listening.pop();
+        }
+        is_heard
+    }
+
     /// Look for devices that are not known yet, and tell the other cores of them.
     fn search(&mut self) {
-        // It may be on its way in or out: there is another time.
-        let Ok(all) = SharedDevice::all() else { return };
-        for shared in all {
-            if self.place_of(shared.device().serial()).is_some() {
-                continue;
-            }
+        if Device::is_any_new() {
+            // One may be on its way in or out: there is another time.
+            let all = SharedDevice::all().unwrap_or_default();
+            let is_new = |it: &Arc<SharedDevice>| self.place_of(it.device().serial()).is_none();
+            self.unopened = all.into_iter().filter(is_new).collect();
+        }
+        for shared in std::mem::take(&mut self.unopened) {
+            let device = shared.device().name();
             match self.open(&shared) {
                 Ok(()) => {
+                    tracing::info!(device, "RDMA device found");
                     self.missing = self.missing.saturating_sub(1);
                     self.has_refused = false;
-                    tracing::info!(device = shared.device().name(), "RDMA device found");
                     self.messages.push_back(DeviceMessage::Found(shared));
                 }
                 Err(error) => {
                     // Said once; it is tried again.
                     if !std::mem::replace(&mut self.has_refused, true) {
-                        let device = shared.device().name();
                         tracing::error!(device, %error, "RDMA device cannot be used");
                     }
+                    self.unopened.push(shared);
                 }
             }
         }

@@ -104,6 +104,8 @@ pub struct Shell {
     deaf: Vec<Deaf>,
     /// Devices that are lost, or that a request came by and nobody knows.
     missing: usize,
+    /// Found, and not usable so far.
+    unopened: Vec<Arc<SharedDevice>>,
     has_refused: bool,
     messages: VecDeque<DeviceMessage>,
     disks: Vec<DiskArea>,
@@ -163,6 +165,7 @@ impl Shell {
             listening: Vec::new(),
             deaf: Vec::new(),
             missing: 0,
+            unopened: Vec::new(),
             has_refused: false,
             messages: VecDeque::new(),
             disks: Vec::new(),
@@ -250,7 +253,7 @@ impl Shell {
         }
         if now >= self.next_retry {
             self.next_retry = now + RETRY_PERIOD;
-            self.retry();
+            self.retry(core);
         }
         has_worked
     }
