@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use spindle_disk::DiskSource;
 use spindle_rdma::controller::ConnConfig as RdmaConfig;
 use spindle_rdma::shell as rdma;
@@ -177,8 +178,9 @@ impl CoreLoop {
             .readiness()
             .add(setup.mailbox.waker(), MAILBOX, Interest::READ)
             .map_err(|error| start(&error))?;
-        for descriptor in rdma.iter_mut().flat_map(rdma::Shell::take_descriptors) {
-            shell.readiness().add(descriptor, RDMA, Interest::READ).map_err(|error| start(&error))?;
+        for (source, descriptor) in rdma.iter_mut().flat_map(rdma::Shell::take_descriptors) {
+            let key = rdma_key(source);
+            shell.readiness().add(descriptor, key, Interest::READ).map_err(|error| start(&error))?;
         }
         Ok(CoreLoop {
             core,
@@ -221,7 +223,11 @@ impl CoreLoop {
         let now = Clock::now();
         let wall = self.wall_base + (now.0 - self.time_base.0) / 1_000_000;
         self.core.set_time(now, wall);
+        if std::mem::take(&mut self.due.mail) {
+            self.setup.mailbox.drain();
+        }
         let mut has_worked = self.receive_messages(now);
+        self.shell.set_shared(self.rdma.as_ref().is_some_and(rdma::Shell::has_connections));
         let due = &mut self.due;
         has_worked |= self.shell.poll(&mut self.core, now, &mut |ready| due.note(ready));
         if std::mem::take(&mut self.due.accept) {
@@ -259,8 +265,8 @@ impl CoreLoop {
                 );
             }
         }
-        if std::mem::take(&mut self.due.rdma) {
-            shell.on_ready();
+        if !self.due.rdma.is_empty() {
+            self.due.rdma.drain(..).for_each(|source| shell.on_ready(source));
         }
         let has_worked = shell.poll(&mut self.core, now);
         while let Some(message) = shell.next_message() {
@@ -277,8 +283,8 @@ impl CoreLoop {
     /// Wait for what a new device has to tell, too.
     #[cold]
     fn watch_rdma(&mut self) {
-        for descriptor in self.rdma.iter_mut().flat_map(rdma::Shell::take_descriptors) {
-            if let Err(error) = self.shell.readiness().add(descriptor, RDMA, Interest::READ) {
+        for (source, descriptor) in self.rdma.iter_mut().flat_map(rdma::Shell::take_descriptors) {
+            if let Err(error) = self.shell.readiness().add(descriptor, rdma_key(source), Interest::READ) {
                 tracing::error!(core = self.setup.core, %error, "events of an RDMA device cannot be waited for");
             }
         }
@@ -464,14 +470,14 @@ impl CoreLoop {
             return; // something came meanwhile
         }
         if !self.rdma.as_mut().is_none_or(rdma::Shell::prepare_sleep) {
-            self.setup.mailbox.awake();
+            self.setup.mailbox.rise();
             return; // a completion has come meanwhile
         }
         let due = &mut self.due;
         self.core.set_time(Clock::now(), self.wall_base + (Clock::now().0 - self.time_base.0) / 1_000_000);
         self.shell.sleep(&mut self.core, SLEEP_MAX, &mut |ready| due.note(ready));
-        self.setup.mailbox.awake();
-        if self.shell.hot_count() > 0 || self.due.accept || self.due.rdma {
+        self.setup.mailbox.rise();
+        if self.shell.hot_count() > 0 || self.due.accept || !self.due.rdma.is_empty() {
             self.last_work = Clock::now();
         }
     }
@@ -521,23 +527,43 @@ fn spare() -> Option<File> {
 #[derive(Debug, Default)]
 struct Due {
     accept: bool,
-    rdma: bool,
+    /// The mailbox's waker is raised.
+    mail: bool,
+    rdma: ArrayVec<rdma::Source, 3>,
 }
 
 impl Due {
     fn note(&mut self, ready: Ready) {
         match ready.key {
-            MAILBOX => {}
-            RDMA => self.rdma = true,
+            MAILBOX => self.mail = true,
+            RDMA_COMPLETIONS => self.note_rdma(rdma::Source::Completions),
+            RDMA_MANAGER => self.note_rdma(rdma::Source::Manager),
+            RDMA_DEVICE => self.note_rdma(rdma::Source::Device),
             _ => self.accept = true,
+        }
+    }
+
+    fn note_rdma(&mut self, source: rdma::Source) {
+        if !self.rdma.contains(&source) {
+            self.rdma.push(source);
         }
     }
 }
 
 /// Keys of descriptors: the mailbox's waker, the RDMA shell's, and the listeners' behind them.
 const MAILBOX: u64 = FOREIGN_KEYS;
-const RDMA: u64 = FOREIGN_KEYS + 1;
-const LISTENERS: u64 = FOREIGN_KEYS + 2;
+const RDMA_COMPLETIONS: u64 = FOREIGN_KEYS + 1;
+const RDMA_MANAGER: u64 = FOREIGN_KEYS + 2;
+const RDMA_DEVICE: u64 = FOREIGN_KEYS + 3;
+const LISTENERS: u64 = FOREIGN_KEYS + 4;
+
+fn rdma_key(source: rdma::Source) -> u64 {
+    match source {
+        rdma::Source::Completions => RDMA_COMPLETIONS,
+        rdma::Source::Manager => RDMA_MANAGER,
+        rdma::Source::Device => RDMA_DEVICE,
+    }
+}
 
 fn log(core: usize, notice: &Notice) {
     match notice {

@@ -45,6 +45,8 @@ impl Hasher for NumberHasher {
 struct Completions {
     queue: CompletionQueue,
     promised: u32,
+    /// The channel will be told of the next completion, or was and nobody has looked.
+    is_armed: bool,
 }
 
 /// The shared receive queue with its slots.
@@ -167,7 +169,7 @@ impl DeviceCore {
         let device = self.shared.device();
         let size = device.limits().cqe.min(COMPLETIONS_MAX);
         let queue = CompletionQueue::new(device, size, self.vector, Some(&self.channel))?;
-        let completions = Some(Completions { queue, promised: 0 });
+        let completions = Some(Completions { queue, promised: 0, is_armed: false });
         if let Some(at) = self.completions.iter().position(Option::is_none) {
             self.completions[at] = completions;
             return Ok(at);
@@ -252,17 +254,23 @@ impl DeviceCore {
     /// Have the channel told of the next completion of any queue. False: there is one already.
     pub(super) fn arm(&mut self) -> bool {
         for completions in self.completions.iter_mut().flatten() {
-            // A device that cannot is dead: its connections end by themselves.
-            let _ = completions.queue.arm();
+            if !completions.is_armed {
+                // A device that cannot is dead: its connections end by themselves.
+                completions.is_armed = completions.queue.arm().is_ok();
+            }
             completions.queue.poll(|completion| self.found.push(completion));
         }
         self.found.is_empty()
     }
 
-    /// Take what the channel has told.
+    /// Take what the channel has told: of each armed queue at most one.
     pub(super) fn take_events(&mut self) {
-        if let Some(completions) = self.completions.iter().flatten().next() {
-            self.channel.take_events(&completions.queue);
+        while self.completions.iter().flatten().any(|completions| completions.is_armed) {
+            let Some(told) = self.channel.take_event() else { return };
+            let mut all = self.completions.iter_mut().flatten();
+            if let Some(completions) = all.find(|completions| completions.queue.identity() == told) {
+                completions.is_armed = false;
+            }
         }
     }
 

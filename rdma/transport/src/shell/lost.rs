@@ -21,7 +21,7 @@ use spindle_target::core::TargetCore;
 use spindle_target::transport::Holds;
 
 use super::device::DeviceCore;
-use super::{Listening, SharedDevice, Shell, ShellConfig};
+use super::{Listening, SharedDevice, Shell, ShellConfig, Source};
 use crate::controller::Conn;
 
 /// How often lost devices and listeners, and memory that could not be registered, are tried again.
@@ -95,14 +95,15 @@ impl Shell {
     }
 
     /// Descriptors that nobody watches yet. They are taken to be watched from now on, for reading.
-    pub fn take_descriptors(&mut self) -> Vec<BorrowedFd<'_>> {
-        let channel = (!std::mem::replace(&mut self.is_watched, true)).then(|| self.channel.as_fd());
+    pub fn take_descriptors(&mut self) -> Vec<(Source, BorrowedFd<'_>)> {
+        let is_new = !std::mem::replace(&mut self.is_watched, true);
+        let channel = is_new.then(|| (Source::Manager, self.channel.as_fd()));
         let listens = self.listens;
         let devices = self.devices.iter_mut().flatten().filter(|device| !device.is_watched);
         let of_device = devices.flat_map(|device| {
             device.is_watched = true;
-            let asynchronous = listens.then(|| device.shared.device().async_fd());
-            asynchronous.into_iter().chain([device.channel.as_fd()])
+            let own = listens.then(|| (Source::Device, device.shared.device().async_fd()));
+            own.into_iter().chain([(Source::Completions, device.channel.as_fd())])
         });
         channel.into_iter().chain(of_device).collect()
     }

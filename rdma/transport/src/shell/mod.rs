@@ -85,6 +85,31 @@ const INLINE_BYTES: u32 = 16;
 /// Polls of the completion queues in a turn.
 const POLLS_PER_TURN: usize = 4;
 
+/// Descriptors of a kind, which say when there is something of it to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A device's completion channel.
+    Completions,
+    /// The connection manager's channel.
+    Manager,
+    /// What a device tells of itself.
+    Device,
+}
+
+/// What descriptors have told.
+#[derive(Debug, Clone, Copy, Default)]
+struct Told {
+    completions: bool,
+    manager: bool,
+    device: bool,
+}
+
+impl Told {
+    fn is_any(self) -> bool {
+        self.completions || self.manager || self.device
+    }
+}
+
 struct Listening {
     id: CmId,
     address: SocketAddr,
@@ -116,8 +141,8 @@ pub struct Shell {
     ids: HashMap<CmToken, Slot>,
     active: Vec<Slot>,
     completions: Vec<WorkCompletion>,
-    /// A descriptor has said that there is something.
-    is_ready: bool,
+    /// Descriptors have said that there is something.
+    told: Told,
     listens: bool,
     entries_max: u16,
     next_timer: Nanos,
@@ -176,7 +201,7 @@ impl Shell {
             ids: HashMap::new(),
             active: Vec::with_capacity(setup.connections),
             completions: Vec::with_capacity(1024),
-            is_ready: false,
+            told: Told::default(),
             listens: false,
             entries_max: setup.entries_max,
             next_timer: Nanos::ZERO,
@@ -197,9 +222,13 @@ impl Shell {
         Ok(())
     }
 
-    /// One of the descriptors is readable.
-    pub fn on_ready(&mut self) {
-        self.is_ready = true;
+    /// A descriptor of this kind is readable. Only those are read: each look in vain is a system call.
+    pub fn on_ready(&mut self, source: Source) {
+        match source {
+            Source::Completions => self.told.completions = true,
+            Source::Manager => self.told.manager = true,
+            Source::Device => self.told.device = true,
+        }
     }
 
     /// True while there are connections: their completion queues are to be polled.
@@ -218,9 +247,8 @@ impl Shell {
     /// About to sleep: have the descriptors tell of completions from now on. False: there is something
     /// already.
     pub fn prepare_sleep(&mut self) -> bool {
-        let mut may_sleep = self.active.is_empty() && !self.is_ready && self.requests.is_empty();
+        let mut may_sleep = self.active.is_empty() && !self.told.is_any() && self.requests.is_empty();
         for device in self.devices.iter_mut().flatten() {
-            device.take_events();
             may_sleep &= device.arm();
         }
         may_sleep
@@ -243,7 +271,7 @@ impl Shell {
                 break;
             }
         }
-        if std::mem::take(&mut self.is_ready) {
+        if self.told.is_any() {
             has_worked = true;
             self.poll_events(core);
         }
@@ -451,14 +479,15 @@ impl Shell {
     }
 
     fn poll_events<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
-        for index in 0..self.devices.len() {
-            for _ in 0..EVENTS_PER_TURN {
-                let Some(device) = &mut self.devices[index] else { break };
-                device.take_events();
-                let event = self.listens.then(|| device.shared.device().next_async_event());
-                let Some(event) = event.flatten() else { break };
-                self.on_device_event(core, index, event);
-            }
+        let told = std::mem::take(&mut self.told);
+        if told.completions {
+            self.devices.iter_mut().flatten().for_each(DeviceCore::take_events);
+        }
+        if told.device {
+            self.poll_devices(core);
+        }
+        if !told.manager {
+            return;
         }
         for _ in 0..EVENTS_PER_TURN {
             match self.channel.next_event() {
@@ -471,7 +500,18 @@ impl Shell {
             }
         }
         // There may be more.
-        self.is_ready = true;
+        self.told.manager = true;
+    }
+
+    #[cold]
+    fn poll_devices<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
+        for index in 0..self.devices.len() {
+            for _ in 0..EVENTS_PER_TURN {
+                let Some(device) = &self.devices[index] else { break };
+                let Some(event) = device.shared.device().next_async_event() else { break };
+                self.on_device_event(core, index, event);
+            }
+        }
     }
 
     fn on_event<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, mut event: CmEvent) {
