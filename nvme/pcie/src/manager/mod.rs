@@ -230,6 +230,9 @@ impl Life {
     /// Every core ends what it has and lets go of the drive; then it is closed.
     async fn forget(&mut self) {
         self.shared.state().function = None;
+        // The drive is off or cut off, and every core has stopped. Should the system have failed at both, the
+        // drive loses the cores' memory here, before the buffers in it are given back.
+        self.places.iter_mut().for_each(Place::unmap);
         self.refuse_new();
         for index in 0..self.places.len() {
             let Some(member) = self.places.get(index).map(|place| Arc::clone(&place.member)) else {
