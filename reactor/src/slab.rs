@@ -89,8 +89,8 @@ impl<T> Slab<T> {
         Slab { entries: Vec::with_capacity(n), capacity, free: END, len: 0 }
     }
 
-    /// A slab for `n` values whose first entry has one that keeps the name it had in another slab. `None` where
-    /// the name is not of a first entry, or of no entry at all.
+    /// A slab for `n` values whose first entry has one that keeps the name it had in another slab. `None`
+    /// where the name is not of a first entry, or of no entry at all.
     ///
     /// # Panics
     /// When `n` is above [`SLAB_ENTRIES_MAX`].

@@ -211,8 +211,8 @@ impl Shell {
         has_worked
     }
 
-    /// Others on this core have connections that are asked in every turn: while none here is hot, epoll is not
-    /// asked in every turn, which is a system call, but as often as when one is.
+    /// Others on this core have connections that are asked in every turn: while none here is hot, epoll is
+    /// not asked in every turn, which is a system call, but as often as when one is.
     #[inline]
     pub fn set_shared(&mut self, is_shared: bool) {
         self.is_shared = is_shared;

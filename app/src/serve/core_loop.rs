@@ -285,7 +285,8 @@ impl CoreLoop {
     fn watch_rdma(&mut self) {
         for (source, descriptor) in self.rdma.iter_mut().flat_map(rdma::Shell::take_descriptors) {
             if let Err(error) = self.shell.readiness().add(descriptor, rdma_key(source), Interest::READ) {
-                tracing::error!(core = self.setup.core, %error, "events of an RDMA device cannot be waited for");
+                let core = self.setup.core;
+                tracing::error!(core, %error, "events of an RDMA device cannot be waited for");
             }
         }
     }

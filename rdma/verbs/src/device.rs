@@ -1,7 +1,7 @@
 //! [`Device`]: an RDMA device and its protection domain.
 //!
-//! UNSAFETY: a device owns its protection domain and one of librdmacm's references to its context, which keeps
-//! that open. See [`Device::set_lost`] for one that is gone.
+//! UNSAFETY: a device owns its protection domain and one of librdmacm's references to its context, which
+//! keeps that open. See [`Device::set_lost`] for one that is gone.
 #![expect(unsafe_code, reason = "calls libibverbs and librdmacm")]
 
 use std::ffi::CStr;
@@ -190,8 +190,8 @@ impl Device {
         Ok(devices)
     }
 
-    /// The kernel lists a device that [`Device::all`] has never given. Costs a look at a directory, and unlike
-    /// [`Device::all`] it leaves the library alone while a device is on its way out.
+    /// The kernel lists a device that [`Device::all`] has never given. Costs a look at a directory, and
+    /// unlike [`Device::all`] it leaves the library alone while a device is on its way out.
     #[must_use]
     pub fn is_any_new() -> bool {
         let seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -255,8 +255,8 @@ impl Device {
     }
 
     /// The kernel lists it as one that user space may use. The only sign of the removal of a device like
-    /// soft-RoCE's where `ib_uverbs` was loaded after `rdma_cm`: then the kernel waits for its users before it
-    /// tells the connection manager's. Costs a look at a file.
+    /// soft-RoCE's where `ib_uverbs` was loaded after `rdma_cm`: then the kernel waits for its users before
+    /// it tells the connection manager's. Costs a look at a file.
     #[must_use]
     pub fn is_listed(&self) -> bool {
         let Some((path, inode)) = &self.usable else { return true };

@@ -1,7 +1,7 @@
 //! Devices that go and come back, and what else a device tells outside of completions.
 //!
 //! ```text
-//!   DEVICE_REMOVAL, DEVICE_FATAL, not listed ─> lose ─ its connections end ─> forget: the last holder closes it
+//!   DEVICE_REMOVAL, DEVICE_FATAL, not listed ─> lose ─ its connections end ─> forget: its last holder closes
 //!                                                └─ told to the other cores, which do the same
 //!   once a second, where listeners are: a device not seen before ─> to all cores ─> listen again
 //! ```
