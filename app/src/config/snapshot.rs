@@ -219,7 +219,7 @@ fn open(plan: &DiskPlan) -> Result<Source, SnapshotError> {
             let (is_read_only, is_direct) = (*is_read_only, *is_direct);
             let disk = FileDisk::new(
                 name,
-                &FileSpec { path: path.clone(), block_bytes, create_bytes, is_read_only, is_direct },
+                &FileSpec { path: path.clone(), block_bytes, create_bytes, is_read_only, is_direct, is_polled },
             )?;
             for note in &disk.facts().notes {
                 tracing::warn!(disk = name, "{note}");
