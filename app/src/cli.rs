@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use spindle_nvme_pcie::{PciAddress, PciAddressError};
 
 use crate::bench::Access;
+use crate::bench::disk::DiskPlace;
 use crate::size::Bytes;
 
 /// Spindle: a polled-mode NVMe-oF storage target.
@@ -153,6 +154,8 @@ pub enum BenchCommand {
     /// The ceiling: the bare exchange of the same bytes between two pinned, busy-polling ends over loopback
     /// sockets
     Limit(LimitArgs),
+    /// A disk of this machine, without a network, through what the target drives it with
+    Disk(DiskArgs),
     /// What a cache line takes from one core to the other and back
     #[command(hide = true)]
     Line(LineArgs),
@@ -244,6 +247,28 @@ pub struct LimitArgs {
     /// loopback
     #[arg(long, value_name = "NAME", default_value = "reno")]
     pub congestion: String,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `spindle bench disk DISK`.
+#[derive(Debug, Args)]
+pub struct DiskArgs {
+    /// The disk: nvme:ADDRESS or nvme:ADDRESS/NAMESPACE for a drive that is bound to vfio-pci, file:PATH for
+    /// a file or block device, null: for none
+    #[arg(value_name = "DISK")]
+    pub disk: DiskPlace,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// The core to pin to
+    #[arg(long, value_name = "CORE")]
+    pub core: Option<usize>,
+    /// Use only the first SIZE bytes
+    #[arg(long, value_name = "SIZE")]
+    pub span: Option<Bytes>,
+    /// Allow writes, which destroy what is on the disk
+    #[arg(long)]
+    pub destroy_data: bool,
     #[command(flatten)]
     pub output: OutputArgs,
 }

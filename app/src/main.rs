@@ -47,6 +47,7 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Bench(BenchArgs { command: Some(command), .. }) => match command {
             BenchCommand::Limit(args) => Ok(bench::limit::run(&args)?),
+            BenchCommand::Disk(args) => Ok(bench::disk::run(&args)?),
             BenchCommand::Line(args) => Ok(bench::limit::run_line(&args)?),
         },
         Command::Serve(args) => Ok(serve::run(&args)?),

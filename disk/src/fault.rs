@@ -27,7 +27,7 @@ use spindle_reactor::mem::{Area, Buf};
 pub use control::{Broken, Fault, FaultControl, OpKind};
 
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError,
+    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Health, Op, OpenError,
     ResizeError, Token, Usage,
 };
 
@@ -85,6 +85,10 @@ impl DiskSource for FaultDisk {
 
     fn usage(&self) -> Usage {
         self.inner.usage()
+    }
+
+    fn health(&self) -> Option<Health> {
+        self.inner.health()
     }
 
     fn area(&self) -> Option<Area> {

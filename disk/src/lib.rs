@@ -34,7 +34,7 @@ pub use file::{FileDisk, FileFacts, FileSpec};
 pub use ng::{NgDisk, NgFacts, NgSpec};
 pub use null::{NullDisk, NullSpec};
 pub use ram::{RamDisk, RamSpec};
-pub use source::{CoreContext, DiskSource, OpenError, ResizeError, Usage};
+pub use source::{CoreContext, DiskSource, Health, OpenError, ResizeError, Usage};
 
 /// Most blocks in one command: the 16-bit zero-based NLB of NVM commands (NVM Command Set 3.2.1), and the 32
 /// bits that Dataset Management ranges have.

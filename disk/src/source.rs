@@ -21,6 +21,25 @@ pub struct Usage {
     pub bytes_used: u64,
 }
 
+/// What a medium says of its own health, for the SMART / Health log (log page 02h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Health {
+    /// Critical Warning, the bits of the log.
+    pub critical_warning: u8,
+    /// Composite temperature, in kelvins; 0 where it is not known.
+    pub temperature_kelvin: u16,
+    /// Available spare, in percent.
+    pub spare_percent: u8,
+    /// Below this spare the medium warns, in percent.
+    pub spare_threshold_percent: u8,
+    /// Percentage of its life used; 255 for 255 and more.
+    pub used_percent: u8,
+    /// Media and data integrity errors, ever.
+    pub media_errors: u128,
+    /// Times that power went without a shutdown, ever.
+    pub unsafe_shutdowns: u128,
+}
+
 /// Why a disk could not be made or opened. Names the field, its value and what is allowed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -95,6 +114,11 @@ pub trait DiskSource: Send + Sync {
 
     /// Space in use.
     fn usage(&self) -> Usage;
+
+    /// What the medium says of its health; `None` where it says nothing.
+    fn health(&self) -> Option<Health> {
+        None
+    }
 
     /// Memory of its own in which the data of commands lies, to be registered with devices; `None` where all
     /// of it is the core's pool.

@@ -1,7 +1,7 @@
 # NVMe drives of a lab guest: binding them to drivers without our own tool, unplugging, pulling and plugging
-# them. To be sourced; with `set -e` or without. The host's side is `scripts/lab/run "${drive_machine[@]}" -- ...`,
-# which makes the drives; each has the name it was given there, which is its serial number too. A function
-# that fails says on standard error why.
+# them. To be sourced; with `set -e` or without. The host's side is
+# `scripts/lab/run "${drive_machine[@]}" -- ...`, which makes the drives; each has the name it was given there,
+# which is its serial number too. A function that fails says on standard error why.
 # shellcheck shell=bash
 
 # For scripts/lab/run: an IOMMU, huge pages, two drives.
@@ -32,8 +32,8 @@ drive_driver() {
     echo "${link##*/}"
 }
 
-# drive_bind NAME DRIVER (vfio-pci, nvme). The kernel's driver is looked for from now on whenever the drive is
-# bound again; a drive that is plugged in is a new one and has to be bound again.
+# drive_bind NAME DRIVER (vfio-pci, nvme), whose module is loaded. A drive that was plugged in is a new one,
+# and bound to nothing or to nvme.
 drive_bind() {
     local address path
     address=$(drive_place "$1") || { echo "drive_bind $1: it is not there" >&2; return 1; }
@@ -73,35 +73,52 @@ qmp() {
 }
 
 # drive_unplug NAME: press the button beside it. Five seconds later the kernel takes the driver off, and
-# waits as long as that takes; then the slot's power goes off, and the drive is gone.
+# waits as long as that takes; then the slot's power goes off, and the drive is gone. Returns at once.
 drive_unplug() { qmp device_del "{\"id\":\"$1\"}"; }
 
 # drive_plug NAME: put it in again, with the data that it had.
 drive_plug() {
     local options
+    # The port's driver takes no notice of what happens in the second after it has switched the power off.
+    sleep 2
     options=$(sed -n 2p "$LAB_DRIVES/$1")
     qmp device_add "{\"driver\":\"nvme\",\"id\":\"$1\",\"$(sed 's/=/":"/g; s/,/","/g' <<<"$options")\"}"
 }
 
-# drive_pull NAME: it is gone at once, and nobody was asked. QEMU takes out what is behind a port when the slot's
-# power goes off with its light, so that is done behind the back of the port's driver.
+# drive_pull NAME [PID...]: it is gone at once, and nobody was asked. QEMU takes out what is behind a port when
+# the slot's power goes off with its light, so that is done behind the back of the port's driver. The
+# processes PID... are held still meanwhile: QEMU (7.2) uses what it has freed if a doorbell rings at that
+# moment, and dies of it.
 drive_pull() {
-    local config at control
-    config=/sys/bus/pci/devices/$(drive_port "$1")/config
+    local config at control name=$1
+    shift
+    config=/sys/bus/pci/devices/$(drive_port "$name")/config
     # The capability PCI Express (10h); its Slot Control is at 18h.
     at=$(pci_byte "$config" 0x34)
     while [ "$at" != 0 ] && [ "$(pci_byte "$config" "$at")" != 16 ]; do
         at=$(pci_byte "$config" $((at + 1)))
     done
-    [ "$at" != 0 ] || { echo "drive_pull $1: its port has no slot" >&2; return 1; }
+    [ "$at" != 0 ] || { echo "drive_pull $name: its port has no slot" >&2; return 1; }
     at=$((at + 0x18))
-    # Power Controller Control off (bit 10), Power Indicator Control off (bits 9:8 11b).
-    control=$(($(pci_byte "$config" $((at + 1))) | 0x07))
-    # shellcheck disable=SC2059
-    printf "\\x$(printf %02x "$(pci_byte "$config" "$at")")\\x$(printf %02x "$control")" |
-        dd of="$config" bs=2 seek="$at" oflag=seek_bytes conv=notrunc status=none
+    control=$(($(pci_byte "$config" "$at") | $(pci_byte "$config" $((at + 1))) << 8))
+    [ $# = 0 ] || kill -STOP "$@"
+    # Its driver hears of it when all is done, or it would find the power off and think it had done that: no
+    # interrupts of Hot-Plug and Command Completed (bits 5, 4) before. Presence Detect Changed (bit 3) is off
+    # in a slot with a button, whose driver relies on the link going down; QEMU does not tell that.
+    pci_set_word "$config" "$at" $((control & ~0x38))
+    # Power Controller Control off (bit 10), Power Indicator Control off (bits 9:8 11b); and as it was.
+    pci_set_word "$config" "$at" $((control & ~0x38 | 0x700))
+    pci_set_word "$config" "$at" $((control & ~0x38))
+    pci_set_word "$config" "$at" $((control | 0x38))
+    [ $# = 0 ] || kill -CONT "$@"
 }
 pci_byte() { od -An -tu1 -j "$(($2))" -N1 "$1" | tr -d ' '; }
+# pci_set_word CONFIG OFFSET VALUE
+pci_set_word() {
+    # shellcheck disable=SC2059
+    printf "$(printf '\\x%02x\\x%02x' $(($3 & 255)) $(($3 >> 8)))" |
+        dd of="$1" bs=2 seek="$2" oflag=seek_bytes conv=notrunc status=none
+}
 
 # --- for cases: drives that begin each without a driver, and end so ---
 

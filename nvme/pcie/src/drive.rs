@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nvme_spec::log::SmartLog;
-use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
+use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
 
 use crate::core::{COMMANDS_MAX, NvmeCore};
 use crate::function::Bus;
@@ -137,9 +137,16 @@ impl Drive {
     }
 }
 
+impl Drive {
+    /// The manager shuts it down from now on.
+    pub(crate) fn begin_closing(&self) {
+        self.shared.is_closing.store(true, Ordering::Release);
+    }
+}
+
 impl Drop for Drive {
     fn drop(&mut self) {
-        self.shared.is_closing.store(true, Ordering::Release);
+        self.begin_closing();
         // Not joined here: this may be a core, and a drive may take seconds.
         if let Some(thread) = self.thread.take() {
             CLOSING.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
@@ -224,6 +231,18 @@ impl DiskSource for NvmeDisk {
             disk: self.name.clone(),
             bytes,
             allowed: format!("the namespace has {has} bytes; leave the size out, and it is taken from there"),
+        })
+    }
+
+    fn health(&self) -> Option<Health> {
+        self.drive.health().map(|log| Health {
+            critical_warning: log.critical_warning,
+            temperature_kelvin: log.temperature.get(),
+            spare_percent: log.available_spare,
+            spare_threshold_percent: log.available_spare_threshold,
+            used_percent: log.percentage_used,
+            media_errors: log.media_errors.get(),
+            unsafe_shutdowns: log.unsafe_shutdowns.get(),
         })
     }
 

@@ -26,6 +26,7 @@ mod core;
 pub mod dma;
 mod drive;
 mod drives;
+pub mod emulator;
 pub mod function;
 mod manager;
 mod member;
@@ -34,6 +35,8 @@ mod queue;
 mod rules;
 mod shared;
 mod status;
+#[cfg(test)]
+mod tests;
 pub mod vfio;
 
 pub use address::{PciAddress, PciAddressError};

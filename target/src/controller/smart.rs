@@ -1,8 +1,10 @@
-//! The SMART / health log (log page 02h): counters of the subsystem, or of one namespace.
+//! The SMART / health log (log page 02h): counters of the subsystem, or of one namespace, and what the drives
+//! behind it say of their health: of several, the worst.
 
 use nvme_spec::log::{CriticalWarning, SmartLog};
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::zerocopy::little_endian::{U16, U128};
+use spindle_disk::Health;
 use spindle_reactor::clock::Nanos;
 
 use super::limits::TEMPERATURE_KELVIN;
@@ -17,27 +19,65 @@ const SPARE_THRESHOLD_PERCENT: u8 = 10;
 
 pub(super) fn smart(controller: &Controller, cx: &Context<'_>, nsid: u32) -> Result<SmartLog, Failure> {
     let subsystem = controller.subsystem(cx)?;
-    let totals = if nsid == 0 || nsid == NSID_ALL {
-        subsystem.active().map(|namespace| namespace.counters.totals()).fold(IoTotals::default(), sum)
+    let (totals, health) = if nsid == 0 || nsid == NSID_ALL {
+        let totals = subsystem.active().map(|namespace| namespace.counters.totals());
+        let health = subsystem.active().filter_map(|namespace| namespace.source.health());
+        (totals.fold(IoTotals::default(), sum), worst(health))
     } else {
-        identify::find_active(subsystem, nsid)?.counters.totals()
+        let namespace = identify::find_active(subsystem, nsid)?;
+        let health = worst(namespace.source.health().into_iter());
+        (namespace.counters.totals(), health)
     };
-    let warning = CriticalWarning::new().with_temperature(controller.features.is_temperature_beyond());
+    let beyond = CriticalWarning::new().with_temperature(controller.features.is_temperature_beyond());
     Ok(SmartLog {
-        critical_warning: warning.into_bits(),
-        temperature: U16::new(TEMPERATURE_KELVIN),
-        available_spare: SPARE_PERCENT,
-        available_spare_threshold: SPARE_THRESHOLD_PERCENT,
+        critical_warning: beyond.into_bits() | health.critical_warning,
+        temperature: U16::new(health.temperature_kelvin),
+        available_spare: health.spare_percent,
+        available_spare_threshold: health.spare_threshold_percent,
+        percentage_used: health.used_percent,
         data_units_read: wide(totals.units_read.div_ceil(UNITS_PER_DATA_UNIT)),
         data_units_written: wide(totals.units_written.div_ceil(UNITS_PER_DATA_UNIT)),
         host_reads: wide(totals.reads),
         host_writes: wide(totals.writes),
         controller_busy_minutes: wide(totals.busy_ns / Nanos::from_secs(60).as_u64()),
         power_on_hours: wide((cx.now - cx.started).as_u64() / Nanos::from_secs(3600).as_u64()),
-        media_errors: wide(totals.media_errors),
+        unsafe_shutdowns: U128::new(health.unsafe_shutdowns),
+        media_errors: U128::new(health.media_errors.saturating_add(u128::from(totals.media_errors))),
         error_log_entries: wide(controller.errors.count()),
         ..SmartLog::default()
     })
+}
+
+/// Disks that are no drives.
+const NOTHING_WEARS_OUT: Health = Health {
+    critical_warning: 0,
+    temperature_kelvin: TEMPERATURE_KELVIN,
+    spare_percent: SPARE_PERCENT,
+    spare_threshold_percent: SPARE_THRESHOLD_PERCENT,
+    used_percent: 0,
+    media_errors: 0,
+    unsafe_shutdowns: 0,
+};
+
+/// Of all of them, the worst; drives only, where there is one.
+fn worst(of_drives: impl Iterator<Item = Health>) -> Health {
+    of_drives.reduce(worse).unwrap_or(NOTHING_WEARS_OUT)
+}
+
+/// The worse of both, in each respect. A spare is as bad as it is near to its threshold.
+fn worse(a: Health, b: Health) -> Health {
+    let margin =
+        |health: &Health| i16::from(health.spare_percent) - i16::from(health.spare_threshold_percent);
+    let spare = if margin(&b) < margin(&a) { &b } else { &a };
+    Health {
+        critical_warning: a.critical_warning | b.critical_warning,
+        temperature_kelvin: a.temperature_kelvin.max(b.temperature_kelvin),
+        spare_percent: spare.spare_percent,
+        spare_threshold_percent: spare.spare_threshold_percent,
+        used_percent: a.used_percent.max(b.used_percent),
+        media_errors: a.media_errors.saturating_add(b.media_errors),
+        unsafe_shutdowns: a.unsafe_shutdowns.saturating_add(b.unsafe_shutdowns),
+    }
 }
 
 fn wide(value: u64) -> U128 {
@@ -52,5 +92,36 @@ fn sum(a: IoTotals, b: IoTotals) -> IoTotals {
         writes: a.writes.saturating_add(b.writes),
         media_errors: a.media_errors.saturating_add(b.media_errors),
         busy_ns: a.busy_ns.saturating_add(b.busy_ns),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_drives_the_worst_is_told_and_of_none_the_best() {
+        let good = Health { temperature_kelvin: 280, media_errors: 1, ..NOTHING_WEARS_OUT };
+        let worn = Health {
+            critical_warning: 0b100,
+            temperature_kelvin: 320,
+            spare_percent: 40,
+            spare_threshold_percent: 5,
+            used_percent: 90,
+            media_errors: 5,
+            unsafe_shutdowns: 2,
+        };
+        let scarce = Health { critical_warning: 1, spare_percent: 12, ..good };
+        assert_eq!(worst([].into_iter()), NOTHING_WEARS_OUT);
+        assert_eq!(worst([good].into_iter()), good, "its own temperature, not a made-up one");
+        let expected = Health {
+            critical_warning: 0b101,
+            spare_percent: 12,
+            spare_threshold_percent: 10,
+            media_errors: 7,
+            ..worn
+        };
+        assert_eq!(worst([good, worn, scarce].into_iter()), expected);
+        assert_eq!(worst([scarce, good, worn].into_iter()), expected);
     }
 }

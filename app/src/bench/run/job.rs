@@ -6,6 +6,7 @@ use rustix::time::{ClockId, clock_gettime};
 use spindle_initiator::{Buf, Failure, Nanos};
 
 use super::{ERRORS_SHOWN, Measured, Plan};
+use crate::bench::random::Random;
 use crate::bench::verify::Table;
 use crate::report::Latencies;
 
@@ -367,27 +368,6 @@ impl Job for Load<'_> {
 /// Processor time of this thread.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
-}
-
-/// Addresses and directions: xorshift64, which costs less than what it decides about.
-#[derive(Debug, Clone)]
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Random {
-        Random(seed | 1)
-    }
-
-    /// A number below `bound`.
-    #[inline]
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        let product = u128::from(self.0) * u128::from(bound);
-        // The high half: below `bound`.
-        u64::try_from(product >> 64).unwrap_or(0)
-    }
 }
 
 #[cfg(test)]

@@ -265,6 +265,29 @@ fn disks_whose_keys_do_not_fit_their_kind() {
             "path = \"disk.img\"",
             "4: disk[0].path = \"disk.img\": must be an absolute path, like \"/var/lib/spindle/disk0.img\"",
         ),
+        (
+            "nvme",
+            "",
+            "1: disk[0].nvme: missing; an nvme disk needs the PCI address of its drive, like \
+             \"0000:01:00.0\"",
+        ),
+        (
+            "nvme",
+            "nvme = \"01:00.0\"",
+            "4: disk[0].nvme = \"01:00.0\": PCI address \"01:00.0\": form is \"01:00.0\": allowed is \
+             domain:bus:device.function, as in 0000:01:00.0; must be a PCI address, like \"0000:01:00.0\"",
+        ),
+        (
+            "nvme",
+            "nvme = \"fffe:ff:1f.7\"",
+            "4: disk[0].nvme = \"fffe:ff:1f.7\": must be a drive of this machine: there is no such PCI \
+             function; spindle nvme list shows the drives",
+        ),
+        (
+            "null",
+            "size = 4096\nnamespace = 2",
+            "5: disk[0].namespace = 2: a null disk has no namespace; it is for kind = \"nvme\"",
+        ),
     ] {
         check(&disk(kind, more), &[expected]);
     }

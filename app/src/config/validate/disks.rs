@@ -93,7 +93,7 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
 /// A namespace of a drive. What it is is known when it is open.
 fn nvme(node: &Node, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("nvme") {
-        let words = "missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\" (spindle nvme list)";
+        let words = "missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\"";
         node.place.inside("nvme").refuse(errors, words);
     }
     let address = node.find::<PciAddress>("nvme")?;

@@ -22,6 +22,8 @@ use crate::function::{Function, MapError, Mapping, OpenFunctionError};
 
 /// Offset of the command word in configuration space (PCI Local Bus 3.0 section 6.2.2).
 const COMMAND: u64 = 4;
+/// Offset of revision and class, which VFIO reads from the function itself.
+const CLASS: u64 = 8;
 /// It answers to accesses of its memory.
 const MEMORY_SPACE: u16 = 1 << 1;
 /// It may access memory itself.
@@ -122,6 +124,12 @@ impl Function for VfioFunction {
     }
 
     fn reset(&self) -> io::Result<()> {
+        // Of a function that does not answer, the kernel would wait more than a minute for the end of it.
+        let mut class = [0; 4];
+        self.held.device.read_exact_at(&mut class, self.configuration + CLASS)?;
+        if class == [0xff; 4] {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "it does not answer: it has gone"));
+        }
         system::reset(&self.held.device).map_err(|error| match error.raw_os_error() {
             Some(libc::EINVAL) => io::Error::new(error.kind(), format!("{error}: it has no way to be reset")),
             Some(libc::EAGAIN) => {

@@ -20,12 +20,15 @@
 //!
 //! # A drive that goes
 //!
-//! Asked (unbinding, an attention button, `device_del`) or pulled, the kernel takes a function away by
-//! unbinding its driver, and vfio-pci then waits, without limit, until the last descriptor and the last
-//! mapping of it are gone. Meanwhile it counts up the event that [`Function::is_removal_asked`] reads, at
-//! once and every 10 s. So neither the registers nor the memory vanish under us: while we hold the device its
-//! mapping stays, and registers of a drive that was pulled read as all ones, as the bus answers (QEMU's
-//! answers zeroes).
+//! Asked (unbinding, an attention button) or pulled, the kernel takes a function away by unbinding its driver,
+//! and vfio-pci then waits, without limit, until the last descriptor and the last mapping of it are gone.
+//! Meanwhile it counts up the event that [`Function::is_removal_asked`] reads, at once and every 10 s. So
+//! neither the registers nor the memory vanish under us: while we hold the device its mapping stays, and
+//! registers of a drive that was pulled read as the bus answers: all ones, on QEMU's zeroes.
+//!
+//! Closing resets the function, and a reset of one that is gone waits 70 s for it, unless the kernel knows
+//! that it is gone. Who sees a drive vanish does well to wait a second or two for the removal request, which
+//! comes when the kernel knows, before he closes it. ([`Function::reset`] looks first.)
 //!
 //! What would raise SIGBUS is to touch a register whose page is not mapped in yet, or not any more, while the
 //! function's memory space is off or it sleeps in D3. The kernel takes pages away in three cases: we switch

@@ -1,0 +1,361 @@
+//! `spindle bench disk DISK`: measures a disk of this machine through the same interface that the target
+//! drives, without a network: one pinned thread that submits and polls.
+//!
+//! What it shows: what a drive gives to `spindle serve` at most, beside `fio` on the kernel's driver.
+//!
+//! What it does not do: it checks no data. Writes destroy what is on the disk, and have to be allowed.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use spindle_disk::file::{FileDisk, FileSpec};
+use spindle_disk::{
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, NullDisk, NullSpec, Op, OpenError, Token,
+};
+use spindle_nvme_pcie::{DriveError, Drives, PciAddress, PciAddressError, Settings};
+use spindle_reactor::affinity::{AffinityError, pin_current_thread};
+use spindle_reactor::clock::{Clock, Nanos};
+use spindle_reactor::mem::{Buf, Pages, Pool, PoolError, ZoneSpec};
+
+use crate::bench::random::Random;
+use crate::cli::DiskArgs;
+use crate::report::{self, BenchResult, Latencies, Run, say};
+use crate::size::Bytes;
+
+/// Time before the measurement in which queues are made and caches settle.
+const WARM_UP: Duration = Duration::from_millis(500);
+/// How long what is outstanding at the end may take.
+const DRAIN_MAX: Duration = Duration::from_secs(60);
+
+/// Which disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DiskPlace {
+    /// A namespace of a drive, driven by this process.
+    Nvme(PciAddress, u32),
+    /// A file or block device.
+    File(std::path::PathBuf),
+    /// Reads as zeroes: what the measuring itself costs.
+    Null,
+}
+
+impl std::fmt::Display for DiskPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DiskPlace::Nvme(address, namespace) => write!(f, "nvme:{address}/{namespace}"),
+            DiskPlace::File(path) => write!(f, "file:{}", path.display()),
+            DiskPlace::Null => f.write_str("null:"),
+        }
+    }
+}
+
+/// Why a text names no disk.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// The kind before the colon.
+    #[error("{0:?}: must be nvme:ADDRESS, nvme:ADDRESS/NAMESPACE, file:PATH or null:")]
+    Kind(String),
+    /// The address.
+    #[error(transparent)]
+    Address(#[from] PciAddressError),
+    /// The namespace.
+    #[error("namespace {0:?}: must be a number from 1 to 4294967294")]
+    Namespace(String),
+}
+
+impl FromStr for DiskPlace {
+    type Err = PlaceError;
+
+    fn from_str(text: &str) -> Result<DiskPlace, PlaceError> {
+        match text.split_once(':') {
+            Some(("nvme", place)) => {
+                let (address, namespace) = place.split_once('/').unwrap_or((place, "1"));
+                let number = namespace.parse().ok().filter(|number| (1..u32::MAX).contains(number));
+                let number = number.ok_or_else(|| PlaceError::Namespace(namespace.to_owned()))?;
+                Ok(DiskPlace::Nvme(address.parse()?, number))
+            }
+            Some(("file", path)) if !path.is_empty() => Ok(DiskPlace::File(path.into())),
+            Some(("null", "")) => Ok(DiskPlace::Null),
+            Some(_) | None => Err(PlaceError::Kind(text.to_owned())),
+        }
+    }
+}
+
+/// Why there is nothing to report.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskBenchError {
+    /// The drive.
+    #[error(transparent)]
+    Drive(#[from] DriveError),
+    /// The disk.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The core.
+    #[error(transparent)]
+    Core(#[from] AffinityError),
+    /// The buffers.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// A value that does not go with the disk or with others.
+    #[error("{option} is {value}, but {rule}")]
+    Size {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        rule: String,
+    },
+    /// Writes were not allowed.
+    #[error("--rw {0}: writes destroy what is on the disk; --destroy-data allows it")]
+    Destroys(crate::bench::Access),
+    /// Commands failed.
+    #[error("{0} commands failed, the first with: {1}")]
+    Failed(u64, DiskError),
+    /// Commands did not end.
+    #[error("{0} commands did not end within {DRAIN_MAX:?}")]
+    Stuck(usize),
+    /// The result could not be shown.
+    #[error("cannot print the result: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The plot could not be drawn.
+    #[error(transparent)]
+    Plot(#[from] report::plot::PlotError),
+}
+
+/// `spindle bench disk DISK`.
+///
+/// # Errors
+/// [`DiskBenchError`]; also when a command failed.
+pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
+    if args.load.rw.reads_percent(args.load.mix) < 100 && !args.destroy_data {
+        return Err(DiskBenchError::Destroys(args.load.rw));
+    }
+    if let Some(core) = args.core {
+        pin_current_thread(core)?;
+    }
+    let source = open(&args.disk)?;
+    let mut engine = Engine::new(args, source.as_ref())?;
+    let end = engine.measure(args.load.seconds);
+    drop(engine.disk);
+    drop(source);
+    spindle_nvme_pcie::finish();
+    let result = end?;
+    if args.output.json {
+        say!("{}", report::json::render(&result)?);
+    } else {
+        say!("{} on {}", result.run.summary(), result.run.address.as_deref().unwrap_or_default());
+        say!("{}", report::table::render(&[("bench disk", &result)]));
+    }
+    if let Some(path) = &args.output.plot {
+        report::plot::write(path, &result.run.summary(), &[("bench disk", &result.latency)])?;
+    }
+    Ok(())
+}
+
+fn open(place: &DiskPlace) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
+    Ok(match place {
+        DiskPlace::Nvme(address, namespace) => {
+            Drives::here().open(*address, Settings::default())?.disk("bench", *namespace)?
+        }
+        DiskPlace::File(path) => FileDisk::new(
+            "bench",
+            &FileSpec {
+                path: path.clone(),
+                block_bytes: 512,
+                create_bytes: None,
+                is_read_only: false,
+                is_direct: true,
+            },
+        )?,
+        DiskPlace::Null => NullDisk::new("bench", NullSpec { bytes: 1 << 40, block_bytes: 512 })?,
+    })
+}
+
+/// One thread's measurement.
+struct Engine {
+    disk: Box<dyn Disk>,
+    run: Run,
+    pool: Pool,
+    unit_blocks: u32,
+    unit_bytes: u32,
+    units: u64,
+    reads_percent: u8,
+    /// When the command of a token began.
+    begun: Vec<Nanos>,
+    free: Vec<usize>,
+    random: Random,
+    next: u64,
+    done: Vec<Done>,
+    failed: u64,
+    first: Option<DiskError>,
+}
+
+impl Engine {
+    fn new(args: &DiskArgs, source: &dyn DiskSource) -> Result<Engine, DiskBenchError> {
+        let geometry = source.geometry();
+        let refuse = |option, value: String, rule: String| Err(DiskBenchError::Size { option, value, rule });
+        let (bytes, qd) = (args.load.bs.get(), args.load.qd);
+        let block = u64::from(geometry.block_bytes);
+        let Some(unit_bytes) = u32::try_from(bytes).ok().filter(|_| bytes % block == 0 && bytes <= 16 << 20)
+        else {
+            let rule = format!("it must be a multiple of the disk's blocks of {block} bytes, at most 16 MiB");
+            return refuse("--bs", args.load.bs.to_string(), rule);
+        };
+        let span = args.span.map_or(geometry.bytes(), Bytes::get);
+        let units = span.min(geometry.bytes()) / bytes;
+        if units == 0 || span > geometry.bytes() {
+            let rule = format!("the disk has {} bytes, and a command has {bytes}", geometry.bytes());
+            return refuse("--span", span.to_string(), rule);
+        }
+        let depth = u32::try_from(qd).unwrap_or(u32::MAX);
+        let zone = ZoneSpec { buffer_bytes: unit_bytes.next_multiple_of(4096), count: depth };
+        let pool = Pool::new(&[zone], Pages::Huge)?;
+        let disk = source.open(&CoreContext { core: 0, pool: pool.clone(), depth })?;
+        let run = Run {
+            tool: "bench disk",
+            address: Some(args.disk.to_string()),
+            nqn: None,
+            rw: args.load.rw,
+            mix: None,
+            bs: args.load.bs,
+            qd,
+            queues: 1,
+            span: Some(Bytes::new(units * bytes)),
+            seconds: args.load.seconds.as_secs_f64(),
+            cores: args.core.into_iter().collect(),
+            verify: None,
+            congestion: None,
+        };
+        Ok(Engine {
+            disk,
+            run,
+            pool,
+            unit_blocks: unit_bytes / geometry.block_bytes,
+            unit_bytes,
+            units,
+            reads_percent: args.load.rw.reads_percent(args.load.mix),
+            begun: vec![Nanos::ZERO; qd],
+            free: (0..qd).collect(),
+            random: Random::new(1),
+            next: 0,
+            done: Vec::with_capacity(qd.max(64)),
+            failed: 0,
+            first: None,
+        })
+    }
+
+    /// Warm up, measure, wait for the rest.
+    fn measure(&mut self, time: Duration) -> Result<BenchResult, DiskBenchError> {
+        let mut latency = Latencies::new();
+        let mut now = Clock::now();
+        let begin = now + Nanos(u64::try_from(WARM_UP.as_nanos()).unwrap_or(0));
+        let end = begin + Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / 2));
+        let (mut first, mut last) = (None, begin);
+        while now < end {
+            self.fill(now);
+            let ended = self.poll(&mut now, |begun, now| {
+                if now >= begin && now < end {
+                    latency.record((now - begun).as_u64(), 1);
+                }
+            });
+            if ended && now >= begin {
+                first.get_or_insert(begin);
+                last = now;
+            }
+        }
+        let deadline = end + Nanos(u64::try_from(DRAIN_MAX.as_nanos()).unwrap_or(0));
+        while self.free.len() < self.begun.len() {
+            self.poll(&mut now, |_, _| ());
+            if now > deadline {
+                return Err(DiskBenchError::Stuck(self.begun.len() - self.free.len()));
+            }
+        }
+        if let Some(error) = self.first {
+            return Err(DiskBenchError::Failed(self.failed, error));
+        }
+        let elapsed = (last.min(end) - begin).as_duration();
+        Ok(BenchResult {
+            run: self.run.clone(),
+            elapsed,
+            operations: latency.count(),
+            errors: self.failed,
+            latency,
+            line_round_trip_ns: None,
+            cpu_share: None,
+        })
+    }
+
+    /// Submit until the depth is reached.
+    #[inline]
+    fn fill(&mut self, now: Nanos) {
+        while let Some(index) = self.free.pop() {
+            self.begun[index] = now;
+            let lba = self.next_unit() * u64::from(self.unit_blocks);
+            let range = BlockRange { lba, blocks: self.unit_blocks };
+            let is_read = self.reads_percent == 100 || self.random.below(100) < self.reads_percent.into();
+            let op = if is_read { Op::Read } else { Op::Write { fua: false } };
+            let buf = self.buffer(is_read);
+            if let Some(done) = self.disk.submit(Token(index as u64), op, range, buf) {
+                self.done.push(done);
+                return;
+            }
+        }
+    }
+
+    fn buffer(&self, is_read: bool) -> Option<Buf> {
+        use spindle_disk::BufferFrom;
+        let from = if is_read { self.disk.read_buffers() } else { self.disk.write_buffers() };
+        match from {
+            BufferFrom::Pool => self.pool.take(self.unit_bytes),
+            BufferFrom::Disk => None,
+        }
+    }
+
+    fn next_unit(&mut self) -> u64 {
+        if self.run.rw.is_random() {
+            return self.random.below(self.units);
+        }
+        self.next = (self.next + 1) % self.units;
+        self.next
+    }
+
+    /// Collect what has ended. True when anything had.
+    #[inline]
+    fn poll(&mut self, now: &mut Nanos, mut ended: impl FnMut(Nanos, Nanos)) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        self.disk.poll(&mut done);
+        *now = Clock::now();
+        let had_any = !done.is_empty();
+        for done in done.drain(..) {
+            let index = usize::try_from(done.token.0).unwrap_or(usize::MAX);
+            if let Err(error) = done.result {
+                self.failed += 1;
+                self.first.get_or_insert(error);
+            }
+            if let Some(begun) = self.begun.get(index) {
+                ended(*begun, *now);
+                self.free.push(index);
+            }
+        }
+        self.done = done;
+        had_any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_named_by_kind_and_place() {
+        let address = "0000:01:00.0".parse().expect("an address");
+        assert_eq!("nvme:0000:01:00.0".parse::<DiskPlace>().expect("one"), DiskPlace::Nvme(address, 1));
+        assert_eq!("nvme:0000:01:00.0/7".parse::<DiskPlace>().expect("one"), DiskPlace::Nvme(address, 7));
+        assert_eq!("file:/dev/sda".parse::<DiskPlace>().expect("one"), DiskPlace::File("/dev/sda".into()));
+        assert_eq!("null:".parse::<DiskPlace>().expect("one"), DiskPlace::Null);
+        for wrong in ["nvme:1", "nvme:0000:01:00.0/0", "nvme:0000:01:00.0/x", "file:", "sda", "null:1"] {
+            assert!(wrong.parse::<DiskPlace>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! [`EmulatorSpec`]: which drive the emulator is.
+
+use nvme_spec::identify::{Dlfeat, Oncs};
+use nvme_spec::register::Vs;
+
+/// Which SGLs a drive takes besides PRPs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SglSupport {
+    /// None: a command with PSDT other than 0 is refused.
+    None,
+    /// Any alignment.
+    Bytes,
+    /// Addresses and lengths that are multiples of 4.
+    Dwords,
+}
+
+/// A namespace of the drive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamespaceSpec {
+    /// NSZE and NCAP, in logical blocks.
+    pub blocks: u64,
+    /// Bytes of a logical block: a power of two from 512 to 65,536.
+    pub block_bytes: u32,
+    /// NOIOB, in logical blocks; 0 for none.
+    pub noiob: u16,
+    /// MS: bytes of metadata of a logical block. The emulator reports it and moves no metadata: Read, Write
+    /// and their kin are refused with Invalid Field where it is not 0.
+    pub metadata_bytes: u16,
+    /// DLFEAT: what deallocated blocks read as, and whether Write Zeroes with DEAC deallocates.
+    pub dlfeat: Dlfeat,
+}
+
+impl Default for NamespaceSpec {
+    /// 64 MiB in blocks of 4,096 bytes; deallocated blocks read as zeroes.
+    fn default() -> NamespaceSpec {
+        NamespaceSpec {
+            blocks: 16_384,
+            block_bytes: 4096,
+            noiob: 0,
+            metadata_bytes: 0,
+            dlfeat: Dlfeat::new()
+                .with_read_behavior(Dlfeat::READS_ZEROES)
+                .with_deallocate_in_write_zeroes(true),
+        }
+    }
+}
+
+/// A drive. The default is a good enterprise drive: power loss protection (no volatile write cache), SGLs,
+/// all optional commands that the emulator has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmulatorSpec {
+    /// Its place, as PCI writes it.
+    pub address: String,
+    /// SN; what is beyond 20 bytes is cut.
+    pub serial: String,
+    /// MN; what is beyond 40 bytes is cut.
+    pub model: String,
+    /// FR; what is beyond 8 bytes is cut.
+    pub firmware: String,
+    /// VS. From 2.0 on CRTO is there too.
+    pub version: Vs,
+    /// Namespaces 1, 2 and so on; all are active.
+    pub namespaces: Vec<NamespaceSpec>,
+    /// MDTS: most data of a command, as 4 KiB << MDTS; 0 for no limit.
+    pub mdts: u8,
+    /// CAP.MQES with its zero base taken away: 2 to 65,536.
+    pub queue_entries_max: u32,
+    /// CAP.DSTRD: doorbells are 4 << DSTRD bytes apart; at most 15.
+    pub dstrd: u8,
+    /// How many pairs of I/O queues it grants, at least 1.
+    pub queue_pairs: u16,
+    /// SGLS.
+    pub sgl: SglSupport,
+    /// ONCS: Compare, Dataset Management, Write Zeroes, Verify, Copy, and Save and Select are there if their
+    /// bits are set; the emulator has no command for the other bits and does not report them.
+    pub oncs: Oncs,
+    /// VWC: what was written is lost at [`power_cut`](super::Emulator::power_cut) until it was flushed.
+    pub has_write_cache: bool,
+    /// OACS: Doorbell Buffer Config.
+    pub has_doorbell_buffer: bool,
+    /// CAP.TO: longest time of CSTS.RDY, in 500 ms.
+    pub timeout: u8,
+    /// ACL with its zero base: Abort commands at once, less one.
+    pub acl_z: u8,
+    /// AERL with its zero base: Asynchronous Event Requests at once, less one.
+    pub aerl_z: u8,
+    /// WZSL: most of one Write Zeroes, as MDTS; 0 for no limit.
+    pub wzsl: u8,
+    /// How many steps CSTS.RDY takes to follow CC.EN, and CSTS.SHST to follow CC.SHN.
+    pub ready_steps: u64,
+    /// How many commands of one queue a step takes at most, at least 1.
+    pub commands_a_step: u32,
+}
+
+impl Default for EmulatorSpec {
+    fn default() -> EmulatorSpec {
+        EmulatorSpec {
+            address: "0000:e0:00.0".to_owned(),
+            serial: "EMULATED0001".to_owned(),
+            model: "Spindle emulated drive".to_owned(),
+            firmware: "1.0".to_owned(),
+            version: Vs::V1_4,
+            namespaces: vec![NamespaceSpec::default()],
+            mdts: 8,
+            queue_entries_max: 1024,
+            dstrd: 0,
+            queue_pairs: 64,
+            sgl: SglSupport::Bytes,
+            oncs: Oncs::new()
+                .with_compare(true)
+                .with_dataset_management(true)
+                .with_write_zeroes(true)
+                .with_save_select(true)
+                .with_verify(true)
+                .with_copy(true),
+            has_write_cache: false,
+            has_doorbell_buffer: false,
+            timeout: 20,
+            acl_z: 3,
+            aerl_z: 3,
+            wzsl: 0,
+            ready_steps: 2,
+            commands_a_step: 32,
+        }
+    }
+}
+
+impl EmulatorSpec {
+    /// Panics where no drive could be so: a bug of the test.
+    pub(super) fn assert_sane(&self) {
+        for namespace in &self.namespaces {
+            let bytes = namespace.block_bytes;
+            assert!(bytes.is_power_of_two() && (512..=65_536).contains(&bytes), "blocks of {bytes} bytes");
+        }
+        let entries = self.queue_entries_max;
+        assert!((2..=65_536).contains(&entries), "queues of {entries} entries");
+        assert!(self.queue_pairs >= 1, "no I/O queues");
+        assert!(self.dstrd <= 15, "DSTRD has 4 bits");
+        assert!(self.commands_a_step >= 1, "a step that does nothing");
+    }
+
+    /// ONCS as it is reported: what there are commands for.
+    pub(super) fn oncs_reported(&self) -> Oncs {
+        Oncs::new()
+            .with_compare(self.oncs.compare())
+            .with_dataset_management(self.oncs.dataset_management())
+            .with_write_zeroes(self.oncs.write_zeroes())
+            .with_save_select(self.oncs.save_select())
+            .with_verify(self.oncs.verify())
+            .with_copy(self.oncs.copy())
+    }
+
+    /// A size as MDTS says it, in bytes; `None` for no limit.
+    pub(super) fn limit_bytes(shift: u8) -> Option<u64> {
+        if shift == 0 { None } else { 4096_u64.checked_shl(u32::from(shift)).filter(|bytes| *bytes != 0) }
+    }
+}

@@ -1,0 +1,61 @@
+//! The driver over the emulator: manager, cores and controller stepped by one thread.
+
+mod world;
+
+use spindle_disk::{BlockRange, DiskError, Op};
+
+use crate::emulator::{EmulatorSpec, NamespaceSpec};
+use world::World;
+
+/// 512-byte blocks and a write cache.
+fn small_blocks() -> EmulatorSpec {
+    let namespace = NamespaceSpec { block_bytes: 512, ..NamespaceSpec::default() };
+    EmulatorSpec { namespaces: vec![namespace], has_write_cache: true, ..EmulatorSpec::default() }
+}
+
+fn range(lba: u64, blocks: u32) -> BlockRange {
+    BlockRange { lba, blocks }
+}
+
+#[test]
+fn a_drive_is_enabled_identified_and_shut_down() {
+    let mut world = World::new(small_blocks());
+    let facts = world.drive.facts().expect("in service");
+    assert_eq!(facts.serial, EmulatorSpec::default().serial);
+    assert_eq!(world.disk(0).geometry().block_bytes, 512);
+    world.close();
+    assert!(!world.emulator.is_open());
+    assert_eq!((world.emulator.violations(), world.emulator.first_violation()), (0, None));
+}
+
+#[test]
+fn what_is_written_is_read_and_on_the_medium() {
+    let mut world = World::new(small_blocks());
+    for blocks in [1, 7, 8, 9, 16, 17, 64, 256, 2048] {
+        let lba = u64::from(blocks) * 3;
+        let data: Vec<u8> = (0..blocks * 512).map(|at| (at * 7 + blocks) as u8).collect();
+        world.write(lba, &data, false).expect("written");
+        assert_eq!(world.read(lba, blocks).expect("read"), data, "{blocks}");
+        assert_eq!(world.emulator.read_medium(1, lba, u64::from(blocks)), data);
+    }
+    world.command(Op::Flush, range(0, 0)).expect("flushed");
+    world.command(Op::Deallocate, range(3, 1000)).expect("deallocated");
+    assert!(world.read(3, 1000).expect("read").iter().all(|byte| *byte == 0));
+    world.close();
+    assert_eq!((world.emulator.violations(), world.emulator.first_violation()), (0, None));
+}
+
+#[test]
+fn a_drive_that_vanishes_ends_everything_and_comes_back() {
+    let mut world = World::new(small_blocks());
+    world.write(5, &[9; 512], true).expect("written");
+    world.emulator.vanish();
+    assert_eq!(world.read(5, 1), Err(DiskError::Gone));
+    world.run_for(3000);
+    assert!(!world.emulator.is_open(), "let go");
+    world.emulator.plug();
+    world.run_for(5000);
+    assert_eq!(world.read(5, 1).expect("the same drive"), [9; 512]);
+    world.close();
+    assert_eq!((world.emulator.violations(), world.emulator.first_violation()), (0, None));
+}
