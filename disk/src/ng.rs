@@ -9,8 +9,8 @@
 //!                                                └──┴── the next piece, or the same again ───┘
 //! ```
 //!
-//! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far as
-//! the drive keeps what it says.
+//! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far
+//! as the drive keeps what it says.
 //!
 //! What it does not do: no metadata, no zoned namespaces. It holds the drive's block device as well, so that
 //! nobody mounts it or serves it twice; another process may still send commands to the generic device.

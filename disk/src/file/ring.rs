@@ -176,8 +176,8 @@ impl Medium for FileMedium {
         }
     }
 
-    /// It may be about bytes that were acknowledged before: any error of a sync, and of a write with FUA those
-    /// of the medium (others are about the write itself).
+    /// It may be about bytes that were acknowledged before: any error of a sync, and of a write with FUA
+    /// those of the medium (others are about the write itself).
     fn on_durable_error(&self, is_sync: bool, error: &io::Error) {
         if is_sync || is_medium_error(error) {
             self.shared.on_sync_error();

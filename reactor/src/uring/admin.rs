@@ -1,5 +1,5 @@
-//! What a drive says it is: Identify through the kernel (`NVME_IOCTL_ADMIN_CMD`), which waits; for the control
-//! path.
+//! What a drive says it is: Identify through the kernel (`NVME_IOCTL_ADMIN_CMD`), which waits; for the
+//! control path.
 //!
 //! UNSAFETY: ioctls with structures of the kernel's, and one address in one of them.
 #![expect(unsafe_code, reason = "ioctls that libraries do not have")]

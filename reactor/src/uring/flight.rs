@@ -154,8 +154,8 @@ fn end_of_file() -> io::Error {
     io::ErrorKind::UnexpectedEof.into()
 }
 
-/// The pieces of the bytes `part` of `buf`, as many as fit; of a file's transfer a longer list is a short one,
-/// and goes on from there.
+/// The pieces of the bytes `part` of `buf`, as many as fit; of a file's transfer a longer list is a short
+/// one, and goes on from there.
 pub(super) fn fill(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, part: Range<usize>, is_read: bool) {
     vectors.clear();
     // The first time in this slot; its capacity is kept. A pool's buffers have few pieces.

@@ -14,8 +14,8 @@
 //! does not (locked memory is limited without privilege) the ring works without.
 //!
 //! A ring that polls ([`FileRing::polled`]) asks the device itself for what has ended, in every
-//! [`FileRing::poll`], and no interrupt comes. It does reads and writes only, of block devices that poll, past
-//! the page cache.
+//! [`FileRing::poll`], and no interrupt comes. It does reads and writes only, of block devices that poll,
+//! past the page cache.
 //!
 //! What it does not do: it orders nothing. A flush covers the writes that have *completed* before it was
 //! queued.

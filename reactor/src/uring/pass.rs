@@ -117,9 +117,9 @@ impl PassRing {
     /// A ring for `entries` commands in flight of `namespace`, which `device` is of. The memory of `pool` is
     /// registered as it is used, if the kernel allows that.
     ///
-    /// # Errors
-    /// The system's, as where io_uring is disabled or older than Linux 5.19; `InvalidInput` for 0 or more than
-    /// [`RING_ENTRIES_MAX`](super::RING_ENTRIES_MAX) entries, and for a device of another namespace.
+    /// # Errors The system's, as where io_uring is disabled or older than Linux 5.19; `InvalidInput` for 0 or
+    /// more than [`RING_ENTRIES_MAX`](super::RING_ENTRIES_MAX) entries, and for a device of another
+    /// namespace.
     pub fn new(
         entries: u32,
         pool: &Pool,
@@ -257,8 +257,9 @@ impl PassRing {
         };
         let entry = entry.user_data(u64::from(slot.to_wire()));
         // SAFETY: the entry's memory is the flight's buffer and the slot's vectors; both are kept, unmoved,
-        // until the completion is seen (`remove` in `on_result`), or for ever (`drop`). The drive moves as many
-        // bytes as the command says: `transfer` made it for the bytes of `piece`, and others have no data.
+        // until the completion is seen (`remove` in `on_result`), or for ever (`drop`). The drive moves as
+        // many bytes as the command says: `transfer` made it for the bytes of `piece`, and others have no
+        // data.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "the queue holds an entry for each command in flight");
         self.is_queued = true;
@@ -363,8 +364,8 @@ impl Flight {
     }
 }
 
-/// `struct nvme_uring_cmd`: opcode 0, flags 1, nsid 4, cdw2 8, cdw3 12, metadata 16, addr 24, metadata_len 32,
-/// data_len 36, cdw10 to cdw15 40 to 63, timeout_ms 64 (0: the driver's own).
+/// `struct nvme_uring_cmd`: opcode 0, flags 1, nsid 4, cdw2 8, cdw3 12, metadata 16, addr 24, metadata_len
+/// 32, data_len 36, cdw10 to cdw15 40 to 63, timeout_ms 64 (0: the driver's own).
 fn entry_bytes(command: &PassCommand, nsid: u32, addr: u64, count: u32) -> [u8; COMMAND_BYTES] {
     let mut bytes = [0; COMMAND_BYTES];
     bytes[0] = command.opcode;
