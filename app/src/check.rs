@@ -84,13 +84,18 @@ fn describe_disk(disk: &DiskPlan) -> String {
     if let DiskKind::Nvme { address, namespace } = &disk.kind {
         return format!("{name}: {kind}, drive at {address}, namespace {namespace}");
     }
+    if let DiskKind::Ng { path, is_read_only } = &disk.kind {
+        let about = if *is_read_only { ", read-only" } else { "" };
+        return format!("{name}: {kind}, {}{about}", path.display());
+    }
     let mut text = format!("{name}: {kind}, {bytes}, blocks of {} bytes", disk.block_bytes);
-    if let DiskKind::File { path, is_read_only, create, is_direct } = &disk.kind {
+    if let DiskKind::File { path, is_read_only, create, is_direct, is_polled } = &disk.kind {
         let _ = write!(text, ", {}", path.display());
         let about = [
             (*is_read_only, "read-only"),
             (*create, "made if missing"),
             (!*is_direct, "through the page cache"),
+            (*is_polled, "polled"),
         ];
         for (_, words) in about.into_iter().filter(|(is_so, _)| *is_so) {
             let _ = write!(text, ", {words}");

@@ -254,8 +254,8 @@ pub struct LimitArgs {
 /// `spindle bench disk DISK`.
 #[derive(Debug, Args)]
 pub struct DiskArgs {
-    /// The disk: nvme:ADDRESS or nvme:ADDRESS/NAMESPACE for a drive that is bound to vfio-pci, file:PATH for
-    /// a file or block device, null: for none
+    /// The disk: nvme:ADDRESS or nvme:ADDRESS/NAMESPACE for a drive that is bound to vfio-pci, ng:PATH for a
+    /// drive with the kernel, past its block layer, file:PATH for a file or block device, null: for none
     #[arg(value_name = "DISK")]
     pub disk: DiskPlace,
     #[command(flatten)]

@@ -5,6 +5,10 @@
 //!
 //! [`MediumCore`](crate::medium::MediumCore) has the picture of a request's way.
 //!
+//! With `is_polled` reads and writes go through a second ring, whose completions are asked of the device; all
+//! else, and writes with FUA, which may end with a flush, go through the first. The kernel does not poll for a
+//! transfer that it has to split (`queue/max_hw_sectors_kb`): that one ends by an interrupt.
+//!
 //! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far
 //! as the device keeps what it says (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process,
 //! not of the power. Where I/O goes through the page cache, a flush that failed has lost data that the kernel
@@ -55,6 +59,7 @@ struct Shared {
     is_block_device: bool,
     is_direct: bool,
     is_read_only: bool,
+    is_polled: bool,
     /// Cleared when the file refuses it.
     can_punch: AtomicBool,
     /// Cleared when the file refuses it.
@@ -107,6 +112,7 @@ impl FileDisk {
             is_block_device: opened.facts.is_block_device,
             is_direct: opened.facts.is_direct,
             is_read_only: spec.is_read_only,
+            is_polled: spec.is_polled,
             can_punch: AtomicBool::new(opened.can_punch),
             can_zero_range: AtomicBool::new(true),
             has_lost_data: AtomicBool::new(false),

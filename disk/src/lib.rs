@@ -21,6 +21,7 @@
 pub mod fault;
 pub mod file;
 mod medium;
+pub mod ng;
 pub mod null;
 pub mod ram;
 mod shape;
@@ -30,6 +31,7 @@ use spindle_reactor::mem::{Buf, Pool};
 
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
 pub use file::{FileDisk, FileFacts, FileSpec};
+pub use ng::{NgDisk, NgFacts, NgSpec};
 pub use null::{NullDisk, NullSpec};
 pub use ram::{RamDisk, RamSpec};
 pub use source::{CoreContext, DiskSource, Health, OpenError, ResizeError, Usage};

@@ -8,8 +8,8 @@
 //!                                                   with FUA a sync last
 //! ```
 //!
-//! A [`Medium`] does one thing at a time for each token that it is given: read, write, sync, zero a piece. The
-//! order of things, the queue and compare-and-write are here.
+//! A [`Medium`] does one thing at a time for each token that it is given: read, write, sync, zero a piece.
+//! The order of things, the queue and compare-and-write are here.
 
 mod core;
 pub(crate) mod guard;

@@ -1,7 +1,7 @@
 //! What the tests of all kinds share: a core that drives a disk, files that go away, random numbers.
 
 pub(crate) mod model;
-mod steady;
+pub(crate) mod steady;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spindle_disk::file::{FileDisk, FileSpec};
+use spindle_disk::ng::{NgDisk, NgSpec};
 use spindle_disk::{
     BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, NullDisk, NullSpec, Op, OpenError, Token,
 };
@@ -33,6 +34,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(60);
 pub enum DiskPlace {
     /// A namespace of a drive, driven by this process.
     Nvme(PciAddress, u32),
+    /// A namespace of a drive with the kernel: its generic device.
+    Ng(std::path::PathBuf),
     /// A file or block device.
     File(std::path::PathBuf),
     /// Reads as zeroes: what the measuring itself costs.
@@ -43,6 +46,7 @@ impl std::fmt::Display for DiskPlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             DiskPlace::Nvme(address, namespace) => write!(f, "nvme:{address}/{namespace}"),
+            DiskPlace::Ng(path) => write!(f, "ng:{}", path.display()),
             DiskPlace::File(path) => write!(f, "file:{}", path.display()),
             DiskPlace::Null => f.write_str("null:"),
         }
@@ -53,7 +57,7 @@ impl std::fmt::Display for DiskPlace {
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
     /// The kind before the colon.
-    #[error("{0:?}: must be nvme:ADDRESS, nvme:ADDRESS/NAMESPACE, file:PATH or null:")]
+    #[error("{0:?}: must be nvme:ADDRESS, nvme:ADDRESS/NAMESPACE, ng:PATH, file:PATH or null:")]
     Kind(String),
     /// The address.
     #[error(transparent)]
@@ -74,6 +78,7 @@ impl FromStr for DiskPlace {
                 let number = number.ok_or_else(|| PlaceError::Namespace(namespace.to_owned()))?;
                 Ok(DiskPlace::Nvme(address.parse()?, number))
             }
+            Some(("ng", path)) if !path.is_empty() => Ok(DiskPlace::Ng(path.into())),
             Some(("file", path)) if !path.is_empty() => Ok(DiskPlace::File(path.into())),
             Some(("null", "")) => Ok(DiskPlace::Null),
             Some(_) | None => Err(PlaceError::Kind(text.to_owned())),
@@ -158,16 +163,8 @@ fn open(place: &DiskPlace) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
         DiskPlace::Nvme(address, namespace) => {
             Drives::here().open(*address, Settings::default())?.disk("bench", *namespace)?
         }
-        DiskPlace::File(path) => FileDisk::new(
-            "bench",
-            &FileSpec {
-                path: path.clone(),
-                block_bytes: 512,
-                create_bytes: None,
-                is_read_only: false,
-                is_direct: true,
-            },
-        )?,
+        DiskPlace::Ng(path) => NgDisk::new("bench", &NgSpec::new(path))?,
+        DiskPlace::File(path) => FileDisk::new("bench", &FileSpec::new(path, 512))?,
         DiskPlace::Null => NullDisk::new("bench", NullSpec { bytes: 1 << 40, block_bytes: 512 })?,
     })
 }
@@ -350,6 +347,7 @@ mod tests {
     #[test]
     fn a_disk_is_named_by_kind_and_place() {
         let address = "0000:01:00.0".parse().expect("an address");
+        assert_eq!("ng:/dev/ng0n1".parse::<DiskPlace>().expect("one"), DiskPlace::Ng("/dev/ng0n1".into()));
         assert_eq!("nvme:0000:01:00.0".parse::<DiskPlace>().expect("one"), DiskPlace::Nvme(address, 1));
         assert_eq!("nvme:0000:01:00.0/7".parse::<DiskPlace>().expect("one"), DiskPlace::Nvme(address, 7));
         assert_eq!("file:/dev/sda".parse::<DiskPlace>().expect("one"), DiskPlace::File("/dev/sda".into()));

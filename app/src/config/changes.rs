@@ -155,6 +155,7 @@ impl Plan {
             let field = |name: &str| format!("disk {:?}: {name}", disk.name);
             refuse(changes, &field("block_bytes"), &before.block_bytes, &disk.block_bytes, DISK_IDENTITY);
             refuse(changes, &field("kind"), &for_good(&before.kind), &for_good(&disk.kind), DISK_IDENTITY);
+            refuse(changes, &field("poll"), &polls(&before.kind), &polls(&disk.kind), AT_START);
             if before.bytes != disk.bytes {
                 let (disk, from, to) = (disk.name.clone(), before.bytes, disk.bytes);
                 changes.push(Change::DiskResized { disk, from, to });
@@ -253,13 +254,18 @@ fn without_in_capsule(plan: &Plan) -> super::plan::TcpPlan {
     tcp
 }
 
-/// What makes a disk the disk that it is: all but that it would be made if it were missing.
+/// What makes a disk the disk that it is: all but that it would be made if it were missing, and how its
+/// completions come.
 fn for_good(kind: &DiskKind) -> DiskKind {
     let mut kind = kind.clone();
-    if let DiskKind::File { create, .. } = &mut kind {
-        *create = false;
+    if let DiskKind::File { create, is_polled, .. } = &mut kind {
+        (*create, *is_polled) = (false, false);
     }
     kind
+}
+
+fn polls(kind: &DiskKind) -> bool {
+    matches!(kind, DiskKind::File { is_polled: true, .. })
 }
 
 fn refuse(changes: &mut Vec<Change>, field: &str, from: &dyn Debug, to: &dyn Debug, reason: &'static str) {

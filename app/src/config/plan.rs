@@ -146,6 +146,15 @@ pub enum DiskKind {
         create: bool,
         /// Goes past the page cache.
         is_direct: bool,
+        /// The device is asked for completions.
+        is_polled: bool,
+    },
+    /// A namespace of a drive with the kernel, past its block layer.
+    Ng {
+        /// The generic device.
+        path: PathBuf,
+        /// Writes are refused.
+        is_read_only: bool,
     },
     /// A namespace of a drive that this process drives itself.
     Nvme {
@@ -159,7 +168,7 @@ pub enum DiskKind {
 impl DiskKind {
     /// True when size and blocks are the drive's own, known when it is open.
     pub fn is_shaped_by_drive(&self) -> bool {
-        matches!(self, DiskKind::Nvme { .. })
+        matches!(self, DiskKind::Nvme { .. } | DiskKind::Ng { .. })
     }
 
     /// Its name in the file.
@@ -169,6 +178,7 @@ impl DiskKind {
             DiskKind::Null => "null",
             DiskKind::File { .. } => "file",
             DiskKind::Nvme { .. } => "nvme",
+            DiskKind::Ng { .. } => "ng",
         }
     }
 }

@@ -371,11 +371,11 @@ static DISK: &[Key] = &[
     ),
     key(
         "kind",
-        Kind::Word(&["ram", "null", "file", "nvme"]),
-        Preset::From("nvme where nvme is given; otherwise required"),
+        Kind::Word(&["ram", "null", "file", "nvme", "ng"]),
+        Preset::From("nvme where nvme is given, ng where ng is given; otherwise required"),
         "ram: memory, lost at the end of the process. null: reads as zeroes and forgets writes, for \
          measuring. file: a regular file or a block device. nvme: a drive that this process drives itself, \
-         without the kernel.",
+         without the kernel. ng: a drive with the kernel's driver, past its block layer.",
     ),
     key(
         "nvme",
@@ -389,6 +389,15 @@ static DISK: &[Key] = &[
         Kind::Integer { min: 1, max: 4_294_967_294 },
         Preset::Is("1"),
         "nvme: which namespace of the drive.",
+    ),
+    key(
+        "ng",
+        Kind::Path,
+        Preset::From("ng: required; others have none"),
+        "The generic device of an NVMe namespace, like /dev/ng0n1. Commands go to the drive as they are \
+         (io_uring passthrough); where the kernel made queues for it (nvme.poll_queues=N on its command \
+         line), completions are polled. Size and blocks are the drive's. Its block device (/dev/nvme0n1) is \
+         held meanwhile.",
     ),
     key(
         "size",
@@ -405,7 +414,12 @@ static DISK: &[Key] = &[
         "Bytes of a logical block. Every host takes 512; 4096 spares a file system on 4 KiB sectors its \
          read-modify-write. Changing it makes the data unreadable to the host.",
     ),
-    key("read_only", FLAG, Preset::Is("false"), "file: refuse writes, and open the file for reading only."),
+    key(
+        "read_only",
+        FLAG,
+        Preset::Is("false"),
+        "file, ng: refuse writes, and open the file or device for reading only.",
+    ),
     key(
         "create",
         FLAG,
@@ -419,6 +433,14 @@ static DISK: &[Key] = &[
         Preset::Is("true"),
         "file: go past the page cache (O_DIRECT) where the file system can, so that no memory holds the \
          data twice.",
+    ),
+    key(
+        "poll",
+        FLAG,
+        Preset::Is("false"),
+        "file: poll for the completions of reads and writes instead of waiting for interrupts (IOPOLL). Only \
+         of a block device that has queues for it (nvme.poll_queues=N on the kernel's command line), with \
+         direct. Off, because few devices have them; those that have gain latency.",
     ),
     key(
         "huge_pages",

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use spindle_disk::file::{FileDisk, FileSpec};
+use spindle_disk::ng::{NgDisk, NgFacts, NgSpec};
 use spindle_disk::{DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError};
 use spindle_nvme_pcie::{DriveError, Drives, Settings as DriveSettings};
 use spindle_target::counters::NamespaceCounters;
@@ -214,12 +215,13 @@ fn open(plan: &DiskPlan) -> Result<Source, SnapshotError> {
     match &plan.kind {
         DiskKind::Ram { pages } => Ok(RamDisk::new(name, RamSpec { bytes, block_bytes, pages: *pages })?),
         DiskKind::Null => Ok(NullDisk::new(name, NullSpec { bytes, block_bytes })?),
-        DiskKind::File { path, is_read_only, create, is_direct } => {
+        DiskKind::File { path, is_read_only, create, is_direct, is_polled } => {
             let create_bytes = is_to_be_made(path, *create).then_some(bytes);
-            let (is_read_only, is_direct) = (*is_read_only, *is_direct);
+            let (is_read_only, is_direct, is_polled) = (*is_read_only, *is_direct, *is_polled);
+            let path = path.clone();
             let disk = FileDisk::new(
                 name,
-                &FileSpec { path: path.clone(), block_bytes, create_bytes, is_read_only, is_direct },
+                &FileSpec { path, block_bytes, create_bytes, is_read_only, is_direct, is_polled },
             )?;
             for note in &disk.facts().notes {
                 tracing::warn!(disk = name, "{note}");
@@ -233,6 +235,16 @@ fn open(plan: &DiskPlan) -> Result<Source, SnapshotError> {
                 tracing::info!(disk = name, %address, namespace, serial, model, queues, "drive");
             }
             Ok(drive.disk(name, *namespace)?)
+        }
+        DiskKind::Ng { path, is_read_only } => {
+            let disk = NgDisk::new(name, &NgSpec { path: path.clone(), is_read_only: *is_read_only })?;
+            let NgFacts { model, serial, is_polled, transfer_bytes_max, notes } = disk.facts();
+            let path = path.display();
+            tracing::info!(disk = name, %path, serial, model, is_polled, transfer_bytes_max, "drive");
+            for note in notes {
+                tracing::warn!(disk = name, "{note}");
+            }
+            Ok(disk)
         }
     }
 }

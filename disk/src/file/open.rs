@@ -31,13 +31,23 @@ pub struct FileSpec {
     pub is_read_only: bool,
     /// Go past the page cache (`O_DIRECT`) where the file system can.
     pub is_direct: bool,
+    /// Ask the device for the completions of reads and writes, in place of interrupts; only of a block device
+    /// that can be asked, past the page cache.
+    pub is_polled: bool,
 }
 
 impl FileSpec {
     /// A writable disk with direct I/O on what is at `path` now.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, block_bytes: u32) -> FileSpec {
-        FileSpec { path: path.into(), block_bytes, create_bytes: None, is_read_only: false, is_direct: true }
+        FileSpec {
+            path: path.into(),
+            block_bytes,
+            create_bytes: None,
+            is_read_only: false,
+            is_direct: true,
+            is_polled: false,
+        }
     }
 }
 
@@ -132,6 +142,9 @@ impl Opening<'_> {
         let bytes = if self.facts.is_block_device { bytes - bytes % u64::from(block_bytes) } else { bytes };
         if let Some(allowed) = size_refusal(bytes, block_bytes) {
             return self.refuse("size of the file", bytes, &allowed);
+        }
+        if self.spec.is_polled {
+            self.check_polled(&file)?;
         }
         let can_punch = !self.spec.is_read_only && self.can_punch(&file, bytes);
         Ok(Opened { file, facts: self.facts, block_count: bytes / u64::from(block_bytes), can_punch })
@@ -291,6 +304,25 @@ impl Opening<'_> {
         rustix::fs::fcntl_getfl(file)
             .and_then(without)
             .map_err(|error| self.system("take O_DIRECT back from", error))
+    }
+
+    /// Asking works past the page cache, and where the driver made queues for it.
+    fn check_polled(&self, file: &File) -> Result<(), OpenError> {
+        let path = self.spec.path.display();
+        if !self.facts.is_block_device {
+            return self.refuse("poll", true, &format!("must be false: {path} is no block device"));
+        }
+        if !self.facts.is_direct {
+            return self.refuse("poll", true, &format!("must be false: {path} goes through the page cache"));
+        }
+        if queue_limit(file, "io_poll") == 0 {
+            let allowed = format!(
+                "must be false: {path} has no queues to poll (queue/io_poll is 0); for an NVMe drive \
+                 nvme.poll_queues=N on the kernel's command line makes N"
+            );
+            return self.refuse("poll", true, &allowed);
+        }
+        Ok(())
     }
 
     /// Whether holes can be punched: asked where it changes nothing.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::uring::{FileIndex, FileRing, Full};
+use spindle_reactor::uring::{Completion, FileIndex, FileRing, Full};
 
 use super::{Shared, disk_error};
 use crate::medium::request::ZERO_WRITE_BYTES;
@@ -79,6 +79,8 @@ fn is_medium_error(error: &io::Error) -> bool {
 pub(super) struct FileMedium {
     ring: FileRing,
     file: FileIndex,
+    /// For reads and writes, where the device is asked for completions.
+    polled: Option<(FileRing, FileIndex)>,
     shared: Arc<Shared>,
 }
 
@@ -102,7 +104,17 @@ pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileM
     let mut ring = FileRing::new(entries, &context.pool).map_err(system("set up io_uring for"))?;
     let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;
     let file = ring.register_file(fd.into());
-    Ok(FileMedium { ring, file, shared })
+    let polled = match shared.is_polled {
+        true => {
+            let ring = FileRing::polled(entries, &context.pool);
+            let mut ring = ring.map_err(system("set up io_uring that polls for"))?;
+            let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;
+            let file = ring.register_file(fd.into());
+            Some((ring, file))
+        }
+        false => None,
+    };
+    Ok(FileMedium { ring, file, polled, shared })
 }
 
 impl Medium for FileMedium {
@@ -122,12 +134,18 @@ impl Medium for FileMedium {
 
     #[inline]
     fn read(&mut self, token: u64, offset: u64, buf: Buf) {
-        took(self.ring.read(token, self.file, offset, buf));
+        took(match &mut self.polled {
+            Some((ring, file)) => ring.read(token, *file, offset, buf),
+            None => self.ring.read(token, self.file, offset, buf),
+        });
     }
 
     #[inline]
     fn write(&mut self, token: u64, offset: u64, buf: Buf, fua: bool) {
-        took(self.ring.write(token, self.file, offset, buf, fua));
+        took(match &mut self.polled {
+            Some((ring, file)) if !fua => ring.write(token, *file, offset, buf, false),
+            Some(_) | None => self.ring.write(token, self.file, offset, buf, fua),
+        });
     }
 
     fn sync(&mut self, token: u64) {
@@ -158,8 +176,8 @@ impl Medium for FileMedium {
         }
     }
 
-    /// It may be about bytes that were acknowledged before: any error of a sync, and of a write with FUA those
-    /// of the medium (others are about the write itself).
+    /// It may be about bytes that were acknowledged before: any error of a sync, and of a write with FUA
+    /// those of the medium (others are about the write itself).
     fn on_durable_error(&self, is_sync: bool, error: &io::Error) {
         if is_sync || is_medium_error(error) {
             self.shared.on_sync_error();
@@ -172,12 +190,20 @@ impl Medium for FileMedium {
 
     #[inline]
     fn send(&mut self) -> io::Result<()> {
+        if let Some((ring, _)) = &mut self.polled {
+            ring.submit()?;
+        }
         self.ring.submit()
     }
 
     #[inline]
     fn collect(&mut self, each: &mut dyn FnMut(Ended<io::Error>)) {
-        self.ring.poll(|done| each(Ended { token: done.token, result: done.result, buf: done.buf }));
+        let mut each =
+            |done: Completion| each(Ended { token: done.token, result: done.result, buf: done.buf });
+        if let Some((ring, _)) = &mut self.polled {
+            ring.poll(&mut each);
+        }
+        self.ring.poll(each);
     }
 }
 

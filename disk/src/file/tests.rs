@@ -109,6 +109,14 @@ fn what_cannot_be_a_disk_is_refused_by_name() {
 }
 
 #[test]
+fn a_file_does_not_poll_and_a_device_without_queues_for_it_neither() {
+    let at = TempPath::new();
+    let error = refusal(&FileSpec { is_polled: true, ..spec(&at, MIB) });
+    assert!(error.contains("poll = true: must be false:") && error.contains("is no block device"), "{error}");
+    assert!(!at.path().exists(), "what was made for it is gone");
+}
+
+#[test]
 fn a_file_system_without_direct_io_is_used_with_a_note() {
     let memory = rustix::fs::memfd_create("disk", MemfdFlags::CLOEXEC).expect("memfd");
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
@@ -349,6 +357,7 @@ fn a_flush_that_fails_through_the_page_cache_is_the_last_that_is_tried() {
         is_block_device: false,
         is_direct,
         is_read_only: false,
+        is_polled: false,
         can_punch: AtomicBool::new(false),
         can_zero_range: AtomicBool::new(false),
         has_lost_data: AtomicBool::new(false),

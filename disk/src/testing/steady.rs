@@ -41,7 +41,7 @@ fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, block
     assert_eq!(left, 0, "all ended");
 }
 
-fn check(source: &dyn DiskSource, rounds: u32) {
+pub(crate) fn check(source: &dyn DiskSource, rounds: u32) {
     let context = CoreContext { core: 0, pool: pool(), depth: 32 };
     let mut disk = source.open(&context).expect("opens");
     let mut done = Vec::with_capacity(32);

@@ -7,6 +7,7 @@
 //! ```
 
 use std::io;
+use std::ops::Range;
 
 use io_uring::{opcode, squeue, types};
 use rustix::io::Errno;
@@ -15,7 +16,7 @@ use super::{FileIndex, Target};
 use crate::mem::{Buf, PIECES_MAX, SEGMENTS_MAX};
 
 /// How often the kernel may say "not now" to one operation before that is its result.
-const RETRIES_MAX: u8 = 16;
+pub(super) const RETRIES_MAX: u8 = 16;
 
 /// What is done.
 #[derive(Debug, Clone, Copy)]
@@ -96,7 +97,8 @@ impl Flight {
         };
         let Some(buf) = self.buf.as_mut() else { return opcode::Nop::new().build() };
         if !buf.is_contiguous() {
-            fill(vectors, buf, self.done, is_read);
+            let left = self.done..buf.len();
+            fill(vectors, buf, left, is_read);
             let (first, count) = (vectors.as_ptr(), u32::try_from(vectors.len()).unwrap_or(0));
             return if is_read {
                 opcode::Readv::new(fd, first, count).offset(offset).build()
@@ -152,19 +154,21 @@ fn end_of_file() -> io::Error {
     io::ErrorKind::UnexpectedEof.into()
 }
 
-/// The pieces of `buf` behind `skip`, as many as fit; a longer list is a short transfer, and goes on from
-/// there.
-fn fill(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, skip: usize, is_read: bool) {
+/// The pieces of the bytes `part` of `buf`, as many as fit; of a file's transfer a longer list is a short
+/// one, and goes on from there.
+pub(super) fn fill(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, part: Range<usize>, is_read: bool) {
     vectors.clear();
     // The first time in this slot; its capacity is kept. A pool's buffers have few pieces.
     let pieces = buf.segments().take(PIECES_MAX + 1).count();
     vectors.reserve_exact(if pieces > PIECES_MAX { SEGMENTS_MAX } else { PIECES_MAX });
-    let mut skip = skip;
+    let (mut skip, mut left) = (part.start, part.len());
     let mut push = |addr: *mut u8, bytes: usize| {
         let step = skip.min(bytes);
         skip -= step;
-        if step < bytes && vectors.len() < SEGMENTS_MAX {
-            vectors.push(libc::iovec { iov_base: addr.wrapping_add(step).cast(), iov_len: bytes - step });
+        let here = (bytes - step).min(left);
+        if here > 0 && vectors.len() < SEGMENTS_MAX {
+            left -= here;
+            vectors.push(libc::iovec { iov_base: addr.wrapping_add(step).cast(), iov_len: here });
         }
     };
     if is_read {

@@ -13,6 +13,10 @@
 //! Files, and the pool's memory as it is used, are registered with the kernel where it allows that; where it
 //! does not (locked memory is limited without privilege) the ring works without.
 //!
+//! A ring that polls ([`FileRing::polled`]) asks the device itself for what has ended, in every
+//! [`FileRing::poll`], and no interrupt comes. It does reads and writes only, of block devices that poll,
+//! past the page cache.
+//!
 //! What it does not do: it orders nothing. A flush covers the writes that have *completed* before it was
 //! queued.
 //!
@@ -22,7 +26,9 @@
 //! is done.
 #![expect(unsafe_code, reason = "hands owned memory to the kernel")]
 
+pub mod admin;
 mod flight;
+mod pass;
 mod pieces;
 #[cfg(test)]
 mod tests;
@@ -30,13 +36,15 @@ mod tests;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use io_uring::{IoUring, squeue};
+use io_uring::{IoUring, Submitter, cqueue, squeue};
 use rustix::io::Errno;
 
 use crate::mem::{Buf, Pool};
 use crate::slab::{Slab, Slot};
 use flight::{Flight, Kind, Step};
 use pieces::{Pieces, Place};
+
+pub use pass::{PassCommand, PassDone, PassError, PassRing};
 
 /// Largest number of operations in flight.
 pub const RING_ENTRIES_MAX: u32 = 4096;
@@ -88,6 +96,8 @@ pub struct FileRing {
     pool: Option<Pool>,
     is_queued: bool,
     is_draining: bool,
+    /// Completions come only when they are asked for.
+    is_polled: bool,
 }
 
 impl FileRing {
@@ -98,14 +108,21 @@ impl FileRing {
     /// The system's, as where io_uring is disabled; `InvalidInput` for 0 or more than [`RING_ENTRIES_MAX`]
     /// entries.
     pub fn new(entries: u32, pool: &Pool) -> io::Result<FileRing> {
-        let mut ring = FileRing::without_registered_buffers(entries)?;
-        let zones = pool.zone_ranges().map(|(addr, bytes, buffer)| (addr.as_ptr() as usize, bytes, buffer));
-        let pieces = Pieces::new(zones);
-        if ring.ring.submitter().register_buffers_sparse(pieces.len()).is_ok() {
-            ring.pieces = pieces;
-            ring.pool = Some(pool.clone());
-        }
-        Ok(ring)
+        FileRing::without_registered_buffers(entries)?.with_pool(pool)
+    }
+
+    /// A ring as [`FileRing::new`] makes it, that polls the device. It does not become readable: whoever has
+    /// operations in flight must not sleep.
+    ///
+    /// # Errors
+    /// As [`FileRing::new`].
+    pub fn polled(entries: u32, pool: &Pool) -> io::Result<FileRing> {
+        FileRing::make(entries, true)?.with_pool(pool)
+    }
+
+    fn with_pool(mut self, pool: &Pool) -> io::Result<FileRing> {
+        (self.pieces, self.pool) = register_pool(&self.ring.submitter(), pool);
+        Ok(self)
     }
 
     /// A ring that takes buffers as they come.
@@ -113,10 +130,11 @@ impl FileRing {
     /// # Errors
     /// As [`FileRing::new`].
     pub fn without_registered_buffers(entries: u32) -> io::Result<FileRing> {
-        if entries == 0 || entries > RING_ENTRIES_MAX {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
-        let ring = set_up(entries)?;
+        FileRing::make(entries, false)
+    }
+
+    fn make(entries: u32, is_polled: bool) -> io::Result<FileRing> {
+        let ring = set_up(entries, is_polled)?;
         let has_file_table = ring.submitter().register_files_sparse(u32::from(FILES_REGISTERED_MAX)).is_ok();
         let entries = entries as usize;
         Ok(FileRing {
@@ -129,6 +147,7 @@ impl FileRing {
             pool: None,
             is_queued: false,
             is_draining: false,
+            is_polled,
         })
     }
 
@@ -251,8 +270,9 @@ impl FileRing {
     /// Queue what is left of the operation in `slot`.
     fn queue(&mut self, slot: Slot) {
         let Some(flight) = self.flights.get_mut(slot) else { return };
-        let fixed =
-            flight.memory().and_then(|(addr, zone)| registered(&self.ring, &mut self.pieces, addr, zone));
+        let fixed = flight
+            .memory()
+            .and_then(|(addr, zone)| registered(&self.ring.submitter(), &mut self.pieces, addr, zone));
         let file = &self.files[usize::from(flight.file.0)];
         let target = if file.is_registered {
             Target { number: i32::from(flight.file.0), flags: squeue::Flags::FIXED_FILE }
@@ -288,16 +308,9 @@ impl FileRing {
     }
 
     fn enter(&mut self, want: usize) -> io::Result<()> {
-        loop {
-            let result = self.ring.submitter().submit_and_wait(want);
-            self.is_queued = !self.ring.submission().is_empty();
-            match result.map_err(|error| Errno::from_io_error(&error).ok_or(error)) {
-                Ok(_) | Err(Ok(Errno::AGAIN | Errno::BUSY)) => return Ok(()),
-                Err(Ok(Errno::INTR)) => {}
-                Err(Ok(errno)) => return Err(errno.into()),
-                Err(Err(error)) => return Err(error),
-            }
-        }
+        let result = enter(&self.ring.submitter(), want);
+        self.is_queued = !self.ring.submission().is_empty();
+        result
     }
 
     /// Give each operation that has come back to `each`, at most as many as can be in flight; returns how
@@ -321,10 +334,10 @@ impl FileRing {
     }
 
     /// The kernel completes operations on this thread when it enters it; a thread that only polls has to be
-    /// told.
+    /// told. A ring that polls asks the device there, whatever the kernel says.
     #[inline]
     fn run_kernel_work(&mut self) {
-        if self.ring.completion().is_empty() && self.ring.submission().taskrun() {
+        if self.ring.completion().is_empty() && (self.is_polled || self.ring.submission().taskrun()) {
             // Refused now is asked again by the next poll.
             let _ = self.enter(0);
         }
@@ -395,10 +408,35 @@ fn without_buffer(_: Full<Option<Buf>>) -> Full<()> {
     Full(())
 }
 
+/// Send what is queued, and wait for so many completions.
+fn enter(ring: &Submitter<'_>, want: usize) -> io::Result<()> {
+    loop {
+        let result = ring.submit_and_wait(want);
+        match result.map_err(|error| Errno::from_io_error(&error).ok_or(error)) {
+            Ok(_) | Err(Ok(Errno::AGAIN | Errno::BUSY)) => return Ok(()),
+            Err(Ok(Errno::INTR)) => {}
+            Err(Ok(errno)) => return Err(errno.into()),
+            Err(Err(error)) => return Err(error),
+        }
+    }
+}
+
+/// A table for the memory of `pool`, none of it registered yet; and the pool, which the ring keeps. Where the
+/// kernel has no such table: none.
+fn register_pool(ring: &Submitter<'_>, pool: &Pool) -> (Pieces, Option<Pool>) {
+    let zones = pool.zone_ranges().map(|(addr, bytes, buffer)| (addr.as_ptr() as usize, bytes, buffer));
+    let pieces = Pieces::new(zones);
+    if ring.register_buffers_sparse(pieces.len()).is_ok() {
+        (pieces, Some(pool.clone()))
+    } else {
+        (Pieces::default(), None)
+    }
+}
+
 /// The number under which the kernel knows the memory at `addr`, which is in the pool's `zone`; it learns it
 /// now if need be.
 #[inline]
-fn registered(ring: &IoUring, pieces: &mut Pieces, addr: usize, zone: u8) -> Option<u16> {
+fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) -> Option<u16> {
     match pieces.place(addr, zone) {
         Place::Registered(index) => Some(index),
         Place::Unknown => None,
@@ -407,8 +445,7 @@ fn registered(ring: &IoUring, pieces: &mut Pieces, addr: usize, zone: u8) -> Opt
             // SAFETY: the range is of a zone of the pool, mapped, and stays so for the life of the ring,
             // which holds the pool. The kernel writes to it only for operations of this ring, which hold
             // their buffers.
-            let result =
-                unsafe { ring.submitter().register_buffers_update(u32::from(piece.index), &[memory], None) };
+            let result = unsafe { ring.register_buffers_update(u32::from(piece.index), &[memory], None) };
             if result.is_err() {
                 pieces.on_refused();
                 return None;
@@ -423,7 +460,7 @@ fn registered(ring: &IoUring, pieces: &mut Pieces, addr: usize, zone: u8) -> Opt
 /// hole that is punched), run on the other CPUs. They inherit the pinning of the thread that submits, and
 /// there they would get only what a polling thread leaves them: nothing, but for the scheduler's time slices.
 /// Best effort: a refusal costs speed.
-fn free_workers(ring: &IoUring) {
+fn free_workers(ring: &Submitter<'_>) {
     // SAFETY: sysconf and sched_getcpu read and change nothing of ours.
     let (count, own) = unsafe { (libc::sysconf(libc::_SC_NPROCESSORS_ONLN), libc::sched_getcpu()) };
     let (Ok(count), Ok(own)) = (usize::try_from(count), usize::try_from(own)) else { return };
@@ -438,19 +475,35 @@ fn free_workers(ring: &IoUring) {
         (0..count.min(bits)).filter(|cpu| *cpu != own).for_each(|cpu| libc::CPU_SET(cpu, &mut others));
         others
     };
-    let _ = ring.submitter().register_iowq_aff(&others);
+    let _ = ring.register_iowq_aff(&others);
 }
 
 /// A ring with the best manners that this kernel knows: it does not interrupt a polling thread to complete
 /// something (5.19), and knows that only one thread submits (6.0).
-fn set_up(entries: u32) -> io::Result<IoUring> {
-    let mut builder = IoUring::builder();
-    builder.dontfork().setup_coop_taskrun().setup_taskrun_flag().setup_single_issuer();
-    let ring = builder.build(entries).or_else(|_| {
-        let mut builder = IoUring::builder();
-        builder.dontfork().setup_coop_taskrun().setup_taskrun_flag();
-        builder.build(entries).or_else(|_| IoUring::builder().dontfork().build(entries))
+///
+/// With `is_polled` it asks the device for completions, and none comes by itself.
+fn set_up<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    entries: u32,
+    is_polled: bool,
+) -> io::Result<IoUring<S, C>> {
+    if entries == 0 || entries > RING_ENTRIES_MAX {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    let builder = || {
+        let mut builder = IoUring::<S, C>::builder();
+        builder.dontfork();
+        if is_polled {
+            builder.setup_iopoll();
+        }
+        builder
+    };
+    let mut best = builder();
+    best.setup_coop_taskrun().setup_taskrun_flag().setup_single_issuer();
+    let ring = best.build(entries).or_else(|_| {
+        let mut better = builder();
+        better.setup_coop_taskrun().setup_taskrun_flag();
+        better.build(entries).or_else(|_| builder().build(entries))
     })?;
-    free_workers(&ring);
+    free_workers(&ring.submitter());
     Ok(ring)
 }

@@ -81,6 +81,22 @@ fn what_is_written_is_read_back_with_and_without_registration() {
 }
 
 #[test]
+fn a_ring_that_polls_refuses_what_does_not_poll_and_gives_the_buffer_back() {
+    let pool = pool();
+    let mut ring = FileRing::polled(4, &pool).expect("ring");
+    let (fd, _look) = file(1 << 20);
+    let file = ring.register_file(fd);
+    ring.read(1, file, 0, filled(&pool, 4096, 1)).expect("room");
+    ring.submit().expect("submits");
+    let mut done = Vec::new();
+    while ring.in_flight() > 0 {
+        ring.poll(|completion| done.push(completion));
+    }
+    let errno = Errno::from_io_error(done[0].result.as_ref().expect_err("memory does not poll"));
+    assert_eq!((errno, done[0].buf.is_some()), (Some(Errno::OPNOTSUPP), true));
+}
+
+#[test]
 fn a_full_ring_gives_the_buffer_back() {
     let pool = pool();
     let mut ring = FileRing::new(3, &pool).expect("ring");

@@ -232,6 +232,14 @@ fn sums_that_the_machine_does_not_have() {
 }
 
 #[test]
+fn only_block_devices_past_the_page_cache_are_polled() {
+    let directory = Directory::new();
+    let file = directory.file("there", 4096);
+    let disk = format!("[[disk]]\nname = \"a\"\nkind = \"file\"\npath = \"{file}\"\npoll = true\n");
+    check(&disk, &["5: disk[0].poll = true: must be false for what is no block device"]);
+}
+
+#[test]
 fn disks_whose_keys_do_not_fit_their_kind() {
     let disk = |kind: &str, more: &str| format!("[[disk]]\nname = \"a\"\nkind = \"{kind}\"\n{more}");
     for (kind, more, expected) in [
@@ -245,7 +253,7 @@ fn disks_whose_keys_do_not_fit_their_kind() {
         (
             "null",
             "size = 4096\nread_only = false",
-            "5: disk[0].read_only = false: a null disk has no read_only; it is for kind = \"file\"",
+            "5: disk[0].read_only = false: a null disk has no read_only; it is for kind = \"file\" or \"ng\"",
         ),
         (
             "null",
@@ -258,7 +266,7 @@ fn disks_whose_keys_do_not_fit_their_kind() {
             "4: disk[0].size = 512: must be a multiple of block_bytes = 4096",
         ),
         ("ram", "size = 1024\nblock_bytes = 1024", "5: disk[0].block_bytes = 1024: must be 512 or 4096"),
-        ("flash", "", "3: disk[0].kind = \"flash\": must be \"ram\", \"null\", \"file\" or \"nvme\""),
+        ("flash", "", "3: disk[0].kind = \"flash\": must be \"ram\", \"null\", \"file\", \"nvme\" or \"ng\""),
         ("file", "", "1: disk[0].path: missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\""),
         (
             "file",
@@ -284,6 +292,28 @@ fn disks_whose_keys_do_not_fit_their_kind() {
              function; spindle nvme list shows the drives",
         ),
         (
+            "ng",
+            "",
+            "1: disk[0].ng: missing; an ng disk needs the generic device of its namespace, like \
+             \"/dev/ng0n1\"",
+        ),
+        (
+            "ng",
+            "ng = \"/dev/null\"",
+            "4: disk[0].ng = \"/dev/null\": must be the generic device of an NVMe namespace, like \
+             /dev/ng0n1: it is no generic device of an NVMe namespace",
+        ),
+        (
+            "ram",
+            "size = 4096\nng = \"/dev/ng0n1\"",
+            "5: disk[0].ng = \"/dev/ng0n1\": a ram disk has no ng; it is for kind = \"ng\"",
+        ),
+        (
+            "null",
+            "size = 4096\npoll = true",
+            "5: disk[0].poll = true: a null disk has no poll; it is for kind = \"file\"",
+        ),
+        (
             "null",
             "size = 4096\nnamespace = 2",
             "5: disk[0].namespace = 2: a null disk has no namespace; it is for kind = \"nvme\"",
@@ -296,7 +326,7 @@ fn disks_whose_keys_do_not_fit_their_kind() {
         &[
             "1: disk[0].name: missing; it must be 1 to 64 printable ASCII characters without a space at \
              either end",
-            "1: disk[0].kind: missing; it must be \"ram\", \"null\", \"file\" or \"nvme\"",
+            "1: disk[0].kind: missing; it must be \"ram\", \"null\", \"file\", \"nvme\" or \"ng\"",
         ],
     );
     check(&[ram("a"), ram("a")].concat(), &["6: disk[1].name = \"a\": also the name of the disk in line 2"]);

@@ -80,12 +80,15 @@ fn what_the_example_has_behind_a_hash_works_without_it() {
     let drive = "#nvme = \"0000:01:00.0\"";
     assert!(text.contains(drive) && text.contains("#namespace = 1"));
     let text = text.replace(drive, "#kind = \"null\"\n#size = \"1GiB\"").replace("#namespace = 1", "");
+    let device = "#ng = \"/dev/ng0n1\"";
+    assert!(text.contains(device));
+    let text = text.replace(device, "#kind = \"null\"\n#size = \"1GiB\"");
     let bare = |line: &str| {
         line.strip_prefix('#').filter(|rest| !rest.starts_with(' ') && !rest.is_empty()).map(str::to_owned)
     };
     let all: Vec<String> = text.lines().map(|line| bare(line).unwrap_or_else(|| line.to_owned())).collect();
     let plan = plan(&all.join("\n"));
-    assert_eq!((plan.disks.len(), plan.subsystems.len(), plan.referrals.len()), (3, 2, 1));
+    assert_eq!((plan.disks.len(), plan.subsystems.len(), plan.referrals.len()), (4, 2, 1));
     assert_eq!(plan.listeners[0].name, "front");
     let builtin = Config::builtin();
     assert_eq!(

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use spindle_target::snapshot::{DiskId, Snapshot};
 
 use super::*;
-use crate::config::Change;
 use crate::config::snapshot::SnapshotError;
+use crate::config::{Change, DiskKind};
 
 fn snapshot(plan: &Plan, previous: Option<&Snapshot>) -> Arc<Snapshot> {
     plan.snapshot(previous).unwrap_or_else(|error| panic!("{error}"))
@@ -128,6 +128,20 @@ fn a_file_that_grew_under_us_is_noticed_by_a_reload() {
     );
     let second = snapshot(&after, Some(&first));
     assert_eq!(second.subsystems[0].namespace(1).expect("it").geometry.bytes(), 2 << 20);
+}
+
+#[test]
+fn how_completions_come_is_fixed_at_the_start() {
+    let directory = Directory::new();
+    let file = directory.file("f", 4096);
+    let text = format!("[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"{file}\"\n{LISTENER}");
+    let (from, mut to) = (plan(&text), plan(&text));
+    let DiskKind::File { is_polled, .. } = &mut to.disks[0].kind else { panic!("a file") };
+    *is_polled = true;
+    let changes: Vec<String> = to.changes(&from).iter().map(Change::to_string).collect();
+    let expected =
+        "disk \"f\": poll from false to true: refused, is fixed at the start; restart to change it";
+    assert_eq!(changes, [expected]);
 }
 
 #[test]

@@ -150,7 +150,13 @@ fn disks_get_their_sizes_from_the_file_the_device_or_the_key() {
     );
     assert_eq!(
         plan.disks[1].kind,
-        DiskKind::File { path: missing, is_read_only: false, create: true, is_direct: false }
+        DiskKind::File {
+            path: missing,
+            is_read_only: false,
+            create: true,
+            is_direct: false,
+            is_polled: false
+        }
     );
     assert_eq!(plan.disks[3].kind, DiskKind::Ram { pages: Pages::Huge });
 }

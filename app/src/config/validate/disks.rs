@@ -44,8 +44,10 @@ pub fn plan(nodes: &[Node], errors: &Errors) -> Vec<DiskPlan> {
 fn disk(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) -> Option<DiskPlan> {
     let kind = kind_of(node, errors)?;
     refuse_foreign_keys(node, &kind, errors);
-    if kind == "nvme" {
-        return nvme(node, errors);
+    match kind.as_str() {
+        "nvme" => return nvme(node, errors),
+        "ng" => return ng(node, media, errors),
+        _ => {}
     }
     let block_bytes = node.find::<u32>("block_bytes").map(|at| at.value);
     let size = node.find::<u64>("size");
@@ -59,7 +61,8 @@ fn disk(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors
         "file" => {
             let (path, bytes) = file(node, size, block_bytes.unwrap_or(512), media, errors)?;
             let (is_read_only, create) = (node.get("read_only"), node.get("create"));
-            (DiskKind::File { path, is_read_only, create, is_direct: node.get("direct") }, bytes)
+            let (is_direct, is_polled) = (node.get("direct"), node.get("poll"));
+            (DiskKind::File { path, is_read_only, create, is_direct, is_polled }, bytes)
         }
         kind => {
             if !has_size && node.is_absent("size") {
@@ -76,13 +79,15 @@ fn disk(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors
 
 /// The kind, which a key that only one kind has says as well.
 fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
-    let drive = node.given::<PciAddress>("nvme");
     let Some(kind) = node.find::<String>("kind") else {
-        if drive.is_some() {
+        if node.given::<PciAddress>("nvme").is_some() {
             return Some("nvme".to_owned());
         }
-        if node.is_absent("kind") && node.is_absent("nvme") {
-            let words = "missing; it must be \"ram\", \"null\", \"file\" or \"nvme\"";
+        if node.given::<PathBuf>("ng").is_some() {
+            return Some("ng".to_owned());
+        }
+        if ["kind", "nvme", "ng"].iter().all(|key| node.is_absent(key)) {
+            let words = "missing; it must be \"ram\", \"null\", \"file\", \"nvme\" or \"ng\"";
             node.place.inside("kind").refuse(errors, words);
         }
         return None;
@@ -104,23 +109,44 @@ fn nvme(node: &Node, errors: &Errors) -> Option<DiskPlan> {
     Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind })
 }
 
-/// Keys that the file gives and that this kind has no use for: whoever wrote them expects something of them.
-fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
-    let of_files =
-        ["read_only", "create", "direct"].map(|key| (key, node.given::<bool>(key).map(|at| at.place)));
-    let path = ("path", node.given::<PathBuf>("path").map(|at| at.place));
-    for (key, place) in of_files.into_iter().chain([path]) {
-        if let Some(place) = place.filter(|_| kind != "file") {
-            place.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = \"file\""));
+/// A namespace of a drive with the kernel. What it is is known when it is open.
+fn ng(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) -> Option<DiskPlan> {
+    if node.is_absent("ng") {
+        let words = "missing; an ng disk needs the generic device of its namespace, like \"/dev/ng0n1\"";
+        node.place.inside("ng").refuse(errors, words);
+    }
+    let path = node.find::<PathBuf>("ng")?;
+    let is_read_only: bool = node.get("read_only");
+    match spindle_disk::ng::look_at(&path.value) {
+        // The block device and the generic one are one medium.
+        Ok(place) => check_medium(&path, (u64::MAX, place.block_number), is_read_only, media, errors),
+        Err(error) => {
+            let words = format!("must be the generic device of an NVMe namespace, like /dev/ng0n1: {error}");
+            path.place.refuse(errors, words);
         }
     }
-    let of_drives = [
-        ("nvme", node.given::<PciAddress>("nvme").map(|at| at.place)),
-        ("namespace", node.given::<u32>("namespace").map(|at| at.place)),
-    ];
-    for (key, place) in of_drives {
-        if let Some(place) = place.filter(|_| kind != "nvme") {
-            place.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = \"nvme\""));
+    let kind = DiskKind::Ng { path: path.value, is_read_only };
+    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind })
+}
+
+/// Keys that the file gives and that this kind has no use for: whoever wrote them expects something of them.
+fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
+    let flag = |key| node.given::<bool>(key).map(|at| at.place);
+    let path = |key| node.given::<PathBuf>(key).map(|at| at.place);
+    for (key, place, of) in [
+        ("path", path("path"), &["file"][..]),
+        ("read_only", flag("read_only"), &["file", "ng"]),
+        ("create", flag("create"), &["file"]),
+        ("direct", flag("direct"), &["file"]),
+        ("poll", flag("poll"), &["file"]),
+        ("ng", path("ng"), &["ng"]),
+        ("nvme", node.given::<PciAddress>("nvme").map(|at| at.place), &["nvme"]),
+        ("namespace", node.given::<u32>("namespace").map(|at| at.place), &["nvme"]),
+    ] {
+        if let Some(place) = place.filter(|_| !of.contains(&kind)) {
+            let of: Vec<String> = of.iter().map(|kind| format!("{kind:?}")).collect();
+            let of = of.join(" or ");
+            place.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = {of}"));
         }
     }
     let of_drive_itself = [
@@ -128,7 +154,7 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
         ("block_bytes", node.given::<u32>("block_bytes").map(|at| at.place)),
     ];
     for (key, place) in of_drive_itself {
-        if let Some(place) = place.filter(|_| kind == "nvme") {
+        if let Some(place) = place.filter(|_| ["nvme", "ng"].contains(&kind)) {
             place.refuse(errors, format!("the drive says the {key} of its namespace; leave it out"));
         }
     }
@@ -161,6 +187,7 @@ fn file(
             return None;
         }
     };
+    refuse_poll(node, &state, errors);
     let is_read_only: bool = node.get("read_only");
     let bytes = match &state {
         PathState::Missing { has_directory } => return missing(node, &path, size, *has_directory, errors),
@@ -202,6 +229,17 @@ fn file(
         check_medium(&path, medium.identity, is_read_only, media, errors);
     }
     Some((path.value, bytes))
+}
+
+/// Polling works on block devices, past the page cache. Whether the device has queues for it shows when it is
+/// open.
+fn refuse_poll(node: &Node, state: &PathState, errors: &Errors) {
+    let Some(poll) = node.given::<bool>("poll").filter(|poll| poll.value) else { return };
+    if !matches!(state, PathState::Block(_)) {
+        poll.place.refuse(errors, "must be false for what is no block device");
+    } else if !node.get::<bool>("direct") {
+        poll.place.refuse(errors, "must be false with direct = false");
+    }
 }
 
 /// A disk does not reach beyond what it is on, where that cannot grow.

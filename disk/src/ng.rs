@@ -1,0 +1,161 @@
+//! A disk that is a namespace of an NVMe drive with the kernel, through its generic device (`/dev/ng0n1`).
+//!
+//! Commands go to the drive as they are (io_uring's passthrough), past the kernel's block layer; where the
+//! drive has queues for it, completions are asked of it and no interrupt comes.
+//!
+//! ```text
+//!   MediumCore ── read, write, sync, zero ──> NgMedium ── pieces that the drive takes ──> PassRing ──> drive
+//!                                                ^  │                                        │
+//!                                                └──┴── the next piece, or the same again ───┘
+//! ```
+//!
+//! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far
+//! as the drive keeps what it says.
+//!
+//! What it does not do: no metadata, no zoned namespaces. It holds the drive's block device as well, so that
+//! nobody mounts it or serves it twice; another process may still send commands to the generic device.
+//!
+//! Limits: 1024 requests of a core with the drive, the rest queued; 256 cores; the pieces of a large transfer
+//! go one after another.
+
+mod medium;
+mod open;
+mod place;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use spindle_reactor::uring::PassRing;
+use spindle_reactor::uring::admin::Namespace;
+
+use crate::medium::guard::{CORES_MAX, Guard};
+use crate::medium::{MediumCore, requests_of};
+use crate::shape::resize_error;
+use crate::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
+
+pub use open::{NgFacts, NgSpec};
+pub use place::{NgPlace, look_at};
+
+use medium::NgMedium;
+use open::Limits;
+
+/// How long the device may be held by whoever served it before.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+/// A namespace, shared by all cores. See the module.
+pub struct NgDisk {
+    name: String,
+    path: PathBuf,
+    device: File,
+    namespace: Namespace,
+    facts: NgFacts,
+    shared: Arc<Shared>,
+}
+
+/// What the cores have in common.
+struct Shared {
+    limits: Limits,
+    /// Cleared when the drive refuses it.
+    can_deallocate: AtomicBool,
+    /// Cleared when the drive refuses it.
+    can_write_zeroes: AtomicBool,
+    guard: Arc<Guard>,
+    /// Nobody else has it while the disk or one of its cores is there.
+    _block_device: Option<File>,
+}
+
+impl Shared {
+    fn new(limits: Limits, block_device: Option<File>) -> Shared {
+        Shared {
+            limits,
+            can_deallocate: AtomicBool::new(limits.can_deallocate),
+            can_write_zeroes: AtomicBool::new(limits.zero_bytes_max > 0),
+            guard: Guard::new(CORES_MAX),
+            _block_device: block_device,
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: self.limits.block_bytes,
+            block_count: self.limits.block_count,
+            is_read_only: self.limits.is_read_only,
+            has_volatile_cache: self.limits.has_volatile_cache,
+            can_deallocate: self.can_deallocate.load(Ordering::Relaxed),
+            atomic_blocks: 1,
+            can_compare_and_write: !self.limits.is_read_only,
+        }
+    }
+}
+
+impl NgDisk {
+    /// Open a namespace. It is held until the disk and all its cores are dropped.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] that names what cannot be a disk, [`OpenError::System`] that names the path.
+    pub fn new(name: &str, spec: &NgSpec) -> Result<Arc<NgDisk>, OpenError> {
+        let opened = open::open(name, spec, LOCK_WAIT)?;
+        Ok(Arc::new(NgDisk {
+            name: name.to_owned(),
+            path: spec.path.clone(),
+            device: opened.device,
+            namespace: opened.namespace,
+            facts: opened.facts,
+            shared: Arc::new(Shared::new(opened.limits, opened.block_device)),
+        }))
+    }
+
+    /// What it turned out to be.
+    #[must_use]
+    pub fn facts(&self) -> &NgFacts {
+        &self.facts
+    }
+}
+
+impl DiskSource for NgDisk {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "ng"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry()
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        let shared = &self.shared;
+        let system = |verb: &str| {
+            let (disk, verb) = (self.name.clone(), format!("{verb} {}", self.path.display()));
+            move |source| OpenError::System { disk, verb, source }
+        };
+        let device = self.device.try_clone().map_err(system("take another descriptor of"))?;
+        // One entry more, for the compare-and-write.
+        let entries = requests_of(context) + 1;
+        let is_polled = shared.limits.is_polled;
+        let ring = PassRing::new(entries, &context.pool, device.into(), &self.namespace, is_polled)
+            .map_err(system("set up io_uring for"))?;
+        let medium = NgMedium::new(ring, Arc::clone(shared), entries);
+        Ok(Box::new(MediumCore::new(&self.name, medium, &shared.guard, context)?))
+    }
+
+    /// The size is the drive's own.
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        let has = self.geometry().bytes();
+        if bytes == has {
+            return Ok(());
+        }
+        Err(resize_error(&self.name, bytes, format!("the drive's namespace has {has} bytes")))
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { bytes_used: self.geometry().bytes() }
+    }
+}

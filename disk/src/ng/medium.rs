@@ -1,0 +1,307 @@
+//! [`NgMedium`]: what a core does with a namespace, in pieces that the drive takes.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nvme_spec::io::ReadWriteCdw12;
+use nvme_spec::opcode::IoOpcode;
+use nvme_spec::status::{Status, StatusType};
+use rustix::io::Errno;
+use spindle_reactor::mem::Buf;
+use spindle_reactor::slab::{Slab, Slot};
+use spindle_reactor::uring::{Full, PassCommand, PassDone, PassError, PassRing};
+
+use super::Shared;
+use crate::medium::request::ZERO_WRITE_BYTES;
+use crate::medium::{Ended, Medium, Request};
+use crate::shape::block_shift;
+use crate::{DiskError, Geometry};
+
+/// How often one piece is given to the drive again that says it may go well then. The kernel, too, tries five
+/// times, but not with what is passed through.
+const RETRIES_MAX: u8 = 5;
+
+/// A drive that takes commands: the ring, or one that tests make.
+pub(super) trait Drive {
+    /// A command without data.
+    fn command(&mut self, token: u64, command: PassCommand);
+
+    /// Read the blocks from `lba` on into a piece of a buffer.
+    fn read(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>);
+
+    /// Write a piece of a buffer to the blocks from `lba` on.
+    fn write(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>, fua: bool);
+
+    /// Send what was begun.
+    fn submit(&mut self) -> io::Result<()>;
+
+    /// Give each that has ended to `each`.
+    fn poll(&mut self, each: &mut dyn FnMut(PassDone));
+}
+
+impl Drive for PassRing {
+    fn command(&mut self, token: u64, command: PassCommand) {
+        took(PassRing::command(self, token, command));
+    }
+
+    fn read(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>) {
+        took(PassRing::read(self, token, lba, buf, piece));
+    }
+
+    fn write(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>, fua: bool) {
+        took(PassRing::write(self, token, lba, buf, piece, fua));
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        PassRing::submit(self)
+    }
+
+    fn poll(&mut self, each: &mut dyn FnMut(PassDone)) {
+        PassRing::poll(self, each);
+    }
+}
+
+/// The ring has an entry for each that the medium has room for.
+fn took<B>(result: Result<(), Full<B>>) {
+    assert!(result.is_ok(), "the ring is full although each of its users has one entry");
+}
+
+/// How a range becomes zeroes, the better first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Write Zeroes with DEAC: the space may go back.
+    Deallocate,
+    /// Write Zeroes: the drive knows.
+    Zero,
+    /// Zeroes are written.
+    Write,
+}
+
+/// What is done for one token.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Read,
+    Write { fua: bool },
+    Command(PassCommand),
+}
+
+/// Something that the medium was asked for. The drive has its buffer.
+#[derive(Debug)]
+struct Transfer {
+    token: u64,
+    kind: Kind,
+    lba: u64,
+    /// Bytes of the piece that the drive has now.
+    piece: Range<usize>,
+    /// Bytes of all.
+    bytes: usize,
+    retries: u8,
+}
+
+/// A namespace and the ring of one core.
+pub(super) struct NgMedium<D> {
+    drive: D,
+    transfers: Slab<Transfer>,
+    shared: Arc<Shared>,
+    shift: u32,
+    /// What came back; empty between turns.
+    done: Vec<PassDone>,
+}
+
+impl<D: Drive> NgMedium<D> {
+    /// With a drive that has room for `entries`.
+    pub(super) fn new(drive: D, shared: Arc<Shared>, entries: u32) -> NgMedium<D> {
+        let shift = block_shift(shared.limits.block_bytes);
+        let entries = entries as usize;
+        let (transfers, done) = (Slab::with_capacity(entries), Vec::with_capacity(entries));
+        NgMedium { drive, transfers, shared, shift, done }
+    }
+
+    fn begin(&mut self, token: u64, kind: Kind, offset: u64, buf: Option<Buf>) {
+        let bytes = buf.as_ref().map_or(0, Buf::len);
+        let lba = offset >> self.shift;
+        let transfer = Transfer { token, kind, lba, piece: 0..0, bytes, retries: 0 };
+        let Ok(slot) = self.transfers.insert(transfer) else { panic!("begun without room") };
+        self.next(slot, buf);
+    }
+
+    /// The piece behind the one before.
+    fn next(&mut self, slot: Slot, buf: Option<Buf>) {
+        let Some(transfer) = self.transfers.get_mut(slot) else { return };
+        let begin = transfer.piece.end;
+        let most = usize::try_from(self.shared.limits.transfer_bytes_max).unwrap_or(usize::MAX);
+        transfer.piece = begin..begin.saturating_add(most).min(transfer.bytes);
+        transfer.retries = 0;
+        self.give(slot, buf);
+    }
+
+    /// Give the piece to the drive.
+    fn give(&mut self, slot: Slot, buf: Option<Buf>) {
+        let Some(transfer) = self.transfers.get(slot) else { return };
+        let (token, piece) = (u64::from(slot.to_wire()), transfer.piece.clone());
+        let lba = transfer.lba + (piece.start as u64 >> self.shift);
+        match (transfer.kind, buf) {
+            (Kind::Command(command), _) => self.drive.command(token, command),
+            (Kind::Read, Some(buf)) => self.drive.read(token, lba, buf, piece),
+            (Kind::Write { fua }, Some(buf)) => self.drive.write(token, lba, buf, piece, fua),
+            (Kind::Read | Kind::Write { .. }, None) => panic!("a transfer keeps its buffer"),
+        }
+    }
+
+    /// The end of a piece; of all, when there is nothing more to do.
+    fn on_done(&mut self, done: PassDone) -> Option<Ended<PassError>> {
+        let slot = Slot::from_wire(u32::try_from(done.token).unwrap_or(0));
+        let transfer = self.transfers.get_mut(slot)?;
+        match &done.result {
+            Ok(()) if transfer.piece.end < transfer.bytes => {
+                self.next(slot, done.buf);
+                return None;
+            }
+            Err(PassError::Status(status)) if is_passing(*status) && transfer.retries < RETRIES_MAX => {
+                transfer.retries += 1;
+                self.give(slot, done.buf);
+                return None;
+            }
+            Ok(()) | Err(_) => {}
+        }
+        let transfer = self.transfers.remove(slot)?;
+        Some(Ended { token: transfer.token, result: done.result, buf: done.buf })
+    }
+}
+
+impl<D: Drive> Medium for NgMedium<D> {
+    type Error = PassError;
+    type Way = Way;
+
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry()
+    }
+
+    #[inline]
+    fn refusal(&self, _: &Request<Way>) -> Option<DiskError> {
+        None
+    }
+
+    #[inline]
+    fn read(&mut self, token: u64, offset: u64, buf: Buf) {
+        self.begin(token, Kind::Read, offset, Some(buf));
+    }
+
+    #[inline]
+    fn write(&mut self, token: u64, offset: u64, buf: Buf, fua: bool) {
+        self.begin(token, Kind::Write { fua }, offset, Some(buf));
+    }
+
+    fn sync(&mut self, token: u64) {
+        let command = PassCommand { opcode: IoOpcode::FLUSH.0, dwords: [0; 6] };
+        self.begin(token, Kind::Command(command), 0, None);
+    }
+
+    fn way(&self, gives_back: bool) -> Way {
+        if !self.shared.can_write_zeroes.load(Ordering::Relaxed) {
+            Way::Write
+        } else if gives_back && self.shared.can_deallocate.load(Ordering::Relaxed) {
+            Way::Deallocate
+        } else {
+            Way::Zero
+        }
+    }
+
+    fn zero_bytes_max(&self, way: Way) -> u64 {
+        if way == Way::Write { ZERO_WRITE_BYTES } else { self.shared.limits.zero_bytes_max }
+    }
+
+    fn zero(&mut self, token: u64, way: Way, offset: u64, bytes: u64) {
+        if way == Way::Write {
+            // At most ZERO_WRITE_BYTES.
+            return self.write(token, offset, Buf::zeroes(u32::try_from(bytes).unwrap_or(0)), false);
+        }
+        let (lba, blocks) = (offset >> self.shift, bytes >> self.shift);
+        // At most what `zero_bytes_max` says: 65536 blocks.
+        let nlb_z = u16::try_from(blocks.saturating_sub(1)).unwrap_or(u16::MAX);
+        let cdw12 = ReadWriteCdw12::new().with_nlb_z(nlb_z).with_deac(way == Way::Deallocate);
+        let [a, b, c, d, e, f, g, h] = lba.to_le_bytes();
+        let (low, high) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+        let dwords = [low, high, cdw12.into_bits(), 0, 0, 0];
+        let command = PassCommand { opcode: IoOpcode::WRITE_ZEROES.0, dwords };
+        self.begin(token, Kind::Command(command), offset, None);
+    }
+
+    /// A way that the drive does not know is not tried again.
+    fn next_way(&self, way: Way, error: &PassError) -> Option<Way> {
+        let PassError::Status(bits) = error else { return None };
+        let code = Status::from_bits(*bits).code();
+        if ![Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&code) {
+            return None;
+        }
+        match way {
+            Way::Deallocate => self.shared.can_deallocate.store(false, Ordering::Relaxed),
+            Way::Zero => self.shared.can_write_zeroes.store(false, Ordering::Relaxed),
+            Way::Write => return None,
+        }
+        Some(self.way(true))
+    }
+
+    /// The drive tells each host of what it lost.
+    fn on_durable_error(&self, _: bool, _: &PassError) {}
+
+    fn disk_error(&self, error: &PassError, is_write: bool) -> DiskError {
+        match error {
+            PassError::Status(bits) => of_status(Status::from_bits(*bits), is_write),
+            PassError::System(error) => match Errno::from_io_error(error) {
+                Some(Errno::NODEV | Errno::NXIO) => DiskError::Gone,
+                Some(Errno::OPNOTSUPP) => DiskError::NotSupported,
+                Some(_) | None => DiskError::Internal,
+            },
+        }
+    }
+
+    #[inline]
+    fn send(&mut self) -> io::Result<()> {
+        self.drive.submit()
+    }
+
+    fn collect(&mut self, each: &mut dyn FnMut(Ended<PassError>)) {
+        let mut done = std::mem::take(&mut self.done);
+        self.drive.poll(&mut |ended| done.push(ended));
+        done.drain(..).filter_map(|ended| self.on_done(ended)).for_each(each);
+        self.done = done;
+    }
+}
+
+/// True for a failure that is not the command's own, where DNR is clear: the controller was reset, its
+/// namespace was not ready.
+fn is_passing(bits: u16) -> bool {
+    let status = Status::from_bits(bits);
+    let passing = [
+        Status::ABORTED_BY_REQUEST,
+        Status::ABORTED_SQ_DELETION,
+        Status::ABORTED_POWER_LOSS,
+        Status::DATA_TRANSFER_ERROR,
+        Status::NAMESPACE_NOT_READY,
+        Status::COMMAND_INTERRUPTED,
+        Status::COMMAND_TRANSIENT_TRANSPORT_ERROR,
+    ];
+    !status.is_dnr() && (passing.contains(&status.code()) || status.sct() == StatusType::PATH)
+}
+
+/// What the drive's status means for the host.
+fn of_status(status: Status, is_write: bool) -> DiskError {
+    let medium = if is_write { DiskError::MediaWrite } else { DiskError::MediaRead };
+    match status.code() {
+        Status::INVALID_OPCODE => DiskError::NotSupported,
+        // The namespace was detached or deleted.
+        Status::INVALID_NAMESPACE_OR_FORMAT => DiskError::Gone,
+        Status::CAPACITY_EXCEEDED => DiskError::NoSpace,
+        Status::NAMESPACE_IS_WRITE_PROTECTED | Status::WRITE_TO_READ_ONLY_RANGE => DiskError::WriteProtected,
+        Status::COMPARE_FAILURE => DiskError::CompareDiffers,
+        // The drive has fewer blocks than it had.
+        Status::LBA_OUT_OF_RANGE => medium,
+        Status::ACCESS_DENIED => DiskError::Internal,
+        code if code.sct() == StatusType::MEDIA => medium,
+        _ => DiskError::Internal,
+    }
+}
