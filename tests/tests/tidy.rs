@@ -52,9 +52,10 @@ const UNSAFE: [&str; 23] = [
 
 /// Where a thread may sleep: what it waits for has no event to wait on (a lock of another process, a register
 /// of a controller).
-const SLEEPS: [&str; 4] = [
+const SLEEPS: [&str; 5] = [
     "app/src/nvme/change.rs",
     "disk/src/file/open.rs",
+    "disk/src/ng/open.rs",
     "initiator/src/controller/bring_up.rs",
     "nvme/pcie/src/drive.rs",
 ];

@@ -273,6 +273,24 @@ fn disks_whose_keys_do_not_fit_their_kind() {
             "path = \"disk.img\"",
             "4: disk[0].path = \"disk.img\": must be an absolute path, like \"/var/lib/spindle/disk0.img\"",
         ),
+    ] {
+        check(&disk(kind, more), &[expected]);
+    }
+    check(
+        "[[disk]]\n",
+        &[
+            "1: disk[0].name: missing; it must be 1 to 64 printable ASCII characters without a space at \
+             either end",
+            "1: disk[0].kind: missing; it must be \"ram\", \"null\", \"file\", \"nvme\" or \"ng\"",
+        ],
+    );
+    check(&[ram("a"), ram("a")].concat(), &["6: disk[1].name = \"a\": also the name of the disk in line 2"]);
+}
+
+#[test]
+fn drives_whose_keys_do_not_fit_them() {
+    let disk = |kind: &str, more: &str| format!("[[disk]]\nname = \"a\"\nkind = \"{kind}\"\n{more}");
+    for (kind, more, expected) in [
         (
             "nvme",
             "",
@@ -321,15 +339,6 @@ fn disks_whose_keys_do_not_fit_their_kind() {
     ] {
         check(&disk(kind, more), &[expected]);
     }
-    check(
-        "[[disk]]\n",
-        &[
-            "1: disk[0].name: missing; it must be 1 to 64 printable ASCII characters without a space at \
-             either end",
-            "1: disk[0].kind: missing; it must be \"ram\", \"null\", \"file\", \"nvme\" or \"ng\"",
-        ],
-    );
-    check(&[ram("a"), ram("a")].concat(), &["6: disk[1].name = \"a\": also the name of the disk in line 2"]);
 }
 
 #[test]
