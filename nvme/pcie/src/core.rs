@@ -40,7 +40,7 @@ struct Request {
     op: Op,
     /// What no command was made of yet.
     left: BlockRange,
-    /// First block of all of it.
+    /// First block of all of it. Of a flush: how many changes were acknowledged when it came.
     lba: u64,
     buf: Option<Buf>,
     /// Commands made and not ended.
@@ -88,6 +88,10 @@ pub(crate) struct NvmeCore {
     again: VecDeque<(u32, Part)>,
     /// Ended, not told.
     ready: VecDeque<Done>,
+    /// Changes that were acknowledged and that a loss of power may undo, and how many of them were flushed
+    /// since.
+    changes: u64,
+    flushed: u64,
 }
 
 impl NvmeCore {
@@ -112,6 +116,8 @@ impl NvmeCore {
             partial: VecDeque::with_capacity(depth),
             again: VecDeque::with_capacity(depth),
             ready: VecDeque::with_capacity(2 * depth),
+            changes: 0,
+            flushed: 0,
         }
     }
 
@@ -133,7 +139,10 @@ impl NvmeCore {
             match word.order() {
                 Order::Wait => {}
                 Order::Go => self.is_going = true,
-                Order::Stop => self.is_going = false,
+                Order::Stop => {
+                    self.is_going = false;
+                    self.note_loss();
+                }
                 Order::Rewind => {
                     self.is_going = false;
                     self.take_back(DiskError::Internal);
@@ -141,6 +150,7 @@ impl NvmeCore {
                 }
                 Order::Gone => {
                     self.is_going = false;
+                    self.note_loss();
                     self.take_back(DiskError::Gone);
                     self.setup = None;
                     self.end_all();
@@ -151,6 +161,28 @@ impl NvmeCore {
         if self.is_going {
             self.check_time();
         }
+    }
+
+    /// What this core has acknowledged and nobody has flushed may be lost: whoever flushes next hears of it.
+    fn note_loss(&mut self) {
+        let is_unsafe = self.changes != self.flushed && self.rules().has_volatile_cache;
+        if is_unsafe && self.shared.may_lose_cache.load(Ordering::Relaxed) {
+            self.flushed = self.changes;
+            if !self.shared.is_cache_lost.swap(true, Ordering::Relaxed) {
+                tracing::error!(drive = %self.shared.address, "what was not flushed may be lost: the next \
+                    flush fails");
+            }
+        }
+    }
+
+    /// A flush has succeeded as far as the drive knows.
+    #[cold]
+    fn end_flush(&mut self, changes: u64) -> Result<(), DiskError> {
+        self.flushed = self.flushed.max(changes);
+        if self.shared.is_cache_lost.swap(false, Ordering::Relaxed) {
+            return Err(DiskError::MediaWrite);
+        }
+        Ok(())
     }
 
     /// What took too long is to be aborted; what the Abort did not end either costs a reset.
@@ -271,7 +303,15 @@ impl NvmeCore {
             return None;
         }
         let request = self.requests.remove(slot)?;
-        let result = request.result;
+        let mut result = request.result;
+        match request.op {
+            Op::Read | Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. } => {}
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate => {
+                self.changes += u64::from(result.is_ok());
+            }
+            Op::Flush if result.is_ok() => result = self.end_flush(request.lba),
+            Op::Flush => {}
+        }
         Some(ended(request, result))
     }
 
@@ -453,7 +493,8 @@ impl Disk for NvmeCore {
     }
 
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
-        let request = Request { token, op, left: range, lba: range.lba, buf, outstanding: 0, result: Ok(()) };
+        let lba = if matches!(op, Op::Flush) { self.changes } else { range.lba };
+        let request = Request { token, op, left: range, lba, buf, outstanding: 0, result: Ok(()) };
         if let Some(result) = self.at_once(&request) {
             return Some(ended(request, result));
         }
