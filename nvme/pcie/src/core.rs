@@ -318,6 +318,7 @@ impl NvmeCore {
     /// Once more, unless it was tried often enough.
     fn try_again(&mut self, part: Part, error: DiskError) {
         if part.tries > TRIES_MAX {
+            self.shared.failures.fetch_add(1, Ordering::Relaxed);
             if let Some(done) = self.end_part(part.request, Err(error)) {
                 self.ready.push_back(done);
             }

@@ -138,6 +138,12 @@ impl Drive {
 }
 
 impl Drive {
+    /// What is open now.
+    #[cfg(test)]
+    pub(crate) fn function(&self) -> Option<Arc<dyn crate::function::Function>> {
+        self.shared.state().function.clone()
+    }
+
     /// The manager shuts it down from now on.
     pub(crate) fn begin_closing(&self) {
         self.shared.is_closing.store(true, Ordering::Release);
