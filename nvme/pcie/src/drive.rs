@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use nvme_spec::log::SmartLog;
 use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
 
-use crate::core::{COMMANDS_MAX, NvmeCore};
+use crate::commands::COMMANDS_MAX;
+use crate::core::NvmeCore;
 use crate::function::Bus;
 use crate::manager::Manager;
 use crate::member::Member;
