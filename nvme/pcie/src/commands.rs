@@ -33,6 +33,8 @@ pub(crate) struct Command {
     /// How often it was given to the drive.
     pub(crate) tries: u8,
     pub(crate) is_abort_asked: bool,
+    /// All of a request that a loss of power may undo.
+    pub(crate) is_change: bool,
     /// When it began.
     pub(crate) tick: u32,
 }
@@ -70,7 +72,8 @@ impl Commands {
 
     /// A new one, to be filled in: its CID, and what its slot held last (with no buffer). `None` when there
     /// is no room.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
     pub(crate) fn claim(&mut self) -> Option<(u16, &mut Command)> {
         if self.free == END {
             self.add()?;
@@ -96,6 +99,7 @@ impl Commands {
             buf: None,
             tries: 0,
             is_abort_asked: false,
+            is_change: false,
             tick: 0,
         };
         self.entries.push(Entry { command, cid: slot, next: END, is_busy: false });
@@ -104,14 +108,16 @@ impl Commands {
     }
 
     /// The command of a name, if the drive has it.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
     pub(crate) fn find(&mut self, cid: u16) -> Option<&mut Command> {
         let entry = self.entries.get_mut(slot_of(cid))?;
         (entry.cid == cid && entry.is_busy).then_some(&mut entry.command)
     }
 
     /// The drive has it no more, and its buffer was taken out.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
     pub(crate) fn release(&mut self, cid: u16) {
         let Some(entry) = self.entries.get_mut(slot_of(cid)) else { return };
         if entry.cid != cid || !entry.is_busy {

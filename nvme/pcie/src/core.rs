@@ -296,6 +296,11 @@ impl NvmeCore {
     /// one.
     #[inline]
     fn start_whole(&mut self, token: Token, op: Op, range: BlockRange, buf: &mut Option<Buf>) -> bool {
+        let (is_read, fua) = match op {
+            Op::Read => (true, false),
+            Op::Write { fua } => (false, fua),
+            Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => return false,
+        };
         let is_clear = self.pending.is_empty() && self.partial.is_empty() && self.again.is_empty();
         if !self.has_room() || !is_clear || self.requests.len() >= self.requests_max {
             return false;
@@ -308,19 +313,16 @@ impl NvmeCore {
         let Some(prps) = setup.pointers.pages(data, (range.blocks as usize) << rules.shift) else {
             return false;
         };
-        let fua = match op {
-            Op::Read => None,
-            Op::Write { fua } => Some(fua),
-            Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => return false,
-        };
         let nsid = rules.nsid;
         let Some((cid, command)) = self.commands.claim() else { return false };
         (command.request, command.token, command.op, command.range) = (None, token, op, range);
         (command.tries, command.tick, command.is_abort_asked) = (1, self.word.tick(), false);
+        command.is_change = !is_read && !fua;
         command.buf = buf.take();
-        let sqe = match fua {
-            None => Sqe::read(cid, nsid, range.lba, range.blocks),
-            Some(fua) => Sqe::write(cid, nsid, range.lba, range.blocks, fua),
+        let sqe = if is_read {
+            Sqe::read(cid, nsid, range.lba, range.blocks)
+        } else {
+            Sqe::write(cid, nsid, range.lba, range.blocks, fua)
         };
         setup.queue.push(sqe.with_prp(prps.0, prps.1));
         true
@@ -378,30 +380,39 @@ impl NvmeCore {
         self.again.push_back((due, Part { tries: part.tries + 1, ..part }));
     }
 
+    /// All that the drive has told, as far as there is room in `done`; how much it was.
     #[inline]
-    fn on_completion(&mut self, completion: Completion) -> Option<Done> {
-        let is_ours = self.setup.as_ref().is_some_and(|setup| setup.queue.qid() == completion.sqid);
-        let Some(command) = self.commands.find(completion.cid).filter(|_| is_ours) else {
-            self.shared.strays.fetch_add(1, Ordering::Relaxed);
-            return None;
-        };
-        if command.request.is_some() || !completion.status.is_success() {
-            return self.on_part(completion);
+    fn take_completions(&mut self, done: &mut Vec<Done>) -> usize {
+        let mut count = 0;
+        while done.len() < done.capacity() {
+            let Some(setup) = &mut self.setup else { break };
+            let Some(completion) = setup.queue.pop() else { break };
+            count += 1;
+            let is_ours = setup.queue.qid() == completion.sqid;
+            let Some(command) = self.commands.find(completion.cid).filter(|_| is_ours) else {
+                self.shared.strays.fetch_add(1, Ordering::Relaxed);
+                continue;
+            };
+            if command.request.is_none() && completion.status.is_success() {
+                self.changes += u64::from(command.is_change);
+                done.push(Done { token: command.token, result: Ok(()), buf: command.buf.take() });
+                self.commands.release(completion.cid);
+            } else {
+                self.on_part(completion, done);
+            }
         }
-        let done = Done { token: command.token, result: Ok(()), buf: command.buf.take() };
-        self.changes += u64::from(is_change(command.op));
-        self.commands.release(completion.cid);
-        Some(done)
+        count
     }
 
     /// A command has ended that is a part of a request, or has failed.
     #[inline(never)]
-    fn on_part(&mut self, completion: Completion) -> Option<Done> {
-        let part = self.take_part(completion.cid)?;
-        if completion.status.is_success() {
-            return self.end_part(part.request, Ok(()));
-        }
-        self.on_failure(part, completion)
+    fn on_part(&mut self, completion: Completion, done: &mut Vec<Done>) {
+        let Some(part) = self.take_part(completion.cid) else { return };
+        done.extend(if completion.status.is_success() {
+            self.end_part(part.request, Ok(()))
+        } else {
+            self.on_failure(part, completion)
+        });
     }
 
     #[cold]
@@ -558,18 +569,7 @@ impl Disk for NvmeCore {
         if self.start_whole(token, op, range, &mut buf) {
             return None;
         }
-        let lba = if matches!(op, Op::Flush) { self.changes } else { range.lba };
-        let request = Request { token, op, left: range, lba, buf, outstanding: 0, result: Ok(()) };
-        if let Some(result) = self.at_once(&request) {
-            return Some(ended(request, result));
-        }
-        let is_next = self.pending.is_empty() && self.partial.is_empty();
-        if is_next && self.requests.len() < self.requests_max && self.has_room() {
-            self.begin(request);
-        } else {
-            self.pending.push_back(request);
-        }
-        None
+        self.submit_other(token, op, range, buf)
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> bool {
@@ -589,14 +589,7 @@ impl Disk for NvmeCore {
         if let Some(setup) = &mut self.setup {
             setup.queue.ring();
         }
-        let mut count = 0;
-        while done.len() < done.capacity() {
-            let Some(completion) = self.setup.as_mut().and_then(|setup| setup.queue.pop()) else { break };
-            count += 1;
-            if let Some(ended) = self.on_completion(completion) {
-                done.push(ended);
-            }
-        }
+        let count = self.take_completions(done);
         if count > 0 {
             is_busy = true;
             self.step_waiting();
@@ -615,6 +608,23 @@ impl Disk for NvmeCore {
 }
 
 impl NvmeCore {
+    /// What is not one command now.
+    #[inline(never)]
+    fn submit_other(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+        let lba = if matches!(op, Op::Flush) { self.changes } else { range.lba };
+        let request = Request { token, op, left: range, lba, buf, outstanding: 0, result: Ok(()) };
+        if let Some(result) = self.at_once(&request) {
+            return Some(ended(request, result));
+        }
+        let is_next = self.pending.is_empty() && self.partial.is_empty();
+        if is_next && self.requests.len() < self.requests_max && self.has_room() {
+            self.begin(request);
+        } else {
+            self.pending.push_back(request);
+        }
+        None
+    }
+
     #[inline]
     fn rules(&self) -> &Rules {
         self.setup.as_ref().map_or(&self.rules, |setup| &setup.rules)

@@ -76,7 +76,8 @@ impl ListPage<'_> {
 
 impl Pointers {
     /// PRP 1 and 2 of the first bytes of a buffer, where two pages are enough for them.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
     pub(crate) fn pages(&self, buf: &Buf, bytes: usize) -> Option<(u64, u64)> {
         let piece = buf.as_slice()?.get(..bytes)?;
         let iova = self.window.iova(piece)?;

@@ -224,7 +224,8 @@ impl QueuePair {
     }
 
     /// Put an entry at the tail. The caller has fewer than [`Layout::depth`] in flight.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
     pub(crate) fn push(&mut self, sqe: Sqe) {
         let entry: [u64; SQE_WORDS] = zerocopy::transmute!(sqe);
         let begin = usize::from(self.sq_tail) * SQE_WORDS;
@@ -255,7 +256,8 @@ impl QueuePair {
     }
 
     /// The next completion, if there is one.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
     pub(crate) fn pop(&mut self) -> Option<Completion> {
         let begin = self.layout.cq_offset() / 8 + usize::from(self.cq_head) * CQE_WORDS;
         let [first, second] = self.memory.words().get(begin..begin + CQE_WORDS)? else { return None };
