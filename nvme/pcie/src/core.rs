@@ -296,9 +296,9 @@ impl NvmeCore {
     /// one.
     #[inline]
     fn start_whole(&mut self, token: Token, op: Op, range: BlockRange, buf: &mut Option<Buf>) -> bool {
-        let (is_read, fua) = match op {
-            Op::Read => (true, false),
-            Op::Write { fua } => (false, fua),
+        let (is_read, fua, is_change) = match op {
+            Op::Read => (true, false, false),
+            Op::Write { fua } => (false, fua, !fua),
             Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => return false,
         };
         let is_clear = self.pending.is_empty() && self.partial.is_empty() && self.again.is_empty();
@@ -317,7 +317,7 @@ impl NvmeCore {
         let Some((cid, command)) = self.commands.claim() else { return false };
         (command.request, command.token, command.op, command.range) = (None, token, op, range);
         (command.tries, command.tick, command.is_abort_asked) = (1, self.word.tick(), false);
-        command.is_change = !is_read && !fua;
+        command.is_change = is_change;
         command.buf = buf.take();
         let sqe = if is_read {
             Sqe::read(cid, nsid, range.lba, range.blocks)
