@@ -21,6 +21,7 @@ use spindle_disk::{BlockRange, Disk, DiskError, Done, Geometry, Op, Token};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 
+use crate::commands::{Commands, slot_of};
 use crate::dma::{Iova, PAGE_BYTES};
 use crate::member::{Member, Order, Setup, Word};
 use crate::pointers::ListPage;
@@ -29,8 +30,6 @@ use crate::rules::{Deallocating, Namespace, Rules, Zeroing};
 use crate::shared::Shared;
 use crate::status::{disk_error, is_passing};
 
-/// Most commands in flight: a CID has 10 bits for the slot, and FFFFh is no CID.
-pub(crate) const COMMANDS_MAX: u32 = 1023;
 /// How often a command is given to the drive again.
 const TRIES_MAX: u8 = 3;
 
@@ -40,7 +39,7 @@ struct Request {
     op: Op,
     /// What no command was made of yet.
     left: BlockRange,
-    /// First block of all of it.
+    /// First block of all of it. Of a flush: how many changes were acknowledged when it came.
     lba: u64,
     buf: Option<Buf>,
     /// Commands made and not ended.
@@ -57,14 +56,6 @@ struct Part {
     tries: u8,
 }
 
-/// A command that the drive has.
-struct Command {
-    part: Part,
-    /// When it began.
-    tick: u32,
-    is_abort_asked: bool,
-}
-
 /// One core's handle. See the module.
 pub(crate) struct NvmeCore {
     member: Arc<Member>,
@@ -76,10 +67,12 @@ pub(crate) struct NvmeCore {
     word: Word,
     /// From the first `Rewind` to `Gone`.
     setup: Option<Setup>,
-    /// The order is `Go`.
-    is_going: bool,
-    commands: Slab<Command>,
+    /// Commands that the drive may have: none unless the order is `Go`.
+    limit: usize,
+    commands: Commands,
     requests: Slab<Request>,
+    /// Requests of several commands that are begun at once.
+    requests_max: usize,
     /// Not begun, in order.
     pending: VecDeque<Request>,
     /// Begun, with blocks left for which there was no command.
@@ -88,6 +81,10 @@ pub(crate) struct NvmeCore {
     again: VecDeque<(u32, Part)>,
     /// Ended, not told.
     ready: VecDeque<Done>,
+    /// Changes that were acknowledged and that a loss of power may undo, and how many of them were flushed
+    /// since.
+    changes: u64,
+    flushed: u64,
 }
 
 impl NvmeCore {
@@ -100,28 +97,29 @@ impl NvmeCore {
         let depth = member.depth as usize;
         NvmeCore {
             word: member.word(),
-            member,
             shared,
             namespace,
             rules,
             setup: None,
-            is_going: false,
-            commands: Slab::with_capacity(depth),
-            requests: Slab::with_capacity(depth),
+            limit: 0,
+            commands: Commands::with_capacity(member.depth),
+            // As many as may be begun, and those that were a command's alone and became requests again.
+            requests: Slab::with_capacity(2 * depth),
+            requests_max: depth,
             pending: VecDeque::with_capacity(depth),
             partial: VecDeque::with_capacity(depth),
             again: VecDeque::with_capacity(depth),
             ready: VecDeque::with_capacity(2 * depth),
+            member,
+            changes: 0,
+            flushed: 0,
         }
     }
 
-    /// Commands that may be in flight now.
+    /// The drive may have one more command.
     #[inline]
     fn has_room(&self) -> bool {
-        match &self.setup {
-            Some(setup) => self.is_going && self.commands.len() < usize::from(setup.queue.layout().depth()),
-            None => false,
-        }
+        self.commands.len() < self.limit
     }
 
     /// Do what the manager says.
@@ -132,15 +130,22 @@ impl NvmeCore {
         if is_new {
             match word.order() {
                 Order::Wait => {}
-                Order::Go => self.is_going = true,
-                Order::Stop => self.is_going = false,
+                Order::Go => {
+                    let depth = self.setup.as_ref().map_or(0, |setup| setup.queue.layout().depth());
+                    self.limit = usize::from(depth);
+                }
+                Order::Stop => {
+                    self.limit = 0;
+                    self.note_loss();
+                }
                 Order::Rewind => {
-                    self.is_going = false;
+                    self.limit = 0;
                     self.take_back(DiskError::Internal);
                     self.setup = self.member.take_setup();
                 }
                 Order::Gone => {
-                    self.is_going = false;
+                    self.limit = 0;
+                    self.note_loss();
                     self.take_back(DiskError::Gone);
                     self.setup = None;
                     self.end_all();
@@ -148,19 +153,41 @@ impl NvmeCore {
             }
             self.member.answer(word);
         }
-        if self.is_going {
+        if self.limit > 0 {
             self.check_time();
         }
+    }
+
+    /// What this core has acknowledged and nobody has flushed may be lost: whoever flushes next hears of it.
+    fn note_loss(&mut self) {
+        let is_unsafe = self.changes != self.flushed && self.rules().has_volatile_cache;
+        if is_unsafe && self.shared.may_lose_cache.load(Ordering::Relaxed) {
+            self.flushed = self.changes;
+            if !self.shared.is_cache_lost.swap(true, Ordering::Relaxed) {
+                tracing::error!(drive = %self.shared.address, "what was not flushed may be lost: the next \
+                    flush fails");
+            }
+        }
+    }
+
+    /// A flush has succeeded as far as the drive knows.
+    #[cold]
+    fn end_flush(&mut self, changes: u64) -> Result<(), DiskError> {
+        self.flushed = self.flushed.max(changes);
+        if self.shared.is_cache_lost.swap(false, Ordering::Relaxed) {
+            return Err(DiskError::MediaWrite);
+        }
+        Ok(())
     }
 
     /// What took too long is to be aborted; what the Abort did not end either costs a reset.
     fn check_time(&mut self) {
         let (now, limits) = (self.word.tick(), self.shared.limits());
-        for (slot, command) in self.commands.iter_mut() {
+        for (cid, command) in self.commands.iter_mut() {
             let age = now.wrapping_sub(command.tick);
             if age > limits.command_ticks && !command.is_abort_asked {
                 command.is_abort_asked = true;
-                self.member.ask_abort(cid_of(slot));
+                self.member.ask_abort(cid);
             } else if age > limits.command_ticks.saturating_add(limits.abort_ticks) {
                 self.member.ask_reset();
             }
@@ -169,13 +196,37 @@ impl NvmeCore {
 
     /// The drive reaches no memory: nothing is in flight any more.
     fn take_back(&mut self, error: DiskError) {
-        for index in 0..self.commands.capacity() {
-            let Some(command) = self.commands.slot_at(index).and_then(|slot| self.commands.remove(slot))
-            else {
-                continue;
-            };
-            self.try_again(command.part, error);
+        for slot in 0..self.commands.slots() {
+            if let Some(part) = self.commands.cid_at(slot).and_then(|cid| self.take_part(cid)) {
+                self.try_again(part, error);
+            }
         }
+    }
+
+    /// What a command was for; the drive has it no more. One that was a whole request is a part of one now.
+    fn take_part(&mut self, cid: u16) -> Option<Part> {
+        let command = self.commands.find(cid)?;
+        let (range, tries) = (command.range, command.tries);
+        let request = match command.request {
+            Some(request) => request,
+            None => {
+                let left = BlockRange { lba: range.lba, blocks: 0 };
+                let (token, op, buf) = (command.token, command.op, command.buf.take());
+                let request =
+                    Request { token, op, left, lba: range.lba, buf, outstanding: 1, result: Ok(()) };
+                match self.requests.insert(request) {
+                    Ok(slot) => slot,
+                    Err(request) => {
+                        // There is room for all, by their numbers.
+                        self.ready.push_back(ended(request, Err(DiskError::Internal)));
+                        self.commands.release(cid);
+                        return None;
+                    }
+                }
+            }
+        };
+        self.commands.release(cid);
+        Some(Part { request, range, tries })
     }
 
     /// Everything ends with [`DiskError::Gone`].
@@ -230,28 +281,63 @@ impl NvmeCore {
     }
 
     /// Give a part to the drive; the caller has looked for room.
-    #[inline]
     fn start(&mut self, part: Part) {
-        let command = Command { part, tick: self.word.tick(), is_abort_asked: false };
-        let Ok(slot) = self.commands.insert(command) else { panic!("started without room") };
         let (Some(setup), Some(request)) = (&mut self.setup, self.requests.get(part.request)) else { return };
-        match entry(setup, request, part.range, slot) {
+        let Some((cid, command)) = self.commands.claim() else { panic!("started without room") };
+        (command.request, command.range, command.tries) = (Some(part.request), part.range, part.tries);
+        (command.tick, command.is_abort_asked) = (self.word.tick(), false);
+        match entry(setup, request, part.range, cid) {
             Some(sqe) => setup.queue.push(sqe),
-            None => self.refuse(slot),
+            None => self.refuse(cid),
         }
+    }
+
+    /// All of a request in one command that needs no list; false, and nothing is done, where it does not fit
+    /// one.
+    #[inline]
+    fn start_whole(&mut self, token: Token, op: Op, range: BlockRange, buf: &mut Option<Buf>) -> bool {
+        let (is_read, fua, is_change) = match op {
+            Op::Read => (true, false, false),
+            Op::Write { fua } => (false, fua, !fua),
+            Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => return false,
+        };
+        let is_clear = self.pending.is_empty() && self.partial.is_empty() && self.again.is_empty();
+        if !self.has_room() || !is_clear || self.requests.len() >= self.requests_max {
+            return false;
+        }
+        let (Some(setup), Some(data)) = (&mut self.setup, &*buf) else { return false };
+        let rules = &setup.rules;
+        if !rules.is_one_piece(range) {
+            return false;
+        }
+        let Some(prps) = setup.pointers.pages(data, (range.blocks as usize) << rules.shift) else {
+            return false;
+        };
+        let nsid = rules.nsid;
+        let Some((cid, command)) = self.commands.claim() else { return false };
+        (command.request, command.token, command.op, command.range) = (None, token, op, range);
+        (command.tries, command.tick, command.is_abort_asked) = (1, self.word.tick(), false);
+        command.is_change = is_change;
+        command.buf = buf.take();
+        let sqe = if is_read {
+            Sqe::read(cid, nsid, range.lba, range.blocks)
+        } else {
+            Sqe::write(cid, nsid, range.lba, range.blocks, fua)
+        };
+        setup.queue.push(sqe.with_prp(prps.0, prps.1));
+        true
     }
 
     /// The data lies where the drive cannot be told of, or the drive lacks now what it had when the request
     /// came.
     #[cold]
-    fn refuse(&mut self, slot: Slot) {
-        let Some(command) = self.commands.remove(slot) else { return };
-        let request = self.requests.get(command.part.request);
-        let error = match request.map(|request| request.op) {
+    fn refuse(&mut self, cid: u16) {
+        let Some(part) = self.take_part(cid) else { return };
+        let error = match self.requests.get(part.request).map(|request| request.op) {
             Some(Op::Deallocate) => DiskError::NotSupported,
             _ => DiskError::Internal,
         };
-        if let Some(done) = self.end_part(command.part.request, Err(error)) {
+        if let Some(done) = self.end_part(part.request, Err(error)) {
             self.ready.push_back(done);
         }
     }
@@ -271,13 +357,20 @@ impl NvmeCore {
             return None;
         }
         let request = self.requests.remove(slot)?;
-        let result = request.result;
+        let mut result = request.result;
+        if result.is_ok() {
+            if matches!(request.op, Op::Flush) {
+                result = self.end_flush(request.lba);
+            }
+            self.changes += u64::from(is_change(request.op));
+        }
         Some(ended(request, result))
     }
 
     /// Once more, unless it was tried often enough.
     fn try_again(&mut self, part: Part, error: DiskError) {
         if part.tries > TRIES_MAX {
+            self.shared.failures.fetch_add(1, Ordering::Relaxed);
             if let Some(done) = self.end_part(part.request, Err(error)) {
                 self.ready.push_back(done);
             }
@@ -287,19 +380,39 @@ impl NvmeCore {
         self.again.push_back((due, Part { tries: part.tries + 1, ..part }));
     }
 
+    /// All that the drive has told, as far as there is room in `done`; how much it was.
     #[inline]
-    fn on_completion(&mut self, completion: Completion) -> Option<Done> {
-        let slot = self.commands.slot_at(usize::from(completion.cid & SLOT_MASK));
-        let is_ours = self.setup.as_ref().is_some_and(|setup| setup.queue.qid() == completion.sqid);
-        let Some(slot) = slot.filter(|slot| cid_of(*slot) == completion.cid && is_ours) else {
-            self.shared.strays.fetch_add(1, Ordering::Relaxed);
-            return None;
-        };
-        let command = self.commands.remove(slot)?;
-        if completion.status.is_success() {
-            return self.end_part(command.part.request, Ok(()));
+    fn take_completions(&mut self, done: &mut Vec<Done>) -> usize {
+        let mut count = 0;
+        while done.len() < done.capacity() {
+            let Some(setup) = &mut self.setup else { break };
+            let Some(completion) = setup.queue.pop() else { break };
+            count += 1;
+            let is_ours = setup.queue.qid() == completion.sqid;
+            let Some(command) = self.commands.find(completion.cid).filter(|_| is_ours) else {
+                self.shared.strays.fetch_add(1, Ordering::Relaxed);
+                continue;
+            };
+            if command.request.is_none() && completion.status.is_success() {
+                self.changes += u64::from(command.is_change);
+                done.push(Done { token: command.token, result: Ok(()), buf: command.buf.take() });
+                self.commands.release(completion.cid);
+            } else {
+                self.on_part(completion, done);
+            }
         }
-        self.on_failure(command.part, completion)
+        count
+    }
+
+    /// A command has ended that is a part of a request, or has failed.
+    #[inline(never)]
+    fn on_part(&mut self, completion: Completion, done: &mut Vec<Done>) {
+        let Some(part) = self.take_part(completion.cid) else { return };
+        done.extend(if completion.status.is_success() {
+            self.end_part(part.request, Ok(()))
+        } else {
+            self.on_failure(part, completion)
+        });
     }
 
     #[cold]
@@ -327,7 +440,7 @@ impl NvmeCore {
             }
             self.partial.pop_front();
         }
-        while !self.pending.is_empty() && !self.requests.is_full() && self.has_room() {
+        while !self.pending.is_empty() && self.requests.len() < self.requests_max && self.has_room() {
             let Some(request) = self.pending.pop_front() else { break };
             self.begin(request);
         }
@@ -359,14 +472,14 @@ impl NvmeCore {
     }
 }
 
-/// Bits of a CID that name the slot; those above are of its generation.
-const SLOT_MASK: u16 = 0x3ff;
-
-/// The name of a command for the drive.
+/// A loss of power may undo it, unless it is flushed.
 #[inline]
-fn cid_of(slot: Slot) -> u16 {
-    let [i0, i1, generation, _] = slot.to_wire().to_le_bytes();
-    u16::from_le_bytes([i0, i1]) & SLOT_MASK | u16::from(generation & 0x3f) << 10
+fn is_change(op: Op) -> bool {
+    match op {
+        Op::Read | Op::Flush => false,
+        Op::Write { fua } | Op::WriteZeroes { fua, .. } => !fua,
+        Op::Deallocate => true,
+    }
 }
 
 fn ended(request: Request, result: Result<(), DiskError>) -> Done {
@@ -375,10 +488,10 @@ fn ended(request: Request, result: Result<(), DiskError>) -> Done {
 
 /// The entry of a command; `None` when its data cannot be said.
 #[inline]
-fn entry(setup: &Setup, request: &Request, range: BlockRange, slot: Slot) -> Option<Sqe> {
+fn entry(setup: &Setup, request: &Request, range: BlockRange, cid: u16) -> Option<Sqe> {
     let Setup { queue, pointers, rules } = setup;
-    let (cid, nsid, lba, blocks) = (cid_of(slot), rules.nsid, range.lba, range.blocks);
-    let list = list_page(setup, slot.index());
+    let (nsid, lba, blocks) = (rules.nsid, range.lba, range.blocks);
+    let list = list_page(setup, slot_of(cid));
     let bytes = (blocks as usize) << rules.shift;
     let sqe = match request.op {
         Op::Read => Sqe::read(cid, nsid, lba, blocks),
@@ -452,17 +565,11 @@ impl Disk for NvmeCore {
         self.namespace.geometry(self.rules())
     }
 
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
-        let request = Request { token, op, left: range, lba: range.lba, buf, outstanding: 0, result: Ok(()) };
-        if let Some(result) = self.at_once(&request) {
-            return Some(ended(request, result));
+    fn submit(&mut self, token: Token, op: Op, range: BlockRange, mut buf: Option<Buf>) -> Option<Done> {
+        if self.start_whole(token, op, range, &mut buf) {
+            return None;
         }
-        if self.pending.is_empty() && self.partial.is_empty() && !self.requests.is_full() && self.has_room() {
-            self.begin(request);
-        } else {
-            self.pending.push_back(request);
-        }
-        None
+        self.submit_other(token, op, range, buf)
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> bool {
@@ -474,20 +581,15 @@ impl Disk for NvmeCore {
             let Some(ready) = self.ready.pop_front() else { break };
             done.push(ready);
         }
-        if !self.is_going {
+        if self.limit == 0 {
             return !self.ready.is_empty();
         }
         self.step_waiting();
-        let mut is_busy = !self.commands.is_empty();
+        let mut is_busy = self.commands.len() > 0;
         if let Some(setup) = &mut self.setup {
             setup.queue.ring();
         }
-        let mut count = 0;
-        while done.len() < done.capacity() {
-            let Some(completion) = self.setup.as_mut().and_then(|setup| setup.queue.pop()) else { break };
-            count += 1;
-            done.extend(self.on_completion(completion));
-        }
+        let count = self.take_completions(done);
         if count > 0 {
             is_busy = true;
             self.step_waiting();
@@ -506,6 +608,23 @@ impl Disk for NvmeCore {
 }
 
 impl NvmeCore {
+    /// What is not one command now.
+    #[inline(never)]
+    fn submit_other(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+        let lba = if matches!(op, Op::Flush) { self.changes } else { range.lba };
+        let request = Request { token, op, left: range, lba, buf, outstanding: 0, result: Ok(()) };
+        if let Some(result) = self.at_once(&request) {
+            return Some(ended(request, result));
+        }
+        let is_next = self.pending.is_empty() && self.partial.is_empty();
+        if is_next && self.requests.len() < self.requests_max && self.has_room() {
+            self.begin(request);
+        } else {
+            self.pending.push_back(request);
+        }
+        None
+    }
+
     #[inline]
     fn rules(&self) -> &Rules {
         self.setup.as_ref().map_or(&self.rules, |setup| &setup.rules)
@@ -536,10 +655,11 @@ impl NvmeCore {
 impl Drop for NvmeCore {
     /// What the drive still has must not be given to anybody else: it is never given back.
     fn drop(&mut self) {
-        if !self.commands.is_empty() {
+        if self.commands.len() > 0 {
             let (commands, core) = (self.commands.len(), self.member.core);
             tracing::warn!(drive = %self.shared.address, core, commands, "closed with commands in flight; \
                 their buffers are kept from use until the process ends");
+            self.commands.iter_mut().for_each(|(_, command)| std::mem::forget(command.buf.take()));
             for index in 0..self.requests.capacity() {
                 let slot = self.requests.slot_at(index);
                 if let Some(request) = slot.and_then(|slot| self.requests.remove(slot)) {
@@ -549,26 +669,5 @@ impl Drop for NvmeCore {
         }
         self.setup = None;
         self.member.close();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cid_names_slot_and_generation_and_is_never_ffff() {
-        let mut slab = Slab::with_capacity(COMMANDS_MAX as usize);
-        let slots: Vec<Slot> = (0..COMMANDS_MAX).map(|_| slab.insert(()).expect("room")).collect();
-        let last = slots[COMMANDS_MAX as usize - 1];
-        assert_eq!(usize::from(cid_of(last) & SLOT_MASK), last.index());
-        slab.remove(last);
-        let again = slab.insert(()).expect("room");
-        assert_eq!(again.index(), last.index());
-        assert_ne!(cid_of(again), cid_of(last));
-        for generation in 0..=u16::MAX {
-            let slot = Slot::from_wire(u32::from(generation) << 16 | (COMMANDS_MAX - 1));
-            assert_ne!(cid_of(slot), u16::MAX);
-        }
     }
 }

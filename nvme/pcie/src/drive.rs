@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use nvme_spec::log::SmartLog;
 use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
 
-use crate::core::{COMMANDS_MAX, NvmeCore};
+use crate::commands::COMMANDS_MAX;
+use crate::core::NvmeCore;
 use crate::function::Bus;
 use crate::manager::Manager;
 use crate::member::Member;
@@ -138,6 +139,12 @@ impl Drive {
 }
 
 impl Drive {
+    /// What is open now.
+    #[cfg(test)]
+    pub(crate) fn function(&self) -> Option<Arc<dyn crate::function::Function>> {
+        self.shared.state().function.clone()
+    }
+
     /// The manager shuts it down from now on.
     pub(crate) fn begin_closing(&self) {
         self.shared.is_closing.store(true, Ordering::Release);

@@ -22,6 +22,7 @@
 pub mod address;
 mod admin;
 pub mod bar;
+mod commands;
 mod core;
 pub mod dma;
 mod drive;

@@ -75,6 +75,22 @@ impl ListPage<'_> {
 }
 
 impl Pointers {
+    /// PRP 1 and 2 of the first bytes of a buffer, where two pages are enough for them.
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
+    pub(crate) fn pages(&self, buf: &Buf, bytes: usize) -> Option<(u64, u64)> {
+        let piece = buf.as_slice()?.get(..bytes)?;
+        let iova = self.window.iova(piece)?;
+        let (first, bytes) = (PAGE - iova % PAGE, bytes as u64);
+        if bytes <= first {
+            Some((iova, 0))
+        } else if bytes <= first + PAGE {
+            Some((iova, iova + first))
+        } else {
+            None
+        }
+    }
+
     /// The entry with the data pointer of `buf[offset .. offset + bytes]`. `None` when that memory cannot be
     /// said: it is not the pool's, or its inner ends are not those of pages.
     #[inline]

@@ -153,6 +153,8 @@ pub(crate) struct QueuePair {
     memory: Arc<DmaMemory>,
     bar: Bar,
     layout: Layout,
+    /// Word of the memory at which completions begin.
+    cq_begin: usize,
     sq_doorbell: u64,
     cq_doorbell: u64,
     shadow: Option<Shadow>,
@@ -175,6 +177,7 @@ impl QueuePair {
             memory,
             bar,
             layout,
+            cq_begin: layout.cq_offset() / 8,
             sq_doorbell: sq_tail_doorbell(qid, dstrd),
             cq_doorbell: cq_head_doorbell(qid, dstrd),
             shadow: None,
@@ -224,7 +227,8 @@ impl QueuePair {
     }
 
     /// Put an entry at the tail. The caller has fewer than [`Layout::depth`] in flight.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
     pub(crate) fn push(&mut self, sqe: Sqe) {
         let entry: [u64; SQE_WORDS] = zerocopy::transmute!(sqe);
         let begin = usize::from(self.sq_tail) * SQE_WORDS;
@@ -255,9 +259,10 @@ impl QueuePair {
     }
 
     /// The next completion, if there is one.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
     pub(crate) fn pop(&mut self) -> Option<Completion> {
-        let begin = self.layout.cq_offset() / 8 + usize::from(self.cq_head) * CQE_WORDS;
+        let begin = self.cq_begin + usize::from(self.cq_head) * CQE_WORDS;
         let [first, second] = self.memory.words().get(begin..begin + CQE_WORDS)? else { return None };
         let now = u64::from_le(second.load(Ordering::Acquire));
         if (now >> 48 & 1 == 1) != self.phase {

@@ -85,6 +85,12 @@ impl Rules {
         }
     }
 
+    /// A read or write of these blocks is one command.
+    #[inline]
+    pub(crate) fn is_one_piece(&self, range: BlockRange) -> bool {
+        range.blocks != 0 && self.data_blocks(range) == range.blocks
+    }
+
     /// Blocks of the first command of what is left of a request.
     #[inline]
     pub(crate) fn piece_blocks(&self, op: Op, left: BlockRange) -> u32 {

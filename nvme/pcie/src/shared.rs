@@ -90,6 +90,11 @@ pub(crate) struct Shared {
     changed: Condvar,
     /// Nobody needs the drive any more.
     pub(crate) is_closing: AtomicBool,
+    /// With the order `Stop` or `Gone`: the drive may have lost its power, and with it what was in its
+    /// volatile write cache.
+    pub(crate) may_lose_cache: AtomicBool,
+    /// What was acknowledged and not flushed may be lost: the next flush, of whichever core, fails.
+    pub(crate) is_cache_lost: AtomicBool,
     /// Completions that named no command.
     pub(crate) strays: AtomicU64,
     /// Commands that failed for good.
@@ -104,6 +109,8 @@ impl Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
             is_closing: AtomicBool::new(false),
+            may_lose_cache: AtomicBool::new(false),
+            is_cache_lost: AtomicBool::new(false),
             strays: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         })

@@ -19,6 +19,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -180,10 +181,12 @@ impl Life {
             let trouble = match self.bring_up(&function).await {
                 Ok(controller) => {
                     let trouble = self.serve(&function, &controller, &mut resets).await;
+                    // Not ready, and not by us: it may have been without power for a while.
+                    self.may_lose_cache(matches!(trouble, Trouble::Gone | Trouble::NotReady));
                     self.stop_all().await;
-                    if matches!(trouble, Trouble::Closing | Trouble::Removal) {
-                        self.shut_down(&bar).await;
-                    }
+                    let is_over = matches!(trouble, Trouble::Closing | Trouble::Removal);
+                    let is_saved = is_over && self.shut_down(&bar).await;
+                    self.may_lose_cache(!is_saved);
                     trouble
                 }
                 Err(trouble) => trouble,
@@ -258,22 +261,30 @@ impl Life {
         }
     }
 
-    /// Tell the controller that power may go (Base 2.0 section 3.6.1), and wait for it.
-    async fn shut_down(&self, bar: &Bar) {
+    /// Whether a core that is told to stop, or that the drive is gone, must fear for what was not flushed.
+    fn may_lose_cache(&self, may_it: bool) {
+        self.shared.may_lose_cache.store(may_it, Ordering::Relaxed);
+    }
+
+    /// Tell the controller that power may go (Base 2.0 section 3.6.1), and wait for it. True when the drive
+    /// says that everything is on the medium.
+    async fn shut_down(&self, bar: &Bar) -> bool {
         use register::{CC, CSTS, Cc, Csts, ShutdownNotification, ShutdownStatus};
         if bar.read32(CSTS.into()) == u32::MAX {
-            return;
+            return false;
         }
         let cc = Cc::from_bits(bar.read32(CC.into())).with_shn(ShutdownNotification::NORMAL.0);
         bar.write32(CC.into(), cc.into_bits());
-        let is_complete = || {
-            let csts = bar.read32(CSTS.into());
-            csts == u32::MAX || Csts::from_bits(csts).shutdown() == ShutdownStatus::COMPLETE
+        let is_complete = || match bar.read32(CSTS.into()) {
+            u32::MAX => Some(false),
+            csts => (Csts::from_bits(csts).shutdown() == ShutdownStatus::COMPLETE).then_some(true),
         };
         let limit = self.shared.settings.admin_timeout.min(SHUTDOWN_MAX);
-        if self.within(limit, || is_complete().then_some(())).await.is_none() {
+        let is_saved = self.within(limit, is_complete).await;
+        if is_saved.is_none() {
             tracing::warn!(drive = %self.shared.address, ?limit, "no answer to the shutdown notification");
         }
+        is_saved == Some(true)
     }
 
     /// CC.EN 0 and CSTS.RDY 0, or a function reset. False: the drive may still reach memory.

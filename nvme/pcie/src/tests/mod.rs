@@ -1,5 +1,7 @@
 //! The driver over the emulator: manager, cores and controller stepped by one thread.
 
+mod failures;
+mod places;
 mod world;
 
 use spindle_disk::{BlockRange, DiskError, Op};
@@ -15,6 +17,33 @@ fn small_blocks() -> EmulatorSpec {
 
 fn range(lba: u64, blocks: u32) -> BlockRange {
     BlockRange { lba, blocks }
+}
+
+/// How many lines `act` logs on this thread.
+fn logged(act: impl FnOnce()) -> u64 {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use tracing::span;
+
+    struct Lines(Arc<AtomicU64>);
+    impl tracing::Subscriber for Lines {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+    let lines = Arc::new(AtomicU64::new(0));
+    tracing::subscriber::with_default(Lines(Arc::clone(&lines)), act);
+    lines.load(Ordering::Relaxed)
 }
 
 #[test]

@@ -49,14 +49,63 @@ impl World {
         };
         world.until(|world| world.drive.facts().is_some() || world.drive.failure().is_some());
         if world.drive.facts().is_some() {
-            for core in 0..cores {
-                let source = world.drive.disk("disk", 1).expect("namespace 1");
-                let context = CoreContext { core, pool: world.pool.clone(), depth: 64 };
-                let disk = source.open(&context).expect("opened");
-                world.cores.push(disk);
-            }
+            (0..cores).for_each(|_| world.open());
         }
         world
+    }
+
+    /// One more core.
+    pub(super) fn open(&mut self) {
+        let source = self.drive.disk("disk", 1).expect("namespace 1");
+        let context = CoreContext { core: self.cores.len(), pool: self.pool.clone(), depth: 64 };
+        self.cores.push(source.open(&context).expect("opened"));
+    }
+
+    pub(super) fn drop_cores(&mut self) {
+        self.cores.clear();
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.now
+    }
+
+    pub(super) fn health(&self) -> Option<spindle_disk::Health> {
+        self.drive.disk("disk", 1).expect("namespace 1").health()
+    }
+
+    /// The registers that the driver sees.
+    pub(super) fn bar(&self) -> crate::Bar {
+        self.drive.function().expect("open").bar()
+    }
+
+    /// Whether the drive may still access a buffer.
+    pub(super) fn holds(&self, buf: &Buf) -> bool {
+        buf.segments().any(|segment| {
+            let iova = self.emulator.iova_of(segment.as_ptr().addr());
+            iova.is_some_and(|iova| self.emulator.holds(&(iova.0..iova.0 + segment.len() as u64)))
+        })
+    }
+
+    /// Begin a command on a core, with a buffer where it needs one; it is counted when it ends.
+    pub(super) fn start(&mut self, core: usize, op: Op, range: BlockRange) {
+        let has_data = matches!(op, Op::Read | Op::Write { .. });
+        let buf = has_data.then(|| self.pool.take(range.blocks * 512).expect("room"));
+        self.tokens += 1;
+        let done = self.cores[core].submit(Token(self.tokens), op, range, buf);
+        self.done.extend(done);
+    }
+
+    /// Commands of [`World::start`] that have ended.
+    pub(super) fn ended(&self) -> usize {
+        self.done.len()
+    }
+
+    /// Close all of it; nothing may be left, and nothing forbidden was done.
+    pub(super) fn end(&mut self) {
+        self.close();
+        assert_eq!((self.emulator.violations(), self.emulator.first_violation()), (0, None));
+        assert!(!self.emulator.is_open(), "the function is closed");
+        assert_eq!(self.emulator.mappings(), 0, "nothing is mapped");
     }
 
     pub(super) fn disk(&self, core: usize) -> &dyn Disk {

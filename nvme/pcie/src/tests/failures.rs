@@ -1,0 +1,249 @@
+//! What goes wrong with commands and with the controller: time-outs, Aborts, resets, giving up.
+
+use std::time::Duration;
+
+use nvme_spec::Status;
+use nvme_spec::admin::{AsyncEvent, AsyncEventType};
+use nvme_spec::log::{CriticalWarning, LogId};
+use spindle_disk::{DiskError, Op};
+
+use super::world::World;
+use super::{range, small_blocks};
+use crate::emulator::{EmulatorSpec, Faults, Injection};
+use crate::shared::Settings;
+
+/// Short times.
+pub(super) fn settings() -> Settings {
+    Settings {
+        command_timeout: Duration::from_secs(2),
+        abort_timeout: Duration::from_secs(1),
+        admin_timeout: Duration::from_secs(2),
+        ..Settings::default()
+    }
+}
+
+fn world() -> World {
+    World::with(EmulatorSpec { timeout: 2, ..small_blocks() }, settings(), 1)
+}
+
+#[test]
+fn a_command_that_takes_too_long_is_aborted_and_given_to_the_drive_again() {
+    let mut world = world();
+    world.write(3, &[7; 512], false).expect("written");
+    world.emulator.inject(Injection::Swallow);
+    let begin = world.now();
+    assert_eq!(world.read(3, 1).expect("the second time"), [7; 512]);
+    let counters = world.emulator.counters();
+    assert_eq!((counters.aborted, counters.enables), (1, 1));
+    assert!((2000..3000).contains(&(world.now() - begin)), "{} ms", world.now() - begin);
+    world.end();
+}
+
+#[test]
+fn a_command_that_no_abort_ends_costs_a_reset_and_is_repeated() {
+    let mut world = world();
+    world.write(3, &[7; 512], false).expect("written");
+    world.emulator.inject(Injection::Drop);
+    let begin = world.now();
+    assert_eq!(world.read(3, 1).expect("after the reset"), [7; 512]);
+    let counters = world.emulator.counters();
+    assert_eq!((counters.aborted, counters.enables, counters.function_resets), (0, 2, 0));
+    assert!((3000..5000).contains(&(world.now() - begin)), "{} ms", world.now() - begin);
+    world.end();
+}
+
+#[test]
+fn the_abort_itself_may_get_no_answer() {
+    let mut world = world();
+    world.emulator.inject(Injection::Swallow);
+    world.emulator.inject_admin(Injection::Swallow);
+    world.read(3, 1).expect("after the reset");
+    assert_eq!(world.emulator.counters().enables, 2);
+    world.end();
+}
+
+#[test]
+fn a_controller_that_cannot_be_disabled_is_reset_as_a_function() {
+    let mut world = world();
+    world.emulator.freeze_registers();
+    world.emulator.inject(Injection::Drop);
+    world.read(3, 1).expect("after the reset");
+    let counters = world.emulator.counters();
+    assert_eq!((counters.enables, counters.function_resets), (2, 1));
+    world.end();
+}
+
+#[test]
+fn a_drive_that_cannot_be_reset_is_cut_off_and_tried_again_later() {
+    let mut world = world();
+    world.emulator.freeze_registers();
+    world.emulator.fail_resets(1);
+    world.emulator.inject(Injection::Drop);
+    let buf = world.pool.take(4096).expect("room");
+    let (result, buf) = world.submit(Op::Read, range(3, 8), Some(buf));
+    assert_eq!(result, Err(DiskError::Gone));
+    assert!(!world.holds(&buf.expect("comes back")), "the drive may still write there");
+    assert_eq!(world.read(3, 1), Err(DiskError::Gone), "at once");
+    world.run_for(3000);
+    world.read(3, 1).expect("opened again");
+    world.end();
+}
+
+#[test]
+fn a_drive_that_fails_for_a_while_is_tried_four_times() {
+    let mut world = world();
+    let fail = |world: &World, count: usize, status: Status| {
+        (0..count).for_each(|_| world.emulator.inject(Injection::Error(status)));
+    };
+    fail(&world, 3, Status::NAMESPACE_NOT_READY);
+    let begin = world.now();
+    world.read(3, 1).expect("the fourth time");
+    assert!(world.now() - begin >= 200, "a tick between tries");
+    fail(&world, 4, Status::NAMESPACE_NOT_READY);
+    let commands = world.emulator.counters().commands;
+    assert_eq!(world.read(3, 1), Err(DiskError::Internal));
+    assert_eq!(world.emulator.counters().commands - commands, 4);
+    assert_eq!(world.drive.faults().1, 1);
+    world.end();
+}
+
+#[test]
+fn what_says_do_not_retry_and_what_would_not_pass_is_not_tried_again() {
+    let mut world = world();
+    for (status, error) in [
+        (Status::NAMESPACE_NOT_READY.dnr(), DiskError::Internal),
+        (Status::UNRECOVERED_READ_ERROR, DiskError::MediaRead),
+        (Status::INVALID_FIELD, DiskError::Internal),
+    ] {
+        world.emulator.inject(Injection::Error(status));
+        let commands = world.emulator.counters().commands;
+        assert_eq!(world.read(3, 1), Err(error), "{status}");
+        assert_eq!(world.emulator.counters().commands - commands, 1);
+    }
+    world.end();
+}
+
+#[test]
+fn one_part_that_fails_fails_the_request_once() {
+    let mut world = world();
+    world.emulator.inject(Injection::Delay { steps: 50, is_executed_late: true });
+    world.emulator.inject(Injection::Error(Status::WRITE_FAULT.dnr()));
+    let buf = world.pool.take(2 << 20).expect("room");
+    let (result, buf) = world.submit(Op::Write { fua: false }, range(0, 4096), Some(buf));
+    assert_eq!(result, Err(DiskError::MediaWrite));
+    assert!(!world.holds(&buf.expect("comes back")));
+    world.end();
+}
+
+#[test]
+fn a_fatal_status_costs_a_reset_and_no_command() {
+    let mut world = world();
+    world.emulator.inject(Injection::Fatal);
+    world.read(3, 1).expect("after the reset");
+    world.emulator.set_fatal();
+    world.read(3, 1).expect("after the reset");
+    assert_eq!(world.emulator.counters().enables, 3);
+    world.end();
+}
+
+#[test]
+fn a_drive_that_needs_reset_after_reset_is_given_up_and_fails_what_it_has() {
+    let mut world = world();
+    world.emulator.set_faults(Faults { fatal: 65_536, ..Faults::default() });
+    let result = world.read(3, 1);
+    assert!(matches!(result, Err(DiskError::Gone | DiskError::Internal)), "{result:?}");
+    assert!(world.emulator.counters().enables >= 4);
+    world.emulator.set_faults(Faults::default());
+    world.run_for(3000);
+    world.read(3, 1).expect("opened again");
+    world.end();
+}
+
+#[test]
+fn completions_that_name_no_command_are_counted_and_ignored() {
+    let mut world = world();
+    world.write(3, &[7; 512], false).expect("written");
+    world.emulator.inject(Injection::Double);
+    assert_eq!(world.read(3, 1).expect("once"), [7; 512]);
+    world.read(3, 1).expect("read");
+    assert_eq!(world.drive.faults().0, 1);
+    for injection in [Injection::WrongCid, Injection::WrongSqid] {
+        let strays = world.drive.faults().0;
+        world.emulator.inject(injection);
+        assert_eq!(world.read(3, 1).expect("after a reset"), [7; 512]);
+        assert_eq!(world.drive.faults().0 - strays, 1);
+    }
+    world.emulator.inject(Injection::WrongSqHead(0xfff));
+    assert_eq!(world.read(3, 1).expect("read"), [7; 512]);
+    world.end();
+}
+
+#[test]
+fn commands_on_several_cores_that_hang_cost_one_reset() {
+    let mut world = World::with(EmulatorSpec { timeout: 2, ..small_blocks() }, settings(), 3);
+    for core in 0..3 {
+        for _ in 0..3 {
+            world.emulator.inject(Injection::Drop);
+            world.start(core, Op::WriteZeroes { deallocate: false, fua: false }, range(0, 8));
+        }
+    }
+    world.until(|world| world.ended() == 9);
+    world.run_for(5000);
+    assert_eq!(world.emulator.counters().enables, 2);
+    world.end();
+}
+
+#[test]
+fn health_is_read_and_a_warning_is_seen_when_it_comes() {
+    let mut world = world();
+    world.run_for(100);
+    assert_eq!(world.health().expect("read").temperature_kelvin, 313);
+    world.emulator.set_health(|health| {
+        health.critical_warning = CriticalWarning::new().with_spare(true);
+        health.available_spare = 3;
+        health.media_errors = 77;
+    });
+    world.run_for(100);
+    let health = world.health().expect("read");
+    assert_eq!((health.critical_warning, health.spare_percent, health.media_errors), (1, 3, 77));
+    world.end();
+}
+
+#[test]
+fn a_storm_of_events_costs_no_command_and_one_line_a_second() {
+    let mut world = world();
+    let lines = crate::tests::logged(|| {
+        for turn in 0..2000 {
+            world.emulator.raise_event(AsyncEvent::of(AsyncEventType::HEALTH, 1, LogId::SMART));
+            world.turn();
+            if turn % 500 == 0 {
+                world.read(3, 1).expect("read");
+            }
+        }
+    });
+    let admin = world.emulator.counters().admin_commands;
+    assert!(admin > 500, "events were taken: {admin}");
+    assert!(lines <= 6, "{lines} lines");
+    world.end();
+}
+
+#[test]
+fn a_loss_of_power_is_told_by_the_next_flush_and_only_by_that() {
+    let mut world = world();
+    world.write(3, &[1; 512], false).expect("written");
+    world.command(Op::Flush, range(0, 0)).expect("flushed");
+    for is_lost in [false, true] {
+        if is_lost {
+            world.write(3, &[2; 512], false).expect("written");
+        }
+        world.emulator.vanish();
+        world.emulator.power_cut(1);
+        world.run_for(100);
+        world.emulator.plug();
+        world.run_for(3000);
+        let first = world.command(Op::Flush, range(0, 0));
+        assert_eq!(first, if is_lost { Err(DiskError::MediaWrite) } else { Ok(()) });
+        world.command(Op::Flush, range(0, 0)).expect("told once");
+    }
+    world.end();
+}

@@ -1,0 +1,198 @@
+//! Drives that come and go, cores that open and close, and what drives cannot do.
+
+use nvme_spec::identify::{Dlfeat, Oncs};
+use nvme_spec::register::{CC, CSTS, Cc, Csts, ShutdownNotification};
+use spindle_disk::{CoreContext, DiskError, DiskSource, Op, OpenError};
+
+use super::failures::settings;
+use super::world::World;
+use super::{range, small_blocks};
+use crate::emulator::{EmulatorSpec, Injection, NamespaceSpec};
+use crate::function::Bus;
+
+#[test]
+fn a_controller_that_is_never_ready_is_an_error_that_says_so() {
+    let world =
+        World::with(EmulatorSpec { ready_steps: u64::MAX / 2, timeout: 2, ..small_blocks() }, settings(), 0);
+    let why = world.drive.failure().expect("not opened");
+    assert_eq!(why, "CSTS.RDY to become 1: no answer in 1.5s");
+    assert!(!world.emulator.is_open() && world.emulator.mappings() == 0);
+}
+
+#[test]
+fn another_drive_in_the_place_is_refused_and_the_right_one_goes_on() {
+    let mut world = World::with(small_blocks(), settings(), 1);
+    world.emulator.plug_other(EmulatorSpec { serial: "OTHER".to_owned(), ..small_blocks() });
+    world.run_for(4000);
+    assert_eq!(world.read(3, 1), Err(DiskError::Gone));
+    assert_eq!(world.drive.facts().expect("known").serial, EmulatorSpec::default().serial);
+    let bigger = NamespaceSpec { block_bytes: 4096, ..NamespaceSpec::default() };
+    world.emulator.plug_other(EmulatorSpec { namespaces: vec![bigger], ..small_blocks() });
+    world.run_for(4000);
+    assert_eq!(world.read(3, 1), Err(DiskError::Gone), "of another format");
+    // It may take fewer commands now than it did.
+    world.emulator.plug_other(EmulatorSpec { queue_entries_max: 4, ..small_blocks() });
+    world.run_for(4000);
+    assert_eq!(world.read(3, 40).expect("the right one"), vec![0; 40 * 512]);
+    world.end();
+}
+
+#[test]
+fn a_drive_whose_queues_became_shorter_still_writes_zeroes() {
+    let spec = EmulatorSpec { oncs: Oncs::new(), mdts: 1, ..small_blocks() };
+    let mut world = World::with(spec.clone(), settings(), 1);
+    // Every slot is used once: those beyond the shorter queue come back first.
+    world.write(0, &vec![5; 2 << 20], false).expect("written");
+    world.emulator.plug_other(EmulatorSpec { queue_entries_max: 4, ..spec });
+    world.run_for(4000);
+    world.write(0, &vec![5; 2 << 20], false).expect("written");
+    world.command(Op::WriteZeroes { deallocate: false, fua: false }, range(0, 4096)).expect("zeroes");
+    assert!(world.emulator.read_medium(1, 0, 4096).iter().all(|byte| *byte == 0));
+    world.end();
+}
+
+#[test]
+fn a_drive_that_is_wanted_back_is_let_go_and_comes_back() {
+    let mut world = World::with(small_blocks(), settings(), 1);
+    world.write(3, &[7; 512], false).expect("written");
+    world.emulator.inject(Injection::Swallow);
+    world.start(0, Op::Flush, range(0, 0));
+    world.run_for(10);
+    world.emulator.ask_removal();
+    world.until(|world| !world.emulator.is_open());
+    world.run_for(10);
+    assert_eq!((world.ended(), world.emulator.mappings()), (1, 0));
+    assert_eq!(world.read(3, 1), Err(DiskError::Gone));
+    world.emulator.power_cut(1);
+    world.emulator.plug();
+    world.run_for(3000);
+    assert_eq!(world.read(3, 1).expect("back"), [7; 512], "it was shut down: nothing is lost");
+    world.command(Op::Flush, range(0, 0)).expect("nothing was lost");
+    world.end();
+}
+
+#[test]
+fn a_core_that_is_dropped_with_commands_in_flight_keeps_their_buffers() {
+    let mut world = World::with(small_blocks(), settings(), 1);
+    let free = world.pool.free_bytes();
+    world.emulator.inject(Injection::Swallow);
+    world.start(0, Op::Read, range(0, 8));
+    world.run_for(5);
+    world.drop_cores();
+    assert_eq!(world.pool.free_bytes(), free - 4096);
+    world.run_for(100);
+    assert_eq!(world.pool.free_bytes(), free - 4096);
+    world.end();
+}
+
+#[test]
+fn a_core_that_closes_gives_its_queues_back_and_another_takes_them() {
+    for has_doorbell_buffer in [false, true] {
+        let spec = EmulatorSpec { has_doorbell_buffer, queue_pairs: 2, ..small_blocks() };
+        let mut world = World::with(spec, settings(), 1);
+        for round in 0..5 {
+            (0..=7 * round).for_each(|_| drop(world.read(3, 1).expect("read")));
+            let mappings = world.emulator.mappings();
+            world.drop_cores();
+            world.open();
+            world.read(3, 1).expect("read");
+            assert_eq!(world.emulator.mappings(), mappings, "the old ones are unmapped");
+        }
+        let counters = world.emulator.counters();
+        assert_eq!((counters.enables, counters.aborted), (1, 0));
+        world.end();
+    }
+}
+
+#[test]
+fn more_cores_than_queue_pairs_is_an_error_that_names_them() {
+    let mut world = World::with(EmulatorSpec { queue_pairs: 2, ..small_blocks() }, settings(), 2);
+    let source = world.drive.disk("fast", 1).expect("namespace 1");
+    let context = CoreContext { core: 2, pool: world.pool.clone(), depth: 8 };
+    let error = source.open(&context).err().expect("refused");
+    assert!(matches!(error, OpenError::Setting { .. }));
+    let text = error.to_string();
+    assert!(["fast", "cores", "3", "2 queue pairs", "0000:e0:00.0"].iter().all(|word| text.contains(word)));
+    drop(source);
+    world.read(3, 1).expect("the others work");
+    world.end();
+}
+
+#[test]
+fn a_namespace_with_metadata_is_not_served_and_the_others_are() {
+    let plain = NamespaceSpec { block_bytes: 512, ..NamespaceSpec::default() };
+    let odd = NamespaceSpec { metadata_bytes: 8, ..plain.clone() };
+    let mut world =
+        World::with(EmulatorSpec { namespaces: vec![plain, odd], ..small_blocks() }, settings(), 1);
+    let text = world.drive.disk("odd", 2).err().expect("refused").to_string();
+    assert!(text.contains("[1]"), "{text}");
+    world.read(3, 1).expect("namespace 1");
+    world.end();
+}
+
+#[test]
+fn zeroes_and_space_by_what_the_drive_has() {
+    let reads_zeroes = Dlfeat::new().with_read_behavior(Dlfeat::READS_ZEROES);
+    let deac = reads_zeroes.with_deallocate_in_write_zeroes(true);
+    let (dsm, zeroes) = (Oncs::new().with_dataset_management(true), Oncs::new().with_write_zeroes(true));
+    let both = dsm.with_write_zeroes(true);
+    for (oncs, dlfeat, can_deallocate) in [
+        (both, deac, true),
+        (both, reads_zeroes, true),
+        (dsm, reads_zeroes, true),
+        (zeroes, reads_zeroes, false),
+        (dsm, Dlfeat::new(), false),
+        (Oncs::new(), deac, false),
+    ] {
+        let namespace = NamespaceSpec { block_bytes: 512, dlfeat, ..NamespaceSpec::default() };
+        let spec = EmulatorSpec { oncs, namespaces: vec![namespace], ..small_blocks() };
+        let mut world = World::with(spec, settings(), 1);
+        world.write(0, &vec![9; 700 * 512], false).expect("written");
+        assert_eq!(world.disk(0).geometry().can_deallocate, can_deallocate);
+        let result = world.command(Op::Deallocate, range(1, 300));
+        assert_eq!(result, if can_deallocate { Ok(()) } else { Err(DiskError::NotSupported) });
+        world.command(Op::WriteZeroes { deallocate: true, fua: true }, range(301, 300)).expect("zeroes");
+        world.command(Op::WriteZeroes { deallocate: false, fua: false }, range(650, 1)).expect("zeroes");
+        let data = world.emulator.read_medium(1, 0, 700);
+        for (lba, block) in data.chunks(512).enumerate() {
+            let is_zero = matches!(lba, 301..601 | 650) || (can_deallocate && matches!(lba, 1..301));
+            assert!(block.iter().all(|byte| *byte == if is_zero { 0 } else { 9 }), "{oncs:?} block {lba}");
+        }
+        world.end();
+    }
+}
+
+#[test]
+fn a_drive_that_is_closed_is_told_to_save_what_it_has() {
+    let mut world = World::with(small_blocks(), settings(), 1);
+    world.write(3, &[7; 512], false).expect("written, to the cache");
+    let bar = world.bar();
+    world.drop_cores();
+    world.drive.begin_closing();
+    let normal = ShutdownNotification::NORMAL;
+    world.until(|_| Cc::from_bits(bar.read32(CC.into())).shutdown() == normal);
+    assert!(Csts::from_bits(bar.read32(CSTS.into())).rdy(), "before it is disabled");
+    drop(bar);
+    world.end();
+    world.emulator.power_cut(1);
+    assert_eq!(world.emulator.read_medium(1, 3, 1), [7; 512]);
+}
+
+#[test]
+fn a_namespace_that_grows_is_larger_for_every_core() {
+    let mut world = World::with(small_blocks(), settings(), 1);
+    let blocks = world.disk(0).geometry().block_count;
+    world.emulator.set_namespace_blocks(1, blocks + 100);
+    world.run_for(100);
+    assert_eq!(world.disk(0).geometry().block_count, blocks + 100);
+    world.write(blocks + 99, &[1; 512], false).expect("the last block");
+    world.end();
+}
+
+#[test]
+fn the_place_of_a_drive_can_be_opened_again_when_it_is_closed() {
+    let mut world = World::with(small_blocks(), settings(), 1);
+    assert!(world.emulator.open().is_err(), "busy");
+    world.end();
+    assert!(world.emulator.open().is_ok());
+}

@@ -1,0 +1,15 @@
+//! The user-space NVMe driver over the emulated drive: manager, cores and controller stepped by one thread in
+//! virtual time ([`world`]), random work and faults of a seed ([`run`]), and what must hold ([`model`]).
+//!
+//! What must hold, at any seed: every command ends once; reads see what the model allows; nothing that was
+//! flushed is lost with the power, and no flush hides a loss; no buffer comes back that the drive may still
+//! access; the drive is never made to access what is not mapped; in the end everything is home, unmapped and
+//! closed. The same seed gives the same run.
+
+pub mod model;
+pub mod plan;
+pub mod run;
+pub mod world;
+
+pub use plan::Plan;
+pub use run::{Report, run};

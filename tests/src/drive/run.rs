@@ -1,0 +1,450 @@
+//! A seed's run: commands at random, whatever its [`Plan`] has go wrong, the end of everything.
+
+use std::collections::BTreeMap;
+
+use nvme_spec::log::CriticalWarning;
+use spindle_disk::{BlockRange, DiskError, Done, Op, Token};
+use spindle_nvme_pcie::emulator::{Counters, EmulatorSpec, Faults};
+use spindle_reactor::mem::Buf;
+
+use super::model::{Change, Stamp, Versions};
+use super::plan::Plan;
+use super::world::World;
+use crate::sim::Rng;
+use crate::sim::model::fill;
+
+/// Turns that a command may take when nothing goes wrong any more.
+const TURNS_MAX: u64 = 100_000;
+/// Commands in flight, from which on no more are submitted.
+const IN_FLIGHT_MAX: usize = 100;
+
+/// What a run did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Commands that were submitted.
+    pub commands: u64,
+    /// Of those, how many did not succeed.
+    pub errors: u64,
+    /// How many ended because the drive was gone.
+    pub gone: u64,
+    /// Completions that named no command.
+    pub strays: u64,
+    /// Of everything that happened, in order.
+    pub hash: u64,
+    /// Of the drive.
+    pub counters: Counters,
+}
+
+struct InFlight {
+    core: usize,
+    op: Op,
+    range: BlockRange,
+    began: Stamp,
+}
+
+/// What is not there now, and when it is again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Absence {
+    No,
+    Pulled(u64),
+    Other(u64),
+}
+
+struct Sim {
+    plan: Plan,
+    rng: Rng,
+    world: World,
+    model: Versions,
+    in_flight: BTreeMap<u64, InFlight>,
+    stamp: Stamp,
+    absence: Absence,
+    /// Bytes that cores which were closed have kept from use.
+    leaked: Vec<u64>,
+    report: Report,
+}
+
+/// A run of `commands` commands.
+///
+/// # Panics
+/// When a promise is broken.
+#[must_use]
+pub fn run(seed: u64, commands: u64) -> Report {
+    let plan = Plan::draw(seed);
+    let namespace = plan.spec.namespaces.first().expect("one");
+    let blocks = usize::try_from(namespace.blocks).expect("small");
+    let judged = if plan.has_resizes { blocks * 3 / 4 } else { blocks };
+    let model = Versions::new(blocks, judged, namespace.block_bytes as usize, plan.spec.has_write_cache);
+    let world = World::new(plan.spec.clone(), Plan::settings(), plan.cores, plan.depth);
+    world.emulator.set_faults(plan.faults.clone());
+    let mut sim = Sim {
+        rng: Rng::new(seed ^ 0x5117),
+        leaked: vec![0; plan.cores],
+        plan,
+        world,
+        model,
+        in_flight: BTreeMap::new(),
+        stamp: 1,
+        absence: Absence::No,
+        report: Report::default(),
+    };
+    while sim.report.commands < commands {
+        sim.turn();
+    }
+    sim.finish();
+    sim.report
+}
+
+impl Sim {
+    fn tick(&mut self) -> Stamp {
+        self.stamp += 1;
+        self.stamp
+    }
+
+    fn note(&mut self, value: u64) {
+        let hash = (self.report.hash ^ value).wrapping_mul(0x0100_0000_01b3);
+        self.report.hash = hash ^ hash >> 29;
+    }
+
+    fn turn(&mut self) {
+        // While nobody is there they only fail.
+        let most = if self.in_flight.len() > IN_FLIGHT_MAX {
+            0
+        } else if self.absence == Absence::No || self.rng.permille(30) {
+            4
+        } else {
+            0
+        };
+        for _ in 0..self.rng.below(most) {
+            self.submit();
+        }
+        self.go_on();
+        self.happen();
+    }
+
+    /// Everybody does something.
+    fn go_on(&mut self) {
+        let ms = if self.rng.permille(20) { self.rng.between(20, 120) } else { self.rng.between(1, 5) };
+        self.world.step_manager(ms);
+        self.world.emulator.steps(self.rng.below(4));
+        for core in 0..self.plan.cores {
+            if self.rng.permille(800) {
+                self.poll(core);
+            }
+        }
+        match self.absence {
+            Absence::Pulled(until) if until <= self.world.now => {
+                self.world.emulator.plug();
+                self.absence = Absence::No;
+            }
+            Absence::Other(until) if until <= self.world.now => {
+                // The one that was there before, without what was on it.
+                self.world.emulator.plug_other(self.plan.spec.clone());
+                self.world.emulator.set_faults(self.plan.faults.clone());
+                let now = self.tick();
+                self.model.wipe(now);
+                self.absence = Absence::No;
+            }
+            Absence::No | Absence::Pulled(_) | Absence::Other(_) => {}
+        }
+    }
+
+    fn poll(&mut self, core: usize) {
+        let ended: Vec<Done> = self.world.poll(core).collect();
+        for done in ended {
+            self.end(done);
+        }
+    }
+
+    /// Its range, of a size that is mostly small and sometimes 2 MiB.
+    fn range(&mut self, core: usize) -> Option<BlockRange> {
+        let geometry = self.world.cores.get(core)?.disk.as_ref()?.geometry();
+        let largest = (2 << 20) / geometry.block_bytes;
+        let blocks = match self.rng.below(20) {
+            0 => self.rng.between(1, u64::from(largest)),
+            1 => u64::from(largest),
+            2..8 => self.rng.between(1, 64),
+            _ => self.rng.between(1, 9),
+        };
+        let blocks = blocks.min(geometry.block_count);
+        // Many at the same places.
+        let room = geometry.block_count - blocks + 1;
+        let lba = if self.rng.permille(600) { self.rng.below(room.min(64)) } else { self.rng.below(room) };
+        Some(BlockRange { lba, blocks: u32::try_from(blocks).ok()? })
+    }
+
+    fn submit(&mut self) {
+        let core = self.rng.size(0, self.plan.cores - 1);
+        let Some(range) = self.range(core) else { return };
+        let fua = self.rng.permille(200);
+        let op = match self.rng.below(20) {
+            0..8 => Op::Read,
+            8..15 => Op::Write { fua },
+            15..17 => Op::Flush,
+            17..19 => Op::WriteZeroes { deallocate: self.rng.permille(500), fua },
+            _ => Op::Deallocate,
+        };
+        let has_data = matches!(op, Op::Read | Op::Write { .. });
+        let bytes = range.blocks * self.plan.spec.namespaces.first().map_or(512, |it| it.block_bytes);
+        let pool = &self.world.cores.get(core).expect("a core").pool;
+        let mut buf = if has_data {
+            let Some(buf) = pool.take(bytes) else { return };
+            Some(buf)
+        } else {
+            None
+        };
+        let began = self.tick();
+        let command = began;
+        let first = usize::try_from(range.lba).expect("small");
+        match op {
+            Op::Write { .. } => {
+                let tag_of = |block: u32| command << 20 | u64::from(block) << 1 | 1;
+                self.model.begin(command, first, (0..range.blocks).map(tag_of));
+                write_tags(buf.as_mut().expect("taken"), range.blocks, tag_of);
+            }
+            Op::WriteZeroes { .. } | Op::Deallocate => {
+                self.model.begin(command, first, (0..range.blocks).map(|_| 0));
+            }
+            Op::Read | Op::Flush => {}
+        }
+        self.report.commands += 1;
+        self.in_flight.insert(command, InFlight { core, op, range, began });
+        let disk = self.world.cores.get_mut(core).and_then(|core| core.disk.as_mut()).expect("open");
+        if let Some(done) = disk.submit(Token(command), op, range, buf) {
+            self.end(done);
+        }
+    }
+
+    fn end(&mut self, done: Done) {
+        let Done { token, result, buf } = done;
+        let ended = self.in_flight.remove(&token.0).expect("ended once, and was in flight");
+        if let Some(buf) = &buf {
+            assert!(
+                !self.world.holds(buf),
+                "{:?} {:?}: the drive still has the buffer",
+                ended.op,
+                ended.range
+            );
+        }
+        let now = self.tick();
+        self.note(token.0);
+        self.note(result.err().map_or(0, |error| 1 + error as u64));
+        self.report.errors += u64::from(result.is_err());
+        self.report.gone += u64::from(result == Err(DiskError::Gone));
+        if self.plan.is_quiet && result != Err(DiskError::NotSupported) {
+            assert_eq!(result, Ok(()), "{:?} {:?} without any fault", ended.op, ended.range);
+        }
+        let has_data = matches!(ended.op, Op::Read | Op::Write { .. });
+        assert_eq!(has_data, buf.is_some(), "a buffer comes back");
+        let first = usize::try_from(ended.range.lba).expect("small");
+        let (count, is_ok) = (ended.range.blocks as usize, result.is_ok());
+        let change = |is_durable| Change { command: token.0, began: ended.began, first, count, is_durable };
+        match ended.op {
+            Op::Read if is_ok => {
+                let buf = buf.expect("just seen");
+                let mut bytes = vec![0; buf.len()];
+                buf.copy_out(0, &mut bytes);
+                self.note(
+                    bytes.iter().step_by(509).fold(7, |sum, byte| sum * 31 % 65_521 + u64::from(*byte)),
+                );
+                let oldest = self.in_flight.values().map(|other| other.began).min().unwrap_or(now);
+                self.model.judge(first, &bytes, ended.began, now, oldest.min(ended.began));
+            }
+            Op::Read => {}
+            Op::Write { fua } | Op::WriteZeroes { fua, .. } => self.model.end(&change(fua), now, is_ok),
+            Op::Deallocate => self.model.end(&change(false), now, is_ok),
+            Op::Flush => self.model.flushed(ended.began, is_ok),
+        }
+    }
+
+    /// What happens beside the commands.
+    fn happen(&mut self) {
+        if self.absence == Absence::No && self.world.emulator.counters().vanished > 0 && self.is_gone() {
+            // By a fault: plugged again some time later.
+            self.absence = Absence::Pulled(self.world.now + self.rng.between(1, 5000));
+            return;
+        }
+        if self.absence == Absence::No && self.rng.permille(self.plan.pulls) {
+            self.pull();
+        }
+        let events = self.plan.events;
+        if events == 0 || self.absence != Absence::No || !self.rng.permille(events * 4) {
+            return;
+        }
+        match self.rng.below(8) {
+            0 => {
+                self.world.emulator.ask_removal();
+                self.absence = Absence::Pulled(self.world.now + self.rng.between(2000, 8000));
+            }
+            1 => self.world.emulator.set_fatal(),
+            2 => {
+                self.world.emulator.freeze_registers();
+                self.world.emulator.fail_resets(u32::from(self.rng.permille(300)));
+                self.world.emulator.set_fatal();
+            }
+            3 => {
+                let spec = EmulatorSpec { serial: "ANOTHER".to_owned(), ..self.plan.spec.clone() };
+                self.world.emulator.plug_other(spec);
+                self.absence = Absence::Other(self.world.now + self.rng.between(5000, 9000));
+            }
+            4 | 5 => self.reopen(),
+            6 => self.world.emulator.set_health(|health| {
+                health.critical_warning = CriticalWarning::new().with_spare(health.media_errors % 2 == 0);
+                health.media_errors += 1;
+            }),
+            _ if self.plan.has_resizes => {
+                let blocks = self.plan.spec.namespaces.first().map_or(0, |namespace| namespace.blocks);
+                let blocks = self.rng.between(blocks * 3 / 4, blocks);
+                self.world.emulator.set_namespace_blocks(1, blocks);
+            }
+            _ => {}
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        use spindle_nvme_pcie::{Bus, OpenFunctionError};
+        !self.world.emulator.is_open()
+            && matches!(self.world.emulator.open().err(), Some(OpenFunctionError::Missing { .. }))
+    }
+
+    /// The drive is pulled; its power is lost at once, or it never was.
+    fn pull(&mut self) {
+        self.world.emulator.vanish();
+        let now = self.tick();
+        if self.rng.permille(700) {
+            self.world.emulator.power_cut(now);
+            self.model.cut(now);
+        }
+        self.absence = Absence::Pulled(self.world.now + self.rng.between(1, 5000));
+    }
+
+    /// A core drops its queue, with whatever is in flight, and takes another.
+    fn reopen(&mut self) {
+        let core = self.rng.size(0, self.plan.cores - 1);
+        // Whether they were done is never known, nor when: the model has them in flight for ever.
+        self.in_flight.retain(|_, it| it.core != core);
+        if let (Some(core), Some(leaked)) = (self.world.cores.get_mut(core), self.leaked.get_mut(core)) {
+            core.disk = None;
+            *leaked = core.pool_bytes - core.pool.free_bytes();
+        }
+        self.world.open(core);
+    }
+
+    /// Nothing goes wrong any more: everything ends, is as it should be, and is closed.
+    fn finish(&mut self) {
+        self.world.emulator.set_faults(Faults::default());
+        self.plan.faults = Faults::default();
+        for _ in 0..2 {
+            self.settle();
+            self.read_all();
+            self.plan.is_quiet = false;
+            // What was flushed is there after a loss of power.
+            self.pull();
+        }
+        self.settle();
+        self.read_all();
+        self.report.strays = self.world.disk.as_ref().map_or(0, |disk| disk.drive().faults().0);
+        self.world.close();
+        self.report.counters = self.world.emulator.counters();
+        let violation = self.world.emulator.first_violation();
+        assert_eq!((self.world.emulator.violations(), violation), (0, None));
+        for (core, leaked) in self.world.cores.iter().zip(&self.leaked) {
+            assert_eq!(core.pool.free_bytes() + leaked, core.pool_bytes, "every buffer is home");
+        }
+    }
+
+    /// Until nothing is in flight and every core can read.
+    fn settle(&mut self) {
+        for _ in 0..TURNS_MAX {
+            if self.in_flight.is_empty() && self.absence == Absence::No {
+                break;
+            }
+            self.go_on();
+            if self.absence == Absence::No && self.is_gone() {
+                self.absence = Absence::Pulled(self.world.now);
+            }
+        }
+        let left: Vec<_> = self.in_flight.values().map(|it| (it.core, it.op, it.range)).take(3).collect();
+        assert!(left.is_empty(), "commands that never end: {left:?}");
+        for core in 0..self.plan.cores {
+            if self.world.cores.get(core).is_some_and(|core| core.disk.is_none()) {
+                self.world.open(core);
+            }
+        }
+    }
+
+    /// Every block, by each core in turn; a flush in between.
+    fn read_all(&mut self) {
+        let blocks = self.plan.spec.namespaces.first().map_or(0, |namespace| namespace.blocks);
+        let mut lba = 0;
+        let mut turns = 0;
+        while lba < blocks {
+            turns += 1;
+            assert!(turns < TURNS_MAX, "reads fail for ever");
+            let core = turns as usize % self.plan.cores;
+            let count = u32::try_from((blocks - lba).min(256)).expect("small");
+            let before = self.report.errors;
+            let range = BlockRange { lba, blocks: count };
+            let op = if turns % 7 == 0 { Op::Flush } else { Op::Read };
+            self.run_one(core, op, range);
+            let is_shrunk = self.plan.has_resizes && lba + u64::from(count) > blocks * 3 / 4;
+            if op == Op::Read && (self.report.errors == before || is_shrunk) {
+                lba += u64::from(count);
+            }
+        }
+        while {
+            let before = self.report.errors;
+            self.run_one(0, Op::Flush, BlockRange { lba: 0, blocks: 0 });
+            self.report.errors != before
+        } {}
+    }
+
+    /// One command to its end, without anything beside.
+    fn run_one(&mut self, core: usize, op: Op, range: BlockRange) {
+        let bytes = range.blocks * self.plan.spec.namespaces.first().map_or(512, |it| it.block_bytes);
+        let Some(owner) = self.world.cores.get_mut(core) else { return };
+        let buf: Option<Buf> = if op == Op::Read {
+            let Some(buf) = owner.pool.take(bytes) else { return };
+            Some(buf)
+        } else {
+            None
+        };
+        let command = self.tick();
+        self.in_flight.insert(command, InFlight { core, op, range, began: command });
+        let disk = self.world.cores.get_mut(core).and_then(|core| core.disk.as_mut());
+        if let Some(done) = disk.expect("open").submit(Token(command), op, range, buf) {
+            self.end(done);
+        }
+        for _ in 0..TURNS_MAX {
+            self.go_on();
+            if self.in_flight.is_empty() {
+                return;
+            }
+        }
+        panic!("core {core}: {op:?} {range:?} never ends");
+    }
+}
+
+fn write_tags(buf: &mut Buf, blocks: u32, tag_of: impl Fn(u32) -> u64) {
+    let block_bytes = buf.len() / blocks as usize;
+    let mut content = vec![0; block_bytes];
+    for block in 0..blocks {
+        fill(tag_of(block), &mut content);
+        buf.copy_in(block as usize * block_bytes, &content);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_seeds_keep_every_promise_and_the_same_seed_is_the_same_run() {
+        for seed in 0..8 {
+            let report = run(seed, 300);
+            assert!(report.commands >= 300 && report.counters.completions > 0, "{report:?}");
+            if seed < 2 {
+                assert_eq!(run(seed, 300), report);
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! [`World`]: an emulated drive, its manager, and cores that each have a queue of it.
+
+use std::sync::Arc;
+
+use spindle_disk::{CoreContext, Disk, DiskSource, Done};
+use spindle_nvme_pcie::emulator::{Emulator, EmulatorSpec};
+use spindle_nvme_pcie::{Drive, Manager, NvmeDisk, Settings};
+use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+
+/// Most ends that a poll brings.
+const DONE_MAX: usize = 64;
+
+/// One core.
+pub struct Core {
+    /// Its handle; `None` while it is closed.
+    pub disk: Option<Box<dyn Disk>>,
+    /// Its memory.
+    pub pool: Pool,
+    /// Bytes that are free in it when all of it is home.
+    pub pool_bytes: u64,
+}
+
+/// See the module.
+pub struct World {
+    /// The drive and its place.
+    pub emulator: Emulator,
+    /// The drive as the process holds it, until it is closed.
+    pub disk: Option<Arc<NvmeDisk>>,
+    /// Stepped by hand.
+    pub manager: Manager,
+    /// Each with a queue of its own.
+    pub cores: Vec<Core>,
+    /// Milliseconds.
+    pub now: u64,
+    done: Vec<Done>,
+    depth: u32,
+}
+
+impl World {
+    /// A drive in service, and `cores` that have opened it.
+    ///
+    /// # Panics
+    /// When it cannot be opened.
+    #[must_use]
+    pub fn new(spec: EmulatorSpec, settings: Settings, cores: usize, depth: u32) -> World {
+        let emulator = Emulator::new(spec);
+        let (drive, mut manager) = Drive::stepped(Arc::new(emulator.clone()), settings);
+        let mut now = 0;
+        while drive.facts().is_none() {
+            assert!(drive.failure().is_none() && now < 100_000, "{:?}", drive.failure());
+            now += 1;
+            manager.step(now);
+            emulator.step();
+        }
+        let disk = drive.disk("disk", 1).expect("namespace 1");
+        let core = || {
+            let zones =
+                [ZoneSpec { buffer_bytes: 4096, count: 128 }, ZoneSpec { buffer_bytes: 1 << 20, count: 6 }];
+            let pool = Pool::new(&zones, Pages::Base).expect("a pool");
+            Core { disk: None, pool_bytes: pool.free_bytes(), pool }
+        };
+        let cores = (0..cores).map(|_| core()).collect();
+        let done = Vec::with_capacity(DONE_MAX);
+        let mut world = World { emulator, disk: Some(disk), manager, cores, now, done, depth };
+        (0..world.cores.len()).for_each(|core| world.open(core));
+        world
+    }
+
+    /// Give a core a queue, if the drive has one.
+    pub fn open(&mut self, index: usize) {
+        let (Some(core), Some(source)) = (self.cores.get_mut(index), &self.disk) else { return };
+        let context = CoreContext { core: index, pool: core.pool.clone(), depth: self.depth };
+        core.disk = source.open(&context).ok();
+    }
+
+    /// Time for the manager.
+    pub fn step_manager(&mut self, ms: u64) {
+        self.now += ms;
+        self.manager.step(self.now);
+    }
+
+    /// A poll of one core: what has ended.
+    pub fn poll(&mut self, index: usize) -> std::vec::Drain<'_, Done> {
+        if let Some(disk) = self.cores.get_mut(index).and_then(|core| core.disk.as_mut()) {
+            disk.poll(&mut self.done);
+        }
+        self.done.drain(..)
+    }
+
+    /// Whether the drive may still access a buffer.
+    #[must_use]
+    pub fn holds(&self, buf: &Buf) -> bool {
+        buf.segments().any(|segment| {
+            let iova = self.emulator.iova_of(segment.as_ptr().addr());
+            iova.is_some_and(|iova| self.emulator.holds(&(iova.0..iova.0 + segment.len() as u64)))
+        })
+    }
+
+    /// Close the cores and the drive.
+    ///
+    /// # Panics
+    /// When something is left.
+    pub fn close(&mut self) {
+        self.cores.iter_mut().for_each(|core| core.disk = None);
+        self.disk = None;
+        for _ in 0..100_000 {
+            if self.manager.has_ended() {
+                break;
+            }
+            self.step_manager(10);
+            self.emulator.step();
+        }
+        assert!(self.manager.has_ended(), "the drive is shut down");
+        assert!(!self.emulator.is_open(), "the function is closed");
+        assert_eq!(self.emulator.mappings(), 0, "nothing is mapped");
+    }
+}
