@@ -1,26 +1,35 @@
-# The body of the four fio cases: write and verify, with blocks of 512 B to 1 MiB, at queue depth 1 and 32.
-# fio_matrix CORES [nvme connect options for the digests]
+# The body of the fio cases: write and verify, with blocks of 512 B to 1 MiB, at queue depth 1 and 32.
 # shellcheck shell=bash
 
 # Each block size has a stretch of its own, so that one fio run does them all, one after another; a MiB for
 # each of the smallest, which under emulation takes as long as 16 of the largest.
 sizes=(512:256k 1k:512k 4k:2M 8k:2M 12k:3M 64k:8M 128k:8M 256k:8M 1M:16M)
 
+# fio_matrix CORES [nvme connect options for the digests]: on a RAM disk.
 fio_matrix() {
-    local cores=$1 depth size jobs offset
-    # Another checksum at each depth, so that what the first left behind cannot pass for what the second
-    # wrote.
-    local -A checksum=([1]=crc32c [32]=xxhash)
+    local cores=$1
     shift
     { reactor "$cores"; disk_ram d0 128MiB; listener; subsystem "$NQN" d0; } | config
     start_target
     connect_block "$@"
+    fio_sizes
+    disconnect
+}
+
+# fio_sizes: all of it on $BLOCK, of at least 128 MiB; without the sizes that are less than its sector.
+fio_sizes() {
+    local depth size jobs offset sector
+    # Another checksum at each depth, so that what the first left behind cannot pass for what the second
+    # wrote.
+    local -A checksum=([1]=crc32c [32]=xxhash)
+    sector=$(blockdev --getss "$BLOCK")
     for depth in 1 32; do
         jobs=() offset=0
         for size in "${sizes[@]}"; do
+            [ "$(numfmt --from=iec "$(tr k K <<<"${size%:*}")")" -ge "$sector" ] || continue
             # Off the MiB by a sector: nothing here may lean on alignment.
             jobs+=(--name="${size%:*}" --stonewall --bs="${size%:*}" --size="${size#*:}")
-            jobs+=(--offset=$(((offset << 20) + 512)))
+            jobs+=(--offset=$(((offset << 20) + sector)))
             offset=$((offset + 17))
             [ "$offset" -le 110 ] || offset=0
         done
@@ -28,7 +37,6 @@ fio_matrix() {
         fio --output="$WORK/fio.$depth" --filename="$BLOCK" --direct=1 --thread --ioengine=libaio \
             --iodepth="$depth" --rw=randwrite --verify="${checksum[$depth]}" --verify_fatal=1 \
             --verify_state_save=0 "${jobs[@]}" ||
-            { grep -v '^ ' "$WORK/fio.$depth" >&2; fail "fio at depth $depth"; }
+            { grep -v '^ ' "$WORK/fio.$depth" >&2; fail "fio on $BLOCK at depth $depth"; }
     done
-    disconnect
 }

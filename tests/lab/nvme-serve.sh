@@ -1,0 +1,78 @@
+# For cases in which Spindle serves the drives of the guest itself: nv0, with blocks of 512 bytes, and nv1, with
+# 4096. Sourced by them, after lib.sh.
+# shellcheck shell=bash disable=SC2034
+
+# over tcp|rdma: what the case does from here on goes over this transport.
+over() {
+    TRANSPORT=$1 ADDRESS=127.0.0.1
+    if [ "$TRANSPORT" = rdma ]; then
+        ADDRESS=$RDMA_ADDRESS
+        rdma_up || fail 'there is no RDMA network'
+        modprobe nvme-rdma
+    fi
+    PORTAL=(-t "$TRANSPORT" -a "$ADDRESS" -s "$PORT")
+}
+
+# drives_up_both: both are there (a case that failed may have left one unplugged) and the kernel's; sets
+# DRIVE0 and DRIVE1, their addresses.
+drives_up_both() {
+    local name
+    for name in nv0 nv1; do
+        drive_is_there "$name" || drive_plug "$name"
+        drive_wait 30 drive_is_there "$name"
+    done
+    drives_up
+    DRIVE0=$(drive_place nv0) DRIVE1=$(drive_place nv1)
+}
+# drives_for_spindle: both are there and bound to vfio-pci.
+drives_for_spindle() {
+    drives_up_both
+    "$SPINDLE" nvme bind "$DRIVE0" "$DRIVE1"
+}
+
+# disk_nvme NAME ADDRESS: a part of a configuration.
+disk_nvme() { printf '%s\n' '[[disk]]' "name = \"$1\"" "nvme = \"$2\""; }
+# config_drives: nv0 is namespace 1, nv1 namespace 2.
+config_drives() {
+    {
+        reactor; listener; disk_nvme d0 "$DRIVE0"; disk_nvme d1 "$DRIVE1"
+        subsystem "$NQN" d0 d1
+    } | config
+}
+
+# both_blocks: sets BLOCK0 and BLOCK1, the namespaces 1 and 2 of $CTRL.
+both_blocks() {
+    wait_for_block 1
+    BLOCK0=$BLOCK
+    wait_for_block 2
+    BLOCK1=$BLOCK
+}
+
+# lines_of ADDRESS: what the target has said of a drive at level WARN or ERROR.
+lines_of() { grep -E ' (WARN|ERROR) ' "$WORK/target.log" | grep -F "$1" || true; }
+# says_of ADDRESS PATTERN: it has.
+says_of() { lines_of "$1" | grep -E "$2" >/dev/null; }
+
+# block_works: what the drive behind $BLOCK answers at all; a host that asks meanwhile is answered with errors.
+block_works() { dd if="$BLOCK" of=/dev/null bs=4k count=1 iflag=direct status=none 2>/dev/null; }
+
+# Commands to a drive that is not there are answered with Internal Error, which the host's kernel says.
+gone=(
+    'nvme[0-9]+(c[0-9]+)?n[0-9]+: I/O Cmd\(0x[0-9a-f]+\) @ LBA [0-9]+, [0-9]+ blocks, I/O Error \(sct 0x0 / sc 0x6\)'
+    '(Buffer )?I/O error,? (on )?dev nvme[0-9]+(c[0-9]+)?n[0-9]+, '
+    'buffer_io_error: [0-9]+ callbacks suppressed'
+    '(nvme_log_error|blk_print_req_error): [0-9]+ callbacks suppressed'
+    'Dev nvme[0-9]+n[0-9]+: unable to read RDB block'
+)
+
+# As in lib.sh, in steps of 64 KiB where it comes out even: a command takes long here, a drive is one more that
+# wants the processor.
+step_of() { if [ $(($1 % 65536)) = 0 ]; then echo 64k; else echo 4k; fi; }
+write_blocks() {
+    dd if="$1" of="$BLOCK" bs="$(step_of "$(stat -c %s "$1")")" oflag=direct,seek_bytes seek="$2" \
+        conv=notrunc status=none
+}
+read_blocks() {
+    dd if="$BLOCK" of="$1" bs="$(step_of "$3")" iflag=direct,skip_bytes,count_bytes skip="$2" count="$3" \
+        status=none
+}
