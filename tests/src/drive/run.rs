@@ -380,7 +380,7 @@ impl Sim {
         while lba < blocks {
             turns += 1;
             assert!(turns < TURNS_MAX, "reads fail for ever");
-            let core = turns as usize % self.plan.cores;
+            let core = usize::try_from(turns).unwrap_or(0) % self.plan.cores;
             let count = u32::try_from((blocks - lba).min(256)).expect("small");
             let before = self.report.errors;
             let range = BlockRange { lba, blocks: count };
