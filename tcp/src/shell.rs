@@ -57,6 +57,9 @@ impl Default for ShellConfig {
 const COLD_AFTER: Nanos = Nanos::from_ms(1);
 /// How often epoll is asked while there are hot connections: seldom enough to cost them little.
 const EPOLL_PERIOD: Nanos = Nanos::from_us(20);
+/// How often where there are no connections at all, only descriptors of others: nobody's command waits for
+/// those, and a core that serves RDMA makes no other system call in steady state.
+const EPOLL_PERIOD_FOREIGN: Nanos = Nanos::from_ms(1);
 /// How often the connections' own time-outs are looked at.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
 /// Rounds over the hot connections in a turn, while none has anything, when there are few.
@@ -197,8 +200,10 @@ impl Shell {
                 break;
             }
         }
-        if now >= self.next_epoll || self.hot.is_empty() {
-            self.next_epoll = now + EPOLL_PERIOD;
+        let has_cold_only = self.hot.is_empty() && self.watched > 0;
+        if now >= self.next_epoll || has_cold_only {
+            let has_none = self.hot.is_empty() && self.watched == 0;
+            self.next_epoll = now + if has_none { EPOLL_PERIOD_FOREIGN } else { EPOLL_PERIOD };
             has_worked |= self.poll_readiness(core, Some(Duration::ZERO), foreign);
         }
         if now >= self.next_timer {
