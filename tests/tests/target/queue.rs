@@ -276,7 +276,7 @@ fn set_features_with_the_wrong_length_of_data_is_refused_before_any_data_moves()
         rig.send_pointer(&host.admin, sqe, Ok(pointer));
         let answer = rig.answer(&host.admin).expect("an answer at once");
         assert!(answer.status.is_dnr() && !answer.status.is_success(), "{pointer:?}: {answer:?}");
-        assert_eq!(host.admin.line.fetching(), []);
+        assert!(host.admin.line.fetching().is_empty());
     }
     host.admin.line.push(Event::Command { sqe: Sqe::keep_alive(2), data: Ok(DataPointer::None) });
     rig.step(&host.admin);
