@@ -165,8 +165,11 @@ fn no_command_on_a_file_disk_allocates() {
 #[test]
 fn no_command_on_a_drive_of_our_own_allocates() {
     for has_doorbell_buffer in [false, true] {
-        let spec = EmulatorSpec { has_doorbell_buffer, has_write_cache: true, ..EmulatorSpec::default() };
-        let mut world = World::new(spec, Settings::default(), 1, 64);
+        let spec =
+            EmulatorSpec { has_doorbell_buffer, has_write_cache: true, mdts: 5, ..EmulatorSpec::default() };
+        let zones = [(4096, 64), (64 << 10, 16), (1 << 20, 8)]
+            .map(|(buffer_bytes, count)| ZoneSpec { buffer_bytes, count });
+        let mut world = World::with_pools(spec, Settings::default(), 1, 64, &zones);
         for _ in 0..100 {
             world.step_manager(1);
             world.emulator.step();
@@ -186,7 +189,7 @@ fn drive_round(world: &mut World, done: &mut Vec<Done>, number: u64) -> u64 {
         (Op::Write { fua: false }, 1),
         (Op::Read, 16),
         (Op::Write { fua: true }, 16),
-        // Split, and in pieces of the pool.
+        // Eight commands.
         (Op::Read, 256),
         (Op::Flush, 0),
         (Op::WriteZeroes { deallocate: true, fua: false }, 100),
