@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use nvme_spec::Sqe;
 use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
+use spindle_disk::{BlockRange, DiskSource, Done, FileDisk, FileSpec, NullDisk, NullSpec, Op, Token};
+use spindle_nvme_pcie::Settings;
+use spindle_nvme_pcie::emulator::EmulatorSpec;
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_tcp::host::{HostData, HostEvent};
 use spindle_tests::direct::Direct;
+use spindle_tests::drive::world::World;
 use spindle_tests::fabric::direct as rdma;
 use spindle_tests::sim::Data;
 
@@ -156,4 +159,62 @@ fn no_command_on_a_file_disk_allocates() {
     let disk: Arc<dyn DiskSource> = FileDisk::new("file", &spec).expect("a disk");
     assert_no_allocation(&disk);
     std::fs::remove_file(path).expect("it is there");
+}
+
+/// What the driver of NVMe drives allocates for commands of all kinds and sizes, the drive's own work aside.
+#[test]
+fn no_command_on_a_drive_of_our_own_allocates() {
+    for has_doorbell_buffer in [false, true] {
+        let spec =
+            EmulatorSpec { has_doorbell_buffer, has_write_cache: true, mdts: 5, ..EmulatorSpec::default() };
+        let zones = [(4096, 64), (64 << 10, 16), (1 << 20, 8)]
+            .map(|(buffer_bytes, count)| ZoneSpec { buffer_bytes, count });
+        let mut world = World::with_pools(spec, Settings::default(), 1, 64, &zones);
+        for _ in 0..100 {
+            world.step_manager(1);
+            world.emulator.step();
+            world.poll(0);
+        }
+        let mut done: Vec<Done> = Vec::with_capacity(64);
+        let mut round = |number: u64| drive_round(&mut world, &mut done, number);
+        (0..40).for_each(|number| drop(round(number)));
+        assert_eq!((40..400).map(round).sum::<u64>(), 0);
+    }
+}
+
+/// 24 commands, from beginning to end; what was allocated for them.
+fn drive_round(world: &mut World, done: &mut Vec<Done>, number: u64) -> u64 {
+    const OPS: [(Op, u32); 8] = [
+        (Op::Read, 1),
+        (Op::Write { fua: false }, 1),
+        (Op::Read, 16),
+        (Op::Write { fua: true }, 16),
+        // Eight commands.
+        (Op::Read, 256),
+        (Op::Flush, 0),
+        (Op::WriteZeroes { deallocate: true, fua: false }, 100),
+        (Op::Deallocate, 9),
+    ];
+    let (emulator, core) = (&world.emulator, &mut world.cores[0]);
+    let disk = core.disk.as_mut().expect("open");
+    let mut count = 0;
+    for command in 0..24 {
+        let (op, blocks) = OPS[usize::try_from((command + number) % 8).expect("small")];
+        let has_data = matches!(op, Op::Read | Op::Write { .. });
+        let buf = has_data.then(|| core.pool.take(blocks * 4096).expect("room"));
+        let range = BlockRange { lba: command * 512 + number % 7, blocks };
+        let before = allocations_here();
+        let ended = disk.submit(Token(command), op, range, buf);
+        count += allocations_here() - before;
+        assert!(ended.is_none());
+    }
+    let mut left = 24;
+    while left > 0 {
+        emulator.step();
+        let before = allocations_here();
+        disk.poll(done);
+        count += allocations_here() - before;
+        left -= done.drain(..).inspect(|done| assert_eq!(done.result, Ok(()))).count();
+    }
+    count
 }

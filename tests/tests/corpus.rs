@@ -13,6 +13,8 @@ use spindle_tests::sim::Rng;
 
 /// Mutants of each corpus in a run of the tests: about two seconds of them.
 const MUTANTS: usize = 3000;
+/// Of drives, each of which is enabled, identified and shut down.
+const DRIVE_MUTANTS: usize = 300;
 /// Longest mutant.
 const MUTANT_BYTES_MAX: usize = 16 << 10;
 /// Bytes of all corpora together, so that a clone stays small.
@@ -45,12 +47,16 @@ fn replay(name: &str, body: Body) {
 }
 
 fn smoke(name: &str, body: Body) {
+    smoke_with(name, body, MUTANTS);
+}
+
+fn smoke_with(name: &str, body: Body, mutants: usize) {
     let corpus = corpus(name);
     // SPINDLE_FUZZ_SEED and SPINDLE_FUZZ_MUTANTS fuzz for longer, without a fuzzer.
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
     let seed: u64 = number("SPINDLE_FUZZ_SEED").unwrap_or(1);
     let mutants =
-        number("SPINDLE_FUZZ_MUTANTS").and_then(|count| usize::try_from(count).ok()).unwrap_or(MUTANTS);
+        number("SPINDLE_FUZZ_MUTANTS").and_then(|count| usize::try_from(count).ok()).unwrap_or(mutants);
     let mut rng = Rng::new(seed);
     for round in 0..mutants {
         let (file, bytes) = &corpus[rng.size(0, corpus.len() - 1)];
@@ -88,6 +94,16 @@ fn the_corpus_of_operations_is_replayed() {
 #[test]
 fn the_corpus_of_what_hosts_send_over_rdma_is_replayed() {
     replay("rdma", body("rdma"));
+}
+
+#[test]
+fn the_corpus_of_what_drives_answer_is_replayed() {
+    replay("drive", body("drive"));
+}
+
+#[test]
+fn mutants_of_what_drives_answer_break_no_promise() {
+    smoke_with("drive", body("drive"), DRIVE_MUTANTS);
 }
 
 #[test]

@@ -34,11 +34,28 @@ fn main() {
     host_seeds(&folder.join("host"));
     operation_seeds(&folder.join("operations"));
     rdma_seeds(&folder.join("rdma"));
+    drive_seeds(&folder.join("drive"));
 }
 
 fn write(folder: &Path, name: &str, bytes: &[u8]) {
     std::fs::create_dir_all(folder).expect("a folder");
     std::fs::write(folder.join(format!("seed-{name}")), bytes).expect("a file");
+}
+
+/// Programs of the fuzzer of drives: one for each of its steps, and some of all.
+fn drive_seeds(folder: &Path) {
+    let mut rng = Rng::new(11);
+    for step in 0..u8::try_from(spindle_tests::fuzz::drive::STEPS).expect("small") {
+        let mut bytes = vec![step, step % 2];
+        for round in 0..12 {
+            // Something to do, something odd, and time for it.
+            for step in [0, step, 1, 2, step, 1, 3] {
+                bytes.push(step);
+                bytes.extend((0..2 + round % 4).map(|_| rng.draw().to_le_bytes()[2] % 64));
+            }
+        }
+        write(folder, &format!("step-{step}"), &bytes);
+    }
 }
 
 /// The bytes that a host sends for these commands, R2Ts answered by the target itself.

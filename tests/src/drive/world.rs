@@ -43,6 +43,23 @@ impl World {
     /// When it cannot be opened.
     #[must_use]
     pub fn new(spec: EmulatorSpec, settings: Settings, cores: usize, depth: u32) -> World {
+        let zones =
+            [ZoneSpec { buffer_bytes: 4096, count: 128 }, ZoneSpec { buffer_bytes: 1 << 20, count: 6 }];
+        World::with_pools(spec, settings, cores, depth, &zones)
+    }
+
+    /// The same with pools of these zones.
+    ///
+    /// # Panics
+    /// As [`World::new`].
+    #[must_use]
+    pub fn with_pools(
+        spec: EmulatorSpec,
+        settings: Settings,
+        cores: usize,
+        depth: u32,
+        zones: &[ZoneSpec],
+    ) -> World {
         let emulator = Emulator::new(spec);
         let (drive, mut manager) = Drive::stepped(Arc::new(emulator.clone()), settings);
         let mut now = 0;
@@ -54,9 +71,7 @@ impl World {
         }
         let disk = drive.disk("disk", 1).expect("namespace 1");
         let core = || {
-            let zones =
-                [ZoneSpec { buffer_bytes: 4096, count: 128 }, ZoneSpec { buffer_bytes: 1 << 20, count: 6 }];
-            let pool = Pool::new(&zones, Pages::Base).expect("a pool");
+            let pool = Pool::new(zones, Pages::Base).expect("a pool");
             Core { disk: None, pool_bytes: pool.free_bytes(), pool }
         };
         let cores = (0..cores).map(|_| core()).collect();

@@ -8,10 +8,12 @@
 //! | [`controller`] | what a host sends | no panic, this connection only, every buffer home |
 //! | [`host`] | what a target sends | no panic, each command ends once, every buffer home |
 //! | [`rdma`] | what a host sends over RDMA | no panic, this connection only, every buffer home |
+//! | [`drive`] | what a drive answers, and its registers | no panic, each command ends once, all closed |
 //! | [`operations`] | commands, aborts, resets, disconnects, time | the same, each command answered once |
 
 pub mod bytes;
 pub mod controller;
+pub mod drive;
 pub mod host;
 pub mod operations;
 pub mod rdma;
@@ -20,8 +22,9 @@ pub mod rdma;
 pub type Body = fn(&[u8]);
 
 /// All of them.
-pub const ALL: [(&str, Body); 4] = [
+pub const ALL: [(&str, Body); 5] = [
     ("controller", controller::run),
+    ("drive", drive::run),
     ("host", host::run),
     ("operations", operations::run),
     ("rdma", rdma::run),

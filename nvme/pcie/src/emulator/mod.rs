@@ -81,6 +81,28 @@ impl Emulator {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A completion of the drive's own invention, at the place and with the phase of the next one. Nothing
+    /// where the queue is not there or is full, or the drive cannot reach it.
+    pub fn post(&self, qid: u16, cqe: nvme_spec::Cqe) {
+        let mut controller = self.lock();
+        if controller.can_work() && controller.host.is_bus_master {
+            controller.post(qid, cqe);
+        }
+    }
+
+    /// Any words at any place of a completion queue. Nothing where [`Self::post`] does nothing.
+    pub fn scribble(&self, qid: u16, place: u16, words: [u64; 2]) {
+        let mut controller = self.lock();
+        if controller.can_work() && controller.host.is_bus_master {
+            controller.scribble(qid, place, words);
+        }
+    }
+
+    /// A register reads so until the next step sets CAP, VS and CSTS to what they are.
+    pub fn set_register(&self, offset: u32, value: u32) {
+        self.lock().registers.store(u64::from(offset), value);
+    }
+
     /// Do a bounded amount of work. True when there was any; false does not mean that there will be none:
     /// delayed commands and CSTS count steps.
     pub fn step(&self) -> bool {
