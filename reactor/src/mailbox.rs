@@ -186,7 +186,18 @@ impl<M: Send> Mailbox<M> {
         is_empty
     }
 
-    /// The wait is over.
+    /// The wait is over, and whoever waited has seen whether the waker is raised: then [`Mailbox::drain`]
+    /// follows, before the mail is looked at. Costs no system call.
+    pub fn rise(&mut self) {
+        self.inboxes[self.core].is_asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// Lower the waker, which has been seen raised.
+    pub fn drain(&mut self) {
+        self.inboxes[self.core].waker.drain();
+    }
+
+    /// The wait is over, raised or not.
     pub fn awake(&mut self) {
         let inbox = &self.inboxes[self.core];
         inbox.is_asleep.store(false, Ordering::Relaxed);

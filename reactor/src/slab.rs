@@ -89,6 +89,22 @@ impl<T> Slab<T> {
         Slab { entries: Vec::with_capacity(n), capacity, free: END, len: 0 }
     }
 
+    /// A slab for `n` values whose first entry has one that keeps the name it had in another slab. `None`
+    /// where the name is not of a first entry, or of no entry at all.
+    ///
+    /// # Panics
+    /// When `n` is above [`SLAB_ENTRIES_MAX`].
+    #[must_use]
+    pub fn with_first(n: usize, slot: Slot, value: T) -> Option<Slab<T>> {
+        let mut slab = Slab::with_capacity(n);
+        if slot.index != 0 || slot.generation == 0 || n == 0 {
+            return None;
+        }
+        slab.entries.push(Entry { value: Some(value), generation: slot.generation, next: END });
+        slab.len = 1;
+        Some(slab)
+    }
+
     /// Bytes of `n` entries.
     #[must_use]
     pub const fn bytes_for(n: usize) -> usize {
@@ -252,6 +268,23 @@ mod tests {
         assert_eq!(slab.remove(old), None);
         assert_eq!(slab.get(new), Some(&"new"));
         assert_eq!(slab.len(), 1);
+    }
+
+    #[test]
+    fn the_first_value_of_a_new_slab_may_keep_its_name() {
+        let mut old = Slab::with_capacity(2);
+        let first = old.insert(1).expect("room");
+        assert_eq!(old.remove(first), Some(1));
+        let kept = old.insert(2).expect("room");
+        let second = old.insert(3).expect("room");
+        let mut slab = Slab::with_first(2, kept, 2).expect("a first entry");
+        assert_eq!((slab.get(kept), slab.get(first), slab.len()), (Some(&2), None, 1));
+        let next = slab.insert(4).expect("room");
+        assert!(slab.is_full() && slab.insert(5) == Err(5));
+        assert_eq!((slab.remove(next), slab.remove(kept), slab.contains(kept)), (Some(4), Some(2), false));
+        for (count, slot) in [(2, second), (2, Slot::from_wire(0)), (0, kept)] {
+            assert!(Slab::with_first(count, slot, 1).is_none(), "{count} {slot:?}");
+        }
     }
 
     #[test]

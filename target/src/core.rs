@@ -211,12 +211,21 @@ impl<T: Transport> TargetCore<T> {
             + Controller::bytes()
     }
 
+    /// Why a connection would not be taken over now; `None`: it would.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&'static str> {
+        if self.env.is_draining {
+            return Some("the target is shutting down");
+        }
+        self.qpairs.is_full().then_some("no room for a connection on this core")
+    }
+
     /// Take over a connection. `Err` gives it back: there is no room, or the appliance is shutting down.
     ///
     /// # Errors
     /// The transport, unused.
     pub fn accept(&mut self, transport: T, peer: Peer) -> Result<Slot, T> {
-        if self.env.is_draining || self.qpairs.is_full() {
+        if self.refusal().is_some() {
             return Err(transport);
         }
         self.qpairs.insert(Qpair::new(transport, peer, self.env.now)).map_err(|qpair| qpair.transport)

@@ -95,6 +95,8 @@ pub struct Shell {
     hot: Vec<Slot>,
     now: Nanos,
     next_epoll: Nanos,
+    /// See [`Shell::set_shared`].
+    is_shared: bool,
     next_timer: Nanos,
     /// Connections watched by epoll.
     watched: usize,
@@ -125,6 +127,7 @@ impl Shell {
             hot: Vec::with_capacity(connections),
             now: Nanos::ZERO,
             next_epoll: Nanos::ZERO,
+            is_shared: false,
             next_timer: Nanos::ZERO,
             watched: 0,
         })
@@ -197,7 +200,7 @@ impl Shell {
                 break;
             }
         }
-        if now >= self.next_epoll || self.hot.is_empty() {
+        if now >= self.next_epoll || self.hot.is_empty() && !self.is_shared {
             self.next_epoll = now + EPOLL_PERIOD;
             has_worked |= self.poll_readiness(core, Some(Duration::ZERO), foreign);
         }
@@ -206,6 +209,13 @@ impl Shell {
             self.on_time(core, now);
         }
         has_worked
+    }
+
+    /// Others on this core have connections that are asked in every turn: while none here is hot, epoll is
+    /// not asked in every turn, which is a system call, but as often as when one is.
+    #[inline]
+    pub fn set_shared(&mut self, is_shared: bool) {
+        self.is_shared = is_shared;
     }
 
     /// Ask every hot connection once.

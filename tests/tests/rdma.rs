@@ -42,6 +42,7 @@ fn narrow() -> Setting {
 enum End {
     LinkLostAndTold,
     LinkLostInSilence,
+    Vanished,
     HostGone,
     DisconnectedTwice,
     Closed(CloseReason),
@@ -49,9 +50,10 @@ enum End {
     DrainedInTime,
 }
 
-const ENDS: [End; 9] = [
+const ENDS: [End; 10] = [
     End::LinkLostAndTold,
     End::LinkLostInSilence,
+    End::Vanished,
     End::HostGone,
     End::DisconnectedTwice,
     End::Closed(CloseReason::KeepAliveExpired),
@@ -67,6 +69,7 @@ fn apply(direct: &mut Direct, by: End, rng: &mut Rng) {
     match by {
         End::LinkLostAndTold => io.lose(true),
         End::LinkLostInSilence => io.lose(false),
+        End::Vanished => io.vanish(),
         End::HostGone => io.destroy_host(),
         End::DisconnectedTwice => {
             io.target_disconnected(core);
@@ -186,6 +189,39 @@ fn a_disk_of_frames_that_takes_its_time_still_knows_where_the_host_wants_its_dat
         let buf = direct.pool.take(bytes).expect("the host's own");
         direct.run(Sqe::read(2, 1, 8, bytes / 512), Data::FromController(buf));
     }
+    direct.finish();
+}
+
+/// Everything that can happen without the host, for so long; true when the connection has ended.
+fn ends_within(direct: &mut Direct, now: &mut Nanos, time: Nanos) -> bool {
+    let end = *now + time;
+    while *now < end {
+        *now += Nanos::from_ms(50);
+        let Direct { core, io, rng, .. } = direct;
+        core.set_time(*now, now.as_ms());
+        let Some(conn) = io.id.and_then(|id| core.transport(id)) else { return true };
+        if conn.watch(*now) {
+            io.touch();
+        }
+        assert!(conn.posted() <= 1, "one probe at a time");
+        for _ in 0..100 {
+            io.shake(core, rng, 8);
+        }
+        while io.next_event().is_some() {}
+    }
+    false
+}
+
+#[test]
+fn a_host_that_vanished_from_an_idle_connection_is_found_and_a_live_one_is_left_alone() {
+    let mut direct = Direct::on(&ram(), &zones(), setting(1));
+    let mut now = Nanos::ZERO;
+    assert!(!ends_within(&mut direct, &mut now, Nanos::from_secs(100)), "the host is there");
+    let buf = direct.pool.take(512).expect("the host's own");
+    direct.run(Sqe::read(1, 1, 0, 1), Data::FromController(buf));
+    direct.io.vanish();
+    assert!(!ends_within(&mut direct, &mut now, Nanos::from_secs(14)), "too early");
+    assert!(ends_within(&mut direct, &mut now, Nanos::from_secs(3)), "nobody looks after it");
     direct.finish();
 }
 

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
+use spindle_disk::DiskSource;
 use spindle_rdma::controller::ConnConfig as RdmaConfig;
 use spindle_rdma::shell as rdma;
 use spindle_reactor::clock::{Clock, Nanos, wall_ms};
 use spindle_reactor::mailbox::Mailbox;
-use spindle_reactor::mem::{Area, Pages, Pool, ZoneSpec};
+use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::net::{Accepted, Interest, Listener, Ready};
 use spindle_reactor::rate::RateLimit;
 use spindle_target::core::{CoreSettings, TargetCore};
@@ -35,6 +37,8 @@ pub enum CoreMessage {
     Accept(Arc<Handover<Accepted>>),
     /// The same over RDMA.
     AcceptRdma(Arc<Handover<rdma::Request>>),
+    /// An RDMA device has gone, come, or told something.
+    Rdma(rdma::DeviceMessage),
 }
 
 /// A connection on its way to its core; taken once.
@@ -140,7 +144,7 @@ impl CoreLoop {
     ///
     /// # Errors
     /// [`ServeError`] with the reason.
-    pub fn new(setup: CoreSetup) -> Result<CoreLoop, ServeError> {
+    pub fn new(mut setup: CoreSetup) -> Result<CoreLoop, ServeError> {
         if let Some(cpu) = setup.cpu {
             spindle_reactor::affinity::pin_current_thread(cpu)
                 .map_err(|error| ServeError::Start(error.to_string()))?;
@@ -148,7 +152,9 @@ impl CoreLoop {
         let start = |error: &dyn std::fmt::Display| ServeError::Start(error.to_string());
         let pool = Pool::new(&setup.zones.0, setup.pages).map_err(|error| start(&error))?;
         let admin_pool = Pool::new(&setup.zones.1, Pages::Base).map_err(|error| start(&error))?;
-        let rdma = open_rdma(&setup, &pool, &admin_pool)?;
+        let mut rdma = open_rdma(&setup, &pool, &admin_pool)?;
+        // A device that goes is let go of: the shell alone holds it.
+        setup.rdma.devices = Arc::default();
         let now = Clock::now();
         let core = TargetCore::new(CoreSettings {
             core: setup.core,
@@ -172,8 +178,9 @@ impl CoreLoop {
             .readiness()
             .add(setup.mailbox.waker(), MAILBOX, Interest::READ)
             .map_err(|error| start(&error))?;
-        for descriptor in rdma.iter().flat_map(rdma::Shell::descriptors) {
-            shell.readiness().add(descriptor, RDMA, Interest::READ).map_err(|error| start(&error))?;
+        for (source, descriptor) in rdma.iter_mut().flat_map(rdma::Shell::take_descriptors) {
+            let key = rdma_key(source);
+            shell.readiness().add(descriptor, key, Interest::READ).map_err(|error| start(&error))?;
         }
         Ok(CoreLoop {
             core,
@@ -216,7 +223,11 @@ impl CoreLoop {
         let now = Clock::now();
         let wall = self.wall_base + (now.0 - self.time_base.0) / 1_000_000;
         self.core.set_time(now, wall);
+        if std::mem::take(&mut self.due.mail) {
+            self.setup.mailbox.drain();
+        }
         let mut has_worked = self.receive_messages(now);
+        self.shell.set_shared(self.rdma.as_ref().is_some_and(rdma::Shell::has_connections));
         let due = &mut self.due;
         has_worked |= self.shell.poll(&mut self.core, now, &mut |ready| due.note(ready));
         if std::mem::take(&mut self.due.accept) {
@@ -243,17 +254,41 @@ impl CoreLoop {
         let generation = self.core.snapshot().generation;
         if generation != self.registered {
             self.registered = generation;
-            let areas: Vec<_> = disk_areas(self.core.snapshot());
-            if let Err(error) = shell.set_disks(&areas) {
-                tracing::error!(%error, "memory of a disk cannot be registered: not served over RDMA");
+            for (disk, error) in shell.set_disks(disk_areas(self.core.snapshot())) {
+                let core = self.setup.core;
+                tracing::error!(
+                    core,
+                    disk,
+                    error,
+                    "memory of the disk cannot be registered: not served over \
+                    RDMA until that succeeds"
+                );
             }
         }
-        if std::mem::take(&mut self.due.rdma) {
-            shell.on_ready();
+        if !self.due.rdma.is_empty() {
+            self.due.rdma.drain(..).for_each(|source| shell.on_ready(source));
         }
         let has_worked = shell.poll(&mut self.core, now);
+        while let Some(message) = shell.next_message() {
+            let others = (0..self.setup.cores).filter(|core| *core != self.setup.core);
+            self.backlog.extend(others.map(|core| (core, CoreMessage::Rdma(message.clone()))));
+        }
+        if shell.has_descriptors() {
+            self.watch_rdma();
+        }
         self.place_rdma(now);
         has_worked
+    }
+
+    /// Wait for what a new device has to tell, too.
+    #[cold]
+    fn watch_rdma(&mut self) {
+        for (source, descriptor) in self.rdma.iter_mut().flat_map(rdma::Shell::take_descriptors) {
+            if let Err(error) = self.shell.readiness().add(descriptor, rdma_key(source), Interest::READ) {
+                let core = self.setup.core;
+                tracing::error!(core, %error, "events of an RDMA device cannot be waited for");
+            }
+        }
     }
 
     fn receive_messages(&mut self, now: Nanos) -> bool {
@@ -270,6 +305,11 @@ impl CoreLoop {
                 CoreMessage::AcceptRdma(handover) => {
                     if let Some(request) = handover.take() {
                         self.take_over_rdma(request, now);
+                    }
+                }
+                CoreMessage::Rdma(message) => {
+                    if let Some(shell) = &mut self.rdma {
+                        shell.on_message(&mut self.core, message);
                     }
                 }
             }
@@ -345,7 +385,9 @@ impl CoreLoop {
     }
 
     fn place_rdma(&mut self, now: Nanos) {
-        while let Some(request) = self.rdma.as_mut().and_then(rdma::Shell::next_request) {
+        // Each makes a queue pair, which takes system calls: the rest has the next turn.
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(request) = self.rdma.as_mut().and_then(rdma::Shell::next_request) else { return };
             let least = self.least_loaded();
             if least == self.setup.core {
                 self.take_over_rdma(request, now);
@@ -429,22 +471,25 @@ impl CoreLoop {
             return; // something came meanwhile
         }
         if !self.rdma.as_mut().is_none_or(rdma::Shell::prepare_sleep) {
-            self.setup.mailbox.awake();
+            self.setup.mailbox.rise();
             return; // a completion has come meanwhile
         }
         let due = &mut self.due;
         self.core.set_time(Clock::now(), self.wall_base + (Clock::now().0 - self.time_base.0) / 1_000_000);
         self.shell.sleep(&mut self.core, SLEEP_MAX, &mut |ready| due.note(ready));
-        self.setup.mailbox.awake();
-        if self.shell.hot_count() > 0 || self.due.accept || self.due.rdma {
+        self.setup.mailbox.rise();
+        if self.shell.hot_count() > 0 || self.due.accept || !self.due.rdma.is_empty() {
             self.last_work = Clock::now();
         }
     }
 }
 
 /// Memory of the disks that commands move without a buffer of the pool.
-fn disk_areas(snapshot: &Snapshot) -> Vec<Area> {
-    snapshot.disks.iter().flatten().filter_map(|source| source.area()).collect()
+fn disk_areas(snapshot: &Snapshot) -> Vec<rdma::DiskArea> {
+    let area = |source: &Arc<dyn DiskSource>| {
+        Some(rdma::DiskArea { name: source.name().to_owned(), area: source.area()? })
+    };
+    snapshot.disks.iter().flatten().filter_map(area).collect()
 }
 
 /// The RDMA shell of a core, where anything listens on RDMA.
@@ -464,7 +509,9 @@ fn open_rdma(setup: &CoreSetup, pool: &Pool, admin: &Pool) -> Result<Option<rdma
         entries_max: setup.conn.queue_entries,
     })
     .map_err(|error| failed(&error))?;
-    shell.set_disks(&disk_areas(&setup.snapshot)).map_err(|error| failed(&error))?;
+    if let Some((disk, error)) = shell.set_disks(disk_areas(&setup.snapshot)).first() {
+        return Err(failed(&format_args!("memory of disk {disk} cannot be registered: {error}")));
+    }
     for (address, index) in &setup.rdma.listeners {
         let refused = |error| ServeError::ListenRdma { address: *address, source: error };
         shell.listen(*address, *index).map_err(refused)?;
@@ -481,23 +528,43 @@ fn spare() -> Option<File> {
 #[derive(Debug, Default)]
 struct Due {
     accept: bool,
-    rdma: bool,
+    /// The mailbox's waker is raised.
+    mail: bool,
+    rdma: ArrayVec<rdma::Source, 3>,
 }
 
 impl Due {
     fn note(&mut self, ready: Ready) {
         match ready.key {
-            MAILBOX => {}
-            RDMA => self.rdma = true,
+            MAILBOX => self.mail = true,
+            RDMA_COMPLETIONS => self.note_rdma(rdma::Source::Completions),
+            RDMA_MANAGER => self.note_rdma(rdma::Source::Manager),
+            RDMA_DEVICE => self.note_rdma(rdma::Source::Device),
             _ => self.accept = true,
+        }
+    }
+
+    fn note_rdma(&mut self, source: rdma::Source) {
+        if !self.rdma.contains(&source) {
+            self.rdma.push(source);
         }
     }
 }
 
 /// Keys of descriptors: the mailbox's waker, the RDMA shell's, and the listeners' behind them.
 const MAILBOX: u64 = FOREIGN_KEYS;
-const RDMA: u64 = FOREIGN_KEYS + 1;
-const LISTENERS: u64 = FOREIGN_KEYS + 2;
+const RDMA_COMPLETIONS: u64 = FOREIGN_KEYS + 1;
+const RDMA_MANAGER: u64 = FOREIGN_KEYS + 2;
+const RDMA_DEVICE: u64 = FOREIGN_KEYS + 3;
+const LISTENERS: u64 = FOREIGN_KEYS + 4;
+
+fn rdma_key(source: rdma::Source) -> u64 {
+    match source {
+        rdma::Source::Completions => RDMA_COMPLETIONS,
+        rdma::Source::Manager => RDMA_MANAGER,
+        rdma::Source::Device => RDMA_DEVICE,
+    }
+}
 
 fn log(core: usize, notice: &Notice) {
     match notice {

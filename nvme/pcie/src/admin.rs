@@ -41,7 +41,7 @@ pub(crate) struct Admin {
 
 impl Admin {
     pub(crate) fn new(function: &dyn Function, bar: Bar, dstrd: u8) -> Result<Admin, DmaError> {
-        let layout = Layout { sq_entries: ADMIN_DEPTH + 1, cq_entries: ADMIN_DEPTH + 1 };
+        let layout = Layout { sq_entries: ADMIN_DEPTH + 1, cq_entries: ADMIN_DEPTH + 1, lists: 1 };
         let memory = DmaMemory::new(function, layout.bytes())?;
         let queue = QueuePair::new(0, layout, Arc::clone(&memory), bar, dstrd);
         let slots = (0..ADMIN_DEPTH).map(|_| Slot::Free).collect();

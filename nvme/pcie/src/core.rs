@@ -136,12 +136,12 @@ impl NvmeCore {
                 Order::Stop => self.is_going = false,
                 Order::Rewind => {
                     self.is_going = false;
-                    self.take_back();
+                    self.take_back(DiskError::Internal);
                     self.setup = self.member.take_setup();
                 }
                 Order::Gone => {
                     self.is_going = false;
-                    self.take_back();
+                    self.take_back(DiskError::Gone);
                     self.setup = None;
                     self.end_all();
                 }
@@ -168,13 +168,13 @@ impl NvmeCore {
     }
 
     /// The drive reaches no memory: nothing is in flight any more.
-    fn take_back(&mut self) {
+    fn take_back(&mut self, error: DiskError) {
         for index in 0..self.commands.capacity() {
             let Some(command) = self.commands.slot_at(index).and_then(|slot| self.commands.remove(slot))
             else {
                 continue;
             };
-            self.try_again(command.part, DiskError::Internal);
+            self.try_again(command.part, error);
         }
     }
 
@@ -241,11 +241,17 @@ impl NvmeCore {
         }
     }
 
-    /// The data lies where the drive cannot be told of.
+    /// The data lies where the drive cannot be told of, or the drive lacks now what it had when the request
+    /// came.
     #[cold]
     fn refuse(&mut self, slot: Slot) {
         let Some(command) = self.commands.remove(slot) else { return };
-        if let Some(done) = self.end_part(command.part.request, Err(DiskError::Internal)) {
+        let request = self.requests.get(command.part.request);
+        let error = match request.map(|request| request.op) {
+            Some(Op::Deallocate) => DiskError::NotSupported,
+            _ => DiskError::Internal,
+        };
+        if let Some(done) = self.end_part(command.part.request, Err(error)) {
             self.ready.push_back(done);
         }
     }
@@ -386,10 +392,7 @@ fn entry(setup: &Setup, request: &Request, range: BlockRange, slot: Slot) -> Opt
                 }
                 Zeroing::Writes => {
                     // Every page of the data is the same page of zeroes.
-                    let page = queue
-                        .memory()
-                        .iova()
-                        .plus(queue.layout().list_offset(usize::from(queue.layout().depth())) as u64);
+                    let page = queue.memory().iova().plus(queue.layout().zeroes_offset() as u64);
                     zero_pages(Sqe::write(cid, nsid, lba, blocks, fua), page, bytes, list)
                 }
             };
@@ -446,7 +449,7 @@ fn zero_pages(sqe: Sqe, page: Iova, bytes: usize, list: ListPage<'_>) -> Option<
 impl Disk for NvmeCore {
     #[inline]
     fn geometry(&self) -> Geometry {
-        self.namespace.geometry(self.setup.as_ref().map_or(&self.rules, |setup| &setup.rules))
+        self.namespace.geometry(self.rules())
     }
 
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
@@ -503,6 +506,11 @@ impl Disk for NvmeCore {
 }
 
 impl NvmeCore {
+    #[inline]
+    fn rules(&self) -> &Rules {
+        self.setup.as_ref().map_or(&self.rules, |setup| &setup.rules)
+    }
+
     /// What ends before it begins.
     #[inline]
     fn at_once(&self, request: &Request) -> Option<Result<(), DiskError>> {
@@ -516,7 +524,7 @@ impl NvmeCore {
             Op::WriteZeroes { .. } | Op::Deallocate if request.left.blocks == 0 => return Some(Ok(())),
             Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => {}
         }
-        let rules = &self.setup.as_ref()?.rules;
+        let rules = self.rules();
         match request.op {
             Op::Flush if !rules.has_volatile_cache => Some(Ok(())),
             Op::Deallocate if rules.deallocating == Deallocating::No => Some(Err(DiskError::NotSupported)),

@@ -172,6 +172,12 @@ impl Member {
         self.aborts.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
+    /// Nothing that was asked for holds any more: the controller was reset.
+    pub(crate) fn forget_asked(&self) {
+        self.wants_reset.store(false, Ordering::Relaxed);
+        self.aborts.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// Aborting did not help.
     pub(crate) fn ask_reset(&self) {
         self.wants_reset.store(true, Ordering::Relaxed);

@@ -53,6 +53,8 @@ pub(crate) struct Layout {
     pub(crate) sq_entries: u16,
     /// Entries of the completion queue, more than those of the submission queue where the controller allows.
     pub(crate) cq_entries: u16,
+    /// Pages for list entries: one for each slot, of which there may be more than the queue has entries.
+    pub(crate) lists: u16,
 }
 
 impl Layout {
@@ -63,7 +65,8 @@ impl Layout {
         let sq_entries = depth.saturating_add(1).clamp(2, entries_max);
         let cq_entries = (2 * sq_entries).min(entries_max);
         let short = |entries: u32| u16::try_from(entries).unwrap_or(2);
-        Layout { sq_entries: short(sq_entries), cq_entries: short(cq_entries) }
+        let lists = short(depth.clamp(1, 4095));
+        Layout { sq_entries: short(sq_entries), cq_entries: short(cq_entries), lists }
     }
 
     /// Commands that can be in flight.
@@ -81,9 +84,14 @@ impl Layout {
         self.cq_offset() + cq_bytes + slot * PAGE_BYTES as usize
     }
 
+    /// Offset of the page that is never written, behind the lists.
+    pub(crate) fn zeroes_offset(self) -> usize {
+        self.list_offset(usize::from(self.lists))
+    }
+
     /// Bytes of all of it.
     pub(crate) fn bytes(self) -> usize {
-        self.list_offset(usize::from(self.sq_entries))
+        self.list_offset(usize::from(self.lists) + 1)
     }
 }
 
@@ -105,6 +113,18 @@ impl Shadow {
     fn place(offset: u64) -> (usize, u32) {
         let offset = offset - u64::from(nvme_spec::register::DOORBELLS);
         (usize::try_from(offset / 8).unwrap_or(usize::MAX), if offset.is_multiple_of(8) { 0 } else { 32 })
+    }
+
+    /// A queue begins at 0, whatever one of the same number has left there: its doorbell, and the index at
+    /// which the controller wants to be told. Before the queue is made.
+    fn forget(&self, doorbell: u64) {
+        let (word, shift) = Self::place(doorbell);
+        let (words, page) = (self.memory.words(), PAGE_BYTES as usize / 8);
+        if word < page {
+            for word in [words.get(word), words.get(page + word)].into_iter().flatten() {
+                word.fetch_and(!(0xffff_ffff << shift), Ordering::Relaxed);
+            }
+        }
     }
 
     /// Store a doorbell's value; true when the register must be written as well.
@@ -170,6 +190,10 @@ impl QueuePair {
 
     /// The same with doorbells in memory.
     pub(crate) fn with_shadow(mut self, shadow: Option<Shadow>) -> QueuePair {
+        if let Some(shadow) = &shadow {
+            shadow.forget(self.sq_doorbell);
+            shadow.forget(self.cq_doorbell);
+        }
         self.shadow = shadow;
         self
     }
@@ -306,7 +330,8 @@ mod tests {
             assert!(sq_end <= layout.cq_offset() && cq_end <= layout.list_offset(0), "{layout:?}");
             assert!([layout.cq_offset(), layout.list_offset(0)].iter().all(|at| at.is_multiple_of(4096)));
             assert_eq!(layout.list_offset(1) - layout.list_offset(0), 4096);
-            assert_eq!(layout.bytes(), layout.list_offset(usize::from(layout.depth()) + 1));
+            assert_eq!(layout.bytes(), layout.zeroes_offset() + 4096);
+            assert!(layout.zeroes_offset() >= layout.list_offset(usize::from(layout.depth())));
         }
     }
 

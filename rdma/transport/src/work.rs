@@ -37,7 +37,8 @@ pub enum Op {
         /// From there.
         remote: Remote,
     },
-    /// RDMA WRITE of the span to the other side.
+    /// RDMA WRITE of the span to the other side. Of no bytes: nothing is moved, and the other side's address
+    /// and key say nothing.
     Write {
         /// From here. At most as many segments as the device gathers.
         local: Span,

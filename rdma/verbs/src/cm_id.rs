@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "calls librdmacm")]
 
 use std::cell::Cell;
+use std::ffi::CStr;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::ptr;
@@ -284,6 +285,22 @@ impl CmId {
     #[must_use]
     pub fn device<'a>(&self, devices: &'a [Arc<Device>]) -> Option<&'a Arc<Device>> {
         devices.iter().find(|device| device.is_of(self))
+    }
+
+    /// The name of the device that it is bound to, also of one that is gone; `None`: it is bound to none.
+    #[must_use]
+    pub fn device_name(&self) -> Option<String> {
+        self.inner.with(|raw| {
+            // SAFETY: ours. The library keeps the context of an identifier, and with it the device's name.
+            unsafe {
+                let context = (*raw).verbs;
+                let has_device = !context.is_null();
+                has_device.then(|| {
+                    let name = sys::ibv_get_device_name((*context).device);
+                    CStr::from_ptr(name).to_string_lossy().into_owned()
+                })
+            }
+        })
     }
 
     /// Which port of the device it is bound to; 0: none.

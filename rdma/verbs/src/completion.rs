@@ -151,21 +151,23 @@ impl CompletionChannel {
         Ok(CompletionChannel { inner, _not_sync: PhantomData })
     }
 
+    /// Take the oldest that has been told, and name its queue ([`CompletionQueue::identity`]), which tells no
+    /// more until it is armed again. One system call: who waits for the descriptor hears of the rest.
+    pub fn take_event(&self) -> Option<usize> {
+        let (mut raw, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: ours; both are written.
+        if unsafe { sys::ibv_get_cq_event(self.inner.raw, &raw mut raw, &raw mut context) } != 0 {
+            return None;
+        }
+        // SAFETY: a queue with an event that is not acknowledged is not destroyed: that waits for us.
+        unsafe { sys::ibv_ack_cq_events(raw, 1) };
+        Some(raw.addr())
+    }
+
     /// Take what has been told, and say how often it was about this queue: it is to be polled and armed again
     /// if that is not 0. Where several queues have this channel, poll and arm all of them.
     pub fn take_events(&self, queue: &CompletionQueue) -> usize {
-        let mut count = 0;
-        loop {
-            let (mut raw, mut context) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: ours; both are written.
-            let returned = unsafe { sys::ibv_get_cq_event(self.inner.raw, &raw mut raw, &raw mut context) };
-            if returned != 0 {
-                return count;
-            }
-            count += usize::from(raw == queue.inner.raw);
-            // SAFETY: a queue with an event that is not acknowledged is not destroyed: that waits for us.
-            unsafe { sys::ibv_ack_cq_events(raw, 1) };
-        }
+        std::iter::from_fn(|| self.take_event()).filter(|told| *told == queue.identity()).count()
     }
 }
 
@@ -291,6 +293,17 @@ impl CompletionQueue {
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.entries
+    }
+
+    /// Names it in [`crate::AsyncEvent::CompletionQueueError`], while it is there.
+    #[must_use]
+    pub fn identity(&self) -> usize {
+        self.inner.raw.addr()
+    }
+
+    /// Something else than a poll has told that it is dead: see [`CompletionQueue::is_broken`].
+    pub fn set_broken(&mut self) {
+        self.is_broken = true;
     }
 
     /// A poll failed: the device or the queue is dead, its queue pairs are to be closed.

@@ -1,12 +1,16 @@
 //! [`Device`]: an RDMA device and its protection domain.
 //!
-//! UNSAFETY: a device owns its protection domain; its context belongs to librdmacm, which never closes one
-//! that is on a list it has given away: the lists with new devices are kept for the life of the process.
+//! UNSAFETY: a device owns its protection domain and one of librdmacm's references to its context, which
+//! keeps that open. See [`Device::set_lost`] for one that is gone.
 #![expect(unsafe_code, reason = "calls libibverbs and librdmacm")]
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rdma_sys as sys;
@@ -105,7 +109,10 @@ pub enum AsyncEvent {
         number: u32,
     },
     /// A completion queue overran or is broken.
-    CompletionQueueError,
+    CompletionQueueError {
+        /// As [`crate::CompletionQueue::identity`].
+        queue: usize,
+    },
     /// Another, in libibverbs' numbers.
     Other(i32),
 }
@@ -113,27 +120,38 @@ pub enum AsyncEvent {
 /// A device: librdmacm's context of it, and one protection domain.
 #[derive(Debug)]
 pub struct Device {
-    context: *mut sys::ibv_context,
+    /// Let go after the domain.
+    context: Reference,
     domain: *mut sys::ibv_pd,
     name: String,
     limits: DeviceLimits,
     is_soft_roce: bool,
+    serial: u64,
+    /// Its entry for user space, where there are any.
+    usable: Option<(PathBuf, u64)>,
+    is_lost: AtomicBool,
 }
 
 /// Of the kernel's soft-RoCE (`RXE_VENDOR_ID`).
 const SOFT_ROCE_VENDOR: u32 = 0xFF_FFFF;
 
-// SAFETY: libibverbs is thread-safe; the fields are not written after construction.
+// SAFETY: libibverbs is thread-safe; the fields are not written after construction, but for an atomic one.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
+/// Where the kernel lists the devices, and where those that user space may use.
+const DEVICES: &str = "/sys/class/infiniband";
+const USABLE: &str = "/sys/class/infiniband_verbs";
+/// Their entries there that were ever opened: a device that comes back has another.
+static SEEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Devices that somebody holds: the same context is never two devices.
 static KNOWN: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
 impl Device {
     /// All devices. An empty list where there is no RDMA at all (no module, nothing in `/dev/infiniband`):
-    /// that is no error. Called again, it gives the same devices as long as they are held, and new ones.
+    /// that is no error. Called again, it gives the same devices as long as they are held, and new ones, but
+    /// none that is lost.
     ///
     /// # Errors
     /// Devices are there but cannot be asked.
@@ -148,17 +166,21 @@ impl Device {
             return if is_none { Ok(Vec::new()) } else { Err(error) };
         }
         known.retain(|device| device.strong_count() > 0);
+        let contexts: Vec<_> = (0..usize::try_from(count).unwrap_or(0))
+            // SAFETY: the list has `count` contexts. Its references to them are ours from here on.
+            .map(|index| Reference(unsafe { *list.add(index) }))
+            .collect();
+        // SAFETY: the library's allocation, which nothing else refers to.
+        unsafe { libc::free(list.cast()) };
         let mut devices = Vec::new();
-        for index in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: the list has `count` contexts.
-            let context = unsafe { *list.add(index) };
-            let same = known.iter().filter_map(Weak::upgrade).find(|device| device.context == context);
-            let device = match same {
-                Some(device) => device,
-                // SAFETY: an open context. The list is not freed, so it stays open.
-                None => Arc::new(unsafe { Device::new(context)? }),
-            };
-            devices.push(device);
+        for context in contexts {
+            let same = known.iter().filter_map(Weak::upgrade).find(|it| it.context.0 == context.0);
+            match same {
+                Some(device) if device.is_lost() => {}
+                Some(device) => devices.push(device),
+                None if context.is_cut_off() => {}
+                None => devices.push(Arc::new(Device::new(context)?)),
+            }
         }
         for device in &devices {
             if !known.iter().any(|weak| weak.as_ptr() == Arc::as_ptr(device)) {
@@ -168,11 +190,21 @@ impl Device {
         Ok(devices)
     }
 
-    /// # Safety
-    /// The context is open and stays so.
-    unsafe fn new(context: *mut sys::ibv_context) -> Result<Device, VerbsError> {
+    /// The kernel lists a device that [`Device::all`] has never given. Costs a look at a directory, and
+    /// unlike [`Device::all`] it leaves the library alone while a device is on its way out.
+    #[must_use]
+    pub fn is_any_new() -> bool {
+        let seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(entries) = std::fs::read_dir(DEVICES) else { return false };
+        let found = entries.flatten().filter_map(|entry| std::fs::metadata(entry.path()).ok());
+        found.into_iter().any(|entry| !seen.contains(&entry.ino()))
+    }
+
+    fn new(reference: Reference) -> Result<Device, VerbsError> {
+        static SERIALS: AtomicU64 = AtomicU64::new(0);
+        let context = reference.0;
         let mut attributes = MaybeUninit::<sys::ibv_device_attr>::zeroed();
-        // SAFETY: an open context; the attributes are written.
+        // SAFETY: open as long as the reference is; the attributes are written.
         VerbsError::check("ibv_query_device", unsafe {
             sys::ibv_query_device(context, attributes.as_mut_ptr())
         })?;
@@ -186,6 +218,11 @@ impl Device {
             let name = name.to_string_lossy().into_owned();
             (name, (*context).num_comp_vectors, is_iwarp, (*context).async_fd)
         };
+        let entry = std::fs::metadata(format!("{DEVICES}/{name}")).map(|entry| entry.ino());
+        // SAFETY: an open context has a device, with a name for user space that ends.
+        let usable = unsafe { CStr::from_ptr((*(*context).device).dev_name.as_ptr()) };
+        let usable = format!("{USABLE}/{}", usable.to_string_lossy());
+        let usable = std::fs::metadata(&usable).ok().map(|entry| (usable.into(), entry.ino()));
         set_nonblocking(async_fd)?;
         // SAFETY: an open context.
         let domain = unsafe { sys::ibv_alloc_pd(context) };
@@ -194,7 +231,42 @@ impl Device {
         }
         let limits = DeviceLimits::new(&attributes, vectors, is_iwarp);
         let is_soft_roce = attributes.vendor_id == SOFT_ROCE_VENDOR;
-        Ok(Device { context, domain, name, limits, is_soft_roce })
+        SEEN.lock().unwrap_or_else(PoisonError::into_inner).extend(entry);
+        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
+        let is_lost = AtomicBool::new(false);
+        Ok(Device { context: reference, domain, name, limits, is_soft_roce, serial, usable, is_lost })
+    }
+
+    /// Names it for as long as the process lives: one that comes back has another.
+    #[must_use]
+    pub fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// The device is gone, or has failed as a whole: it is not used any more, and let go of altogether when
+    /// its last holder drops it. Then the next [`Device::all`] may find it anew. True for the first who says
+    /// so.
+    ///
+    /// librdmacm never closes the context of a machine's only device. A kernel driver that cannot take a
+    /// device from its users (soft-RoCE) waits for that, and so would whoever removes it. So the context's
+    /// descriptors are replaced by one that knows no verbs, as if the kernel had cut it off.
+    pub fn set_lost(&self) -> bool {
+        !self.is_lost.swap(true, Ordering::Relaxed)
+    }
+
+    /// The kernel lists it as one that user space may use. The only sign of the removal of a device like
+    /// soft-RoCE's where `ib_uverbs` was loaded after `rdma_cm`: then the kernel waits for its users before
+    /// it tells the connection manager's. Costs a look at a file.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        let Some((path, inode)) = &self.usable else { return true };
+        std::fs::metadata(path).is_ok_and(|entry| entry.ino() == *inode)
+    }
+
+    /// Somebody has said [`Device::set_lost`].
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
     }
 
     /// Its name, as `mlx5_0`.
@@ -221,7 +293,7 @@ impl Device {
     /// The identifier is bound to this device.
     #[must_use]
     pub fn is_of(&self, id: &CmId) -> bool {
-        id.context() == self.context
+        id.context() == self.context.0
     }
 
     /// The port, which counts from 1, has a link.
@@ -229,7 +301,7 @@ impl Device {
     pub fn port_is_active(&self, port: u8) -> bool {
         let mut attributes = MaybeUninit::<sys::ibv_port_attr>::zeroed();
         // SAFETY: an open context; the attributes are written.
-        let returned = unsafe { sys::___ibv_query_port(self.context, port, attributes.as_mut_ptr()) };
+        let returned = unsafe { sys::___ibv_query_port(self.context.0, port, attributes.as_mut_ptr()) };
         // SAFETY: zeroes are valid.
         let attributes = unsafe { attributes.assume_init() };
         returned == 0 && attributes.state == sys::ibv_port_state::IBV_PORT_ACTIVE
@@ -239,7 +311,7 @@ impl Device {
     #[must_use]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: open as long as the context is.
-        unsafe { BorrowedFd::borrow_raw((*self.context).async_fd) }
+        unsafe { BorrowedFd::borrow_raw((*self.context.0).async_fd) }
     }
 
     /// The next event of the device, if one is there. Does not block.
@@ -248,7 +320,7 @@ impl Device {
         use sys::ibv_event_type as kind;
         let mut event = MaybeUninit::<sys::ibv_async_event>::zeroed();
         // SAFETY: an open context, whose descriptor does not block; the event is written.
-        if unsafe { sys::ibv_get_async_event(self.context, event.as_mut_ptr()) } != 0 {
+        if unsafe { sys::ibv_get_async_event(self.context.0, event.as_mut_ptr()) } != 0 {
             return None;
         }
         let place = event.as_mut_ptr();
@@ -266,7 +338,7 @@ impl Device {
             } else if QUEUE_PAIR_FATAL.contains(&number) {
                 AsyncEvent::QueuePairFatal { number: (*(*place).element.qp).qp_num }
             } else if number == kind::IBV_EVENT_CQ_ERR as i32 {
-                AsyncEvent::CompletionQueueError
+                AsyncEvent::CompletionQueueError { queue: (*place).element.cq.addr() }
             } else {
                 AsyncEvent::Other(number)
             }
@@ -277,7 +349,7 @@ impl Device {
     }
 
     pub(crate) fn context(&self) -> *mut sys::ibv_context {
-        self.context
+        self.context.0
     }
 
     pub(crate) fn domain(&self) -> *mut sys::ibv_pd {
@@ -296,6 +368,57 @@ impl Drop for Device {
     fn drop(&mut self) {
         // SAFETY: ours, and whatever was made in it held the device.
         unsafe { sys::ibv_dealloc_pd(self.domain) };
+        if self.is_lost() {
+            self.context.cut_off();
+        }
+    }
+}
+
+/// One of librdmacm's references to a context; while it is held, the context stays open.
+#[derive(Debug)]
+struct Reference(*mut sys::ibv_context);
+
+/// Knows no verbs: calls on it fail. It may not be written to, so that no command looks done.
+const NOTHING: &str = "/dev/null";
+
+impl Reference {
+    /// Let the kernel have what belongs to the context, which stays where it is: see [`Device::set_lost`].
+    fn cut_off(&self) {
+        let Ok(nothing) = File::open(NOTHING) else { return };
+        // SAFETY: open, so its descriptors are its own. They are replaced in one step; whoever closes them
+        // later closes the replacement.
+        unsafe {
+            for descriptor in [(*self.0).async_fd, (*self.0).cmd_fd] {
+                libc::dup3(nothing.as_raw_fd(), descriptor, libc::O_CLOEXEC);
+            }
+        }
+    }
+
+    /// It was, and librdmacm has it still.
+    fn is_cut_off(&self) -> bool {
+        let Ok(nothing) = std::fs::metadata(NOTHING) else { return false };
+        // SAFETY: numbers.
+        let mut found: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: an open context; what is found is written.
+        let returned = unsafe { libc::fstat((*self.0).cmd_fd, &raw mut found) };
+        returned == 0 && found.st_rdev == nothing.rdev()
+    }
+}
+
+impl Drop for Reference {
+    fn drop(&mut self) {
+        // The library takes references back by the list that it has given them with, and frees the list.
+        let bytes = 2 * size_of::<*mut sys::ibv_context>();
+        // SAFETY: as much as two pointers are; null is looked for.
+        unsafe {
+            let list = libc::malloc(bytes).cast::<*mut sys::ibv_context>();
+            if list.is_null() {
+                return; // it stays open
+            }
+            list.write(self.0);
+            list.add(1).write(std::ptr::null_mut());
+            sys::rdma_free_devices(list);
+        }
     }
 }
 

@@ -124,7 +124,9 @@ impl<T: Transport> Qpair<T> {
             Ok((connected, result)) => {
                 self.take_role(env, connected);
                 // The slab is made anew for the queue's size; Connect is its first entry.
-                let Some(slot) = self.reinsert_connect(slot) else { return };
+                if self.reinsert_connect(slot).is_none() {
+                    return;
+                }
                 self.finish(env, slot, Status::SUCCESS, u64::from(result), None);
                 if is_admin {
                     self.notice_connected(env);
@@ -177,12 +179,13 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A slab for the queue's size, with the Connect that is about to be answered in it.
-    fn reinsert_connect(&mut self, connect: Slot) -> Option<Slot> {
-        let mut old = std::mem::replace(&mut self.requests, Slab::with_capacity(usize::from(self.entries)));
-        let request = old.remove(connect)?;
-        debug_assert!(old.is_empty(), "a fresh queue has one entry");
-        self.requests.insert(request).ok()
+    /// A slab for the queue's size, with the Connect that is about to be answered in it. By its name the
+    /// transport knows its descriptors, and the key that its answer is to invalidate: it keeps that.
+    fn reinsert_connect(&mut self, connect: Slot) -> Option<()> {
+        let request = self.requests.remove(connect)?;
+        debug_assert!(self.requests.is_empty(), "a fresh queue has one entry");
+        self.requests = Slab::with_first(usize::from(self.entries), connect, request)?;
+        Some(())
     }
 
     /// Fabrics commands on an I/O queue: Disconnect. Authentication is not offered.

@@ -114,6 +114,8 @@ pub struct Link {
     host_pair: Pair,
     pair: Pair,
     is_connected: bool,
+    /// The host has gone without a word: only what is posted ever fails.
+    is_silent: bool,
     /// The target has been told that the host is there.
     is_established: bool,
     /// A completion or an event came since the target's last turn; or the core has said that there may be
@@ -164,6 +166,7 @@ impl Link {
             host_pair: Pair::Works,
             pair: Pair::Works,
             is_connected: true,
+            is_silent: false,
             is_established: false,
             has_come: false,
             is_touched: false,
@@ -253,6 +256,13 @@ impl Link {
         }
     }
 
+    /// The host is gone, and nobody will ever say so: its machine has lost its power. A queue pair notices
+    /// when what it has posted has been repeated in vain, and only then.
+    pub fn vanish(&mut self) {
+        self.lose(false);
+        self.is_silent = true;
+    }
+
     fn break_host(&mut self) {
         if self.host_pair == Pair::Works {
             self.host_pair = Pair::Broken;
@@ -276,6 +286,12 @@ impl Link {
             return;
         }
         if self.is_connected || !rng.permille(200) {
+            return;
+        }
+        if self.is_silent {
+            if self.down.has_posted() {
+                self.break_target();
+            }
             return;
         }
         match rng.below(4) {

@@ -87,6 +87,11 @@ impl SendQueue {
         self.posted.is_empty() && self.done.is_empty()
     }
 
+    /// Something is posted that is not acknowledged.
+    pub(super) fn has_posted(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
     pub(super) fn post(&mut self, chain: Slot, is_signalled: bool, carried: Carried) {
         assert!(self.held() < self.capacity, "more than {} work requests", self.capacity);
         if matches!(carried, Carried::Read { .. }) {

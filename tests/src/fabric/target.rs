@@ -3,7 +3,7 @@
 use nvme_spec::Sqe;
 use nvme_spec::zerocopy::FromBytes;
 use spindle_rdma::controller::{CAPSULE_BYTES, Capsule, Conn, Phase};
-use spindle_rdma::work::{Op, Work};
+use spindle_rdma::work::{Op, Span, Work};
 use spindle_target::core::TargetCore;
 
 use super::memory::{Access, buffer, copy, put, sum};
@@ -133,7 +133,9 @@ impl Link {
                     Carried::Send { message: Some(message), data: 0 }
                 }
             };
-            if let Carried::Read { local, .. } | Carried::Write { local, .. } = &carried {
+            if let Carried::Read { local, .. } | Carried::Write { local, .. } = &carried
+                && local.bytes > 0
+            {
                 let buf = conn.buffer(chain).expect("the chain owns it");
                 let segments = segments(buf, local.offset as usize, local.bytes as usize);
                 assert!(segments <= self.setting.target.segments_max, "{segments} segments at once");
@@ -156,6 +158,8 @@ impl Link {
         match &mut posted.carried {
             Carried::Send { message, .. } => self.to_host.push_back(message.take().expect("once")),
             Carried::Read { .. } => assert!(conn.buffer(posted.chain).is_some(), "the chain owns it"),
+            // Nothing is moved, and nobody looks at the key.
+            Carried::Write { local: Span { bytes: 0, .. }, .. } => {}
             Carried::Write { local, remote, is_refused, .. } => {
                 let from = conn.buffer(posted.chain).expect("the chain owns it");
                 if !self.setting.is_honest && remote.key % 2 == 1 {
@@ -180,7 +184,7 @@ impl Link {
         }
         let Some(posted) = self.down.front() else { return false };
         let is_allowed = match &posted.carried {
-            Carried::Send { .. } => true,
+            Carried::Send { .. } | Carried::Write { local: Span { bytes: 0, .. }, .. } => true,
             Carried::Write { local, sum: before, is_refused, .. } => {
                 let buf = conn.buffer(posted.chain).expect("it may have to be sent again");
                 if let Some(before) = before {
@@ -231,8 +235,14 @@ impl Link {
         core.step_sent(id);
     }
 
-    /// The host is gone with all that it had: the target is told, and its end goes on by itself.
+    /// The host is gone with all that it had: the target is told or has to find out, and its end goes on by
+    /// itself.
     pub fn cut(&mut self, core: &mut TargetCore<Conn>, rng: &mut Rng) {
+        if rng.permille(250) {
+            self.destroy_host();
+            self.vanish();
+            return;
+        }
         self.lose(rng.permille(500));
         if self.host_pair != Pair::Destroyed {
             self.destroy_host();

@@ -51,6 +51,7 @@ fn narrow() -> Setting {
     narrow.target.send_queue = 4;
     narrow.target.segments_max = 2;
     narrow.target.reads_max = 2;
+    narrow.target.probe_after = Nanos::from_secs(2);
     narrow
 }
 
@@ -74,6 +75,7 @@ fn step(bytes: &mut Bytes<'_>, direct: &mut Direct, victim: &mut Link, rng: &mut
             core.set_time(*now, now.as_ms());
             if let Some(conn) = victim.id.and_then(|id| core.transport(id)) {
                 conn.on_time(*now);
+                conn.watch(*now);
             }
         }
     }

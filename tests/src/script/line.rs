@@ -7,7 +7,7 @@ use std::rc::Rc;
 use nvme_spec::Status;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::{CloseReason, Event, Limits, Reply, Transport};
+use spindle_target::transport::{CloseReason, Event, Limits, Reply, Transport, UNSLOTTED};
 
 /// Data that the target has asked for and that has not been brought.
 #[derive(Debug)]
@@ -62,6 +62,8 @@ struct Wire {
     unsent: VecDeque<Slot>,
     closed: Option<CloseReason>,
     entries: u16,
+    /// By its place: the name of the request that was told last.
+    slots: Vec<Slot>,
     /// In-capsule data of the next command, if it is here already.
     in_capsule: Option<Vec<u8>>,
 }
@@ -189,6 +191,13 @@ impl Transport for Line {
         self.0.borrow_mut().events.pop_front()
     }
 
+    fn set_slot(&mut self, slot: Slot) {
+        let slots = &mut self.0.borrow_mut().slots;
+        let count = slots.len().max(slot.index() + 1);
+        slots.resize(count, UNSLOTTED);
+        slots[slot.index()] = slot;
+    }
+
     fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf) {
         let mut wire = self.0.borrow_mut();
         if wire.closed.is_none() {
@@ -219,6 +228,9 @@ impl Transport for Line {
         let mut wire = self.0.borrow_mut();
         let is_failure_with_data = !reply.cqe.status().is_success() && reply.data.is_some();
         assert!(!is_failure_with_data, "data with a failure: {:?}", reply.cqe);
+        let slot = reply.slot;
+        let is_known = slot == UNSLOTTED || wire.slots.get(slot.index()) == Some(&slot);
+        assert!(is_known, "an answer in a name that its command does not have: {slot:?}");
         if wire.closed.is_none() {
             wire.replies.push_back(reply);
         }

@@ -32,6 +32,8 @@ pub struct Fabric {
     pub host_segments: u8,
     /// Time from the decision to close to the end.
     pub close_timeout: Nanos,
+    /// Silence after which the target asks whether the host is there.
+    pub probe_after: Nanos,
     /// Most steps of a kind at once.
     pub burst: usize,
     /// More shakes in a turn.
@@ -58,6 +60,7 @@ pub fn draw(seed: u64) -> Swarm {
         descriptors: rng.pick(&[1, 2, 16]),
         host_segments: rng.pick(&[2, 3, 16]),
         close_timeout: rng.pick(&[Nanos(1), Nanos::from_ms(1), Nanos::from_secs(2)]),
+        probe_after: rng.pick(&[Nanos(1), Nanos::from_us(100), Nanos::from_ms(5)]),
         burst: rng.pick(&[1, 4, 32, 32]),
         haste: 20,
         leaves_permille: pick(rng, &[0, 1, 4]),
@@ -111,6 +114,7 @@ impl Carrier for Wire {
                 reads_max: fabric.reads_max,
                 can_invalidate: fabric.can_invalidate,
                 close_timeout: fabric.close_timeout,
+                probe_after: fabric.probe_after,
             },
             host: HostConfig {
                 entries: swarm.queue_entries,
@@ -160,11 +164,14 @@ impl Carrier for Wire {
     }
 
     fn shake(&mut self, core: &mut TargetCore<Conn>, swarm: &Swarm, rng: &mut Rng, now: Nanos) {
-        if let Some(conn) = self.link.id.and_then(|id| core.transport(id))
-            && conn.deadline().is_some_and(|deadline| deadline <= now)
-        {
-            conn.on_time(now);
-            self.link.touch();
+        if let Some(conn) = self.link.id.and_then(|id| core.transport(id)) {
+            if conn.deadline().is_some_and(|deadline| deadline <= now) {
+                conn.on_time(now);
+                self.link.touch();
+            }
+            if conn.watch(now) {
+                self.link.touch();
+            }
         }
         self.link.shake(core, rng, swarm.fabric.burst);
     }

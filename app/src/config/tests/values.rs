@@ -300,6 +300,13 @@ fn what_is_allowed_but_perhaps_not_meant_is_noted() {
     let unprivileged = Machine { lockable_bytes: Some(8 << 20), ..machine() };
     assert!(notes(&[&file, LISTENER].concat(), &unprivileged).contains("may lock 8 MiB"));
     assert!(!notes(&[&file, LISTENER].concat(), &machine()).contains("may lock"));
+    let rdma = format!("{LISTENER}transport = \"rdma\"\n");
+    let small = "[limits]\ntransfer = \"512KiB\"\n";
+    let found = notes(&[small, &file, &rdma].concat(), &machine());
+    assert!(found.contains("bulk_unit is 512 KiB and limits.transfer 512 KiB: no transfer"), "{found}");
+    for cuts in [[small, &file, LISTENER], [small, &ram("a"), &rdma], ["", &file, &rdma]] {
+        assert!(!notes(&cuts.concat(), &machine()).contains("bulk_unit"), "{cuts:?}");
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, ZoneSpec};
-use spindle_target::snapshot::ControllerLimits;
+use spindle_target::snapshot::{ControllerLimits, TransportKind};
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::ShellConfig;
 
@@ -347,6 +347,16 @@ fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
         ));
     }
     let has_files = plan.disks.iter().any(|disk| matches!(disk.kind, DiskKind::File { .. }));
+    let has_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
+    let (unit, transfer) = (plan.limits.controller.bulk_unit, plan.limits.controller.transfer_bytes);
+    if has_files && has_rdma && unit >= transfer {
+        notes.push(format!(
+            "limits.bulk_unit is {} and limits.transfer {}: no transfer is larger than the unit, so none is \
+             cut in pieces, as with bulk_unit = 0",
+            memory::rounded(u64::from(unit)),
+            memory::rounded(u64::from(transfer))
+        ));
+    }
     let registered = plan.pool.bytes_per_core() * plan.reactor.cores.len() as u64;
     if let Some(lockable) = machine.lockable_bytes.filter(|lockable| has_files && *lockable < registered) {
         notes.push(format!(

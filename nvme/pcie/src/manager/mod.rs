@@ -38,7 +38,7 @@ use queues::Place;
 /// Why a drive does not go on as it did.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Trouble {
-    #[error("it is gone (its registers read as ones)")]
+    #[error("it is gone (its registers read as nothing)")]
     Gone,
     #[error("its removal was asked for")]
     Removal,
@@ -90,6 +90,7 @@ impl Manager {
             is_busy: Rc::clone(&is_busy),
             places: Vec::new(),
             has_served: false,
+            told: String::new(),
         };
         Manager { shared, now, is_busy, life: Box::pin(life.live()), has_ended: false }
     }
@@ -129,6 +130,8 @@ struct Life {
     places: Vec<Place>,
     /// It was in service once: afterwards it is the same drive or none.
     has_served: bool,
+    /// Why it is not in service, as it was logged; empty while it is.
+    told: String,
 }
 
 impl Life {
@@ -145,11 +148,21 @@ impl Life {
             if matches!(end, Trouble::Closing) {
                 break;
             }
+            self.tell_once(&end);
             self.forget().await;
             self.pause(self.shared.settings.reopen_interval).await;
         }
         self.forget().await;
         self.shared.tell_first(Err("closed".to_owned()));
+    }
+
+    /// One line for each reason, however often the drive is tried.
+    fn tell_once(&mut self, why: &Trouble) {
+        let why = why.to_string();
+        if why != self.told {
+            tracing::error!(drive = %self.shared.address, "drive out of service, and tried again: {why}");
+            self.told = why;
+        }
     }
 
     /// Until the drive is lost, or not needed any more; it reaches no memory then.
@@ -183,7 +196,8 @@ impl Life {
                     return trouble;
                 }
                 (Trouble::Gone | Trouble::Removal, _) => {
-                    tracing::error!(drive = %address, "drive lost: {trouble}");
+                    // A kernel that does not know yet that the drive is gone waits for it when it is closed.
+                    self.within(GONE_KNOWN, || function.is_removal_asked().then_some(())).await;
                     self.cut_off(&function, is_off);
                     return trouble;
                 }
@@ -197,7 +211,6 @@ impl Life {
                     tracing::warn!(drive = %address, resets, "controller is reset: {trouble}");
                 }
                 _ => {
-                    tracing::error!(drive = %address, resets, "drive given up, tried again later: {trouble}");
                     self.cut_off(&function, is_off);
                     return trouble;
                 }
@@ -217,18 +230,10 @@ impl Life {
     /// Every core ends what it has and lets go of the drive; then it is closed.
     async fn forget(&mut self) {
         self.shared.state().function = None;
-        for place in &self.places {
-            if place.member.word().order() != Order::Gone {
-                place.member.order(Order::Gone);
-            }
-        }
-        // Those that were opened meanwhile as well.
-        self.adopt();
-        for place in &self.places {
-            if place.member.word().order() != Order::Gone {
-                place.member.order(Order::Gone);
-            }
-        }
+        // The drive is off or cut off, and every core has stopped. Should the system have failed at both, the
+        // drive loses the cores' memory here, before the buffers in it are given back.
+        self.places.iter_mut().for_each(Place::unmap);
+        self.refuse_new();
         for index in 0..self.places.len() {
             let Some(member) = self.places.get(index).map(|place| Arc::clone(&place.member)) else {
                 continue;
@@ -309,15 +314,21 @@ impl Life {
     }
 
     /// Let time pass, unless the drive is not needed any more.
-    async fn pause(&self, time: Duration) {
+    async fn pause(&mut self, time: Duration) {
         self.is_busy.set(false);
-        self.within(time, || self.shared.is_closing().then_some(())).await;
+        let end = self.now.get().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        while self.now.get() < end && !self.shared.is_closing() {
+            self.refuse_new();
+            wait(once()).await;
+        }
         self.is_busy.set(true);
     }
 }
 
 /// More than CAP.TO says.
 const SLACK: Duration = Duration::from_millis(500);
+/// How long the kernel takes to hear of a drive that was pulled.
+const GONE_KNOWN: Duration = Duration::from_secs(2);
 /// For the shutdown notification.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
@@ -326,10 +337,17 @@ async fn wait<T>(mut f: impl FnMut() -> Option<T>) -> T {
     poll_fn(|_| f().map_or(Poll::Pending, Poll::Ready)).await
 }
 
+/// Pending once, then done.
+fn once() -> impl FnMut() -> Option<()> {
+    let mut has_waited = false;
+    move || std::mem::replace(&mut has_waited, true).then_some(())
+}
+
 /// What a look at the registers tells.
 fn look(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), Trouble> {
     let csts = bar.read32(register::CSTS.into());
-    if csts == u32::MAX {
+    // A bus answers ones where nothing is, an emulated one zeroes; no version is either.
+    if csts == u32::MAX || matches!(bar.read32(register::VS.into()), 0 | u32::MAX) {
         return Err(Trouble::Gone);
     }
     if function.is_removal_asked() {

@@ -39,28 +39,45 @@ impl Place {
         !self.has_queues && !self.member.is_closed()
     }
 
+    /// The drive does not see the core's pool any more.
+    pub(super) fn unmap(&mut self) {
+        self.pool = None;
+        drop(self.member.take_mapping());
+    }
+
     /// The function is closed.
     pub(super) fn let_go(&mut self) {
         self.has_queues = false;
         self.member.put_setup(None);
-        drop(self.member.take_mapping());
         self.memory = None;
-        self.pool = None;
+        self.unmap();
     }
 }
 
 impl Life {
-    /// Members that were opened since.
-    pub(super) fn adopt(&mut self) {
+    /// Members that were opened since, as far as there are identifiers up to `qid_max` for them.
+    fn adopt(&mut self, qid_max: u32) {
         let members: Vec<_> = self.shared.state().members.clone();
         for member in members {
             if self.places.iter().any(|place| Arc::ptr_eq(&place.member, &member)) {
                 continue;
             }
             let is_free = |qid: &u16| self.places.iter().all(|place| place.qid != *qid);
-            let Some(qid) = (1..=u16::MAX).find(is_free) else { continue };
+            let qid_max = u16::try_from(qid_max).unwrap_or(u16::MAX);
+            let Some(qid) = (1..=qid_max).find(is_free) else { continue };
             self.places.push(Place { member, qid, memory: None, pool: None, has_queues: false });
         }
+    }
+
+    /// Members that were opened while the drive is gone: they fail as the others do.
+    pub(super) fn refuse_new(&mut self) {
+        self.adopt(u32::MAX);
+        for place in &self.places {
+            if place.member.word().order() != Order::Gone {
+                place.member.order(Order::Gone);
+            }
+        }
+        self.drop_closed();
     }
 
     /// Members whose core is gone, and that have no queues any more.
@@ -73,9 +90,11 @@ impl Life {
         self.shared.state().members.retain(is_kept);
     }
 
-    /// The controller was disabled: it has no queues.
+    /// The controller was disabled: it has no queues, and identifiers begin at 1 again.
     pub(super) fn forget_queues(&mut self) {
         self.places.iter_mut().for_each(|place| place.has_queues = false);
+        self.drop_closed();
+        self.places.iter_mut().zip(1..=u16::MAX).for_each(|(place, qid)| place.qid = qid);
     }
 
     /// Queues for every member that has none, and no queues for members that are gone.
@@ -84,16 +103,20 @@ impl Life {
         function: &Arc<dyn Function>,
         controller: &Controller,
     ) -> Result<(), Trouble> {
-        self.adopt();
+        // First those that go: a drive may have no queue pair to spare.
         for index in 0..self.places.len() {
-            let Some(place) = self.places.get(index) else { continue };
-            if place.is_new() {
-                self.make(function, controller, index).await?;
-            } else if place.has_queues && place.member.is_closed() {
+            let is_over = |place: &Place| place.has_queues && place.member.is_closed();
+            if self.places.get(index).is_some_and(is_over) {
                 self.delete(function, controller, index).await?;
             }
         }
         self.drop_closed();
+        self.adopt(controller.queue_pairs);
+        for index in 0..self.places.len() {
+            if self.places.get(index).is_some_and(Place::is_new) {
+                self.make(function, controller, index).await?;
+            }
+        }
         Ok(())
     }
 
@@ -134,6 +157,8 @@ impl Life {
         member.put_setup(Some(Setup { queue, pointers, rules }));
         member.order(Order::Rewind);
         self.answered(function, controller, &member).await?;
+        // Of the queue before: its identifiers are others' now.
+        member.forget_asked();
         let sqe = Sqe::create_io_cq(0, qid, layout.cq_entries - 1, cq.0);
         self.command(function, controller, sqe, "Create I/O Completion Queue").await?;
         let sqe = Sqe::create_io_sq(0, qid, layout.sq_entries - 1, sq.0, qid);

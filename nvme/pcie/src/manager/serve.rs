@@ -10,8 +10,8 @@ use nvme_spec::log::{LogId, SmartLog};
 use nvme_spec::sqe::{NSID_ALL, Sqe};
 use nvme_spec::zerocopy::IntoBytes;
 
-use super::{Controller, Life, Trouble, look_ready};
-use crate::admin::Ticket;
+use super::{Controller, Life, Trouble, look_ready, once, wait};
+use crate::admin::{ADMIN_DEPTH, Ticket};
 use crate::function::Function;
 use crate::rules::Namespace;
 
@@ -33,6 +33,9 @@ struct Beside {
 
 /// Between lines about events: a drive may have many.
 const EVENT_LINES_MS: u64 = 1000;
+
+/// Aborts at once, whatever the drive takes: other commands need places too.
+const ABORTS_MAX: usize = ADMIN_DEPTH as usize / 2;
 
 /// Of a log that is read only for the drive to know it.
 const LOG_BYTES: u32 = 64;
@@ -58,11 +61,14 @@ impl Life {
                 self.has_served = true;
                 self.shared.tell_first(Ok(()));
             }
+            if !std::mem::take(&mut self.told).is_empty() {
+                tracing::info!(drive = %self.shared.address, "drive in service again");
+            }
             if self.now.get().saturating_sub(begin) > CALM_MS {
                 *resets = 0;
             }
             self.is_busy.set(!beside.aborts.is_empty());
-            super::wait(once()).await;
+            wait(once()).await;
         }
     }
 
@@ -108,11 +114,12 @@ impl Life {
     fn abort(&self, controller: &Controller, beside: &mut Beside) -> Result<(), Trouble> {
         let admin = &controller.admin;
         beside.aborts.retain(|ticket| admin.take(*ticket).is_none());
+        let aborts_max = usize::try_from(controller.id.aborts_max()).unwrap_or(ABORTS_MAX).min(ABORTS_MAX);
         for place in &self.places {
             if place.member.take_reset() {
                 return Err(Trouble::Stuck);
             }
-            while (beside.aborts.len() as u64) < u64::from(controller.id.aborts_max()) {
+            while beside.aborts.len() < aborts_max {
                 let Some(cid) = place.member.next_abort() else { break };
                 let (qid, core) = (place.qid(), place.member.core);
                 let drive = &self.shared.address;
@@ -219,10 +226,4 @@ impl Life {
         }
         Ok(())
     }
-}
-
-/// Pending once, then done.
-fn once() -> impl FnMut() -> Option<()> {
-    let mut has_waited = false;
-    move || std::mem::replace(&mut has_waited, true).then_some(())
 }

@@ -31,9 +31,9 @@ fn a_drive_is_enabled_identified_and_shut_down() {
 #[test]
 fn what_is_written_is_read_and_on_the_medium() {
     let mut world = World::new(small_blocks());
-    for blocks in [1, 7, 8, 9, 16, 17, 64, 256, 2048] {
+    for blocks in [1_u32, 7, 8, 9, 16, 17, 64, 256, 2048] {
         let lba = u64::from(blocks) * 3;
-        let data: Vec<u8> = (0..blocks * 512).map(|at| (at * 7 + blocks) as u8).collect();
+        let data: Vec<u8> = (0..blocks * 512).map(|at| (at * 7 + blocks).to_le_bytes()[0]).collect();
         world.write(lba, &data, false).expect("written");
         assert_eq!(world.read(lba, blocks).expect("read"), data, "{blocks}");
         assert_eq!(world.emulator.read_medium(1, lba, u64::from(blocks)), data);

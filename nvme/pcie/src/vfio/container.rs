@@ -65,9 +65,9 @@ fn explain(error: io::Error, bytes: usize, limit: Option<u64>) -> io::Error {
     let is_limit = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM));
     let Some(limit) = limit.filter(|_| is_limit) else { return error };
     let says = format!(
-        "{error}: a drive's memory is pinned, and RLIMIT_MEMLOCK is {} KiB: raise it by at least {} KiB for all \
-         drives together (`ulimit -l unlimited`, LimitMEMLOCK=infinity of a service), or give the process \
-         CAP_IPC_LOCK",
+        "{error}: a drive's memory is pinned, and RLIMIT_MEMLOCK is {} KiB: raise it by at least {} KiB for \
+         all drives together (`ulimit -l unlimited`, LimitMEMLOCK=infinity of a service), or give the \
+         process CAP_IPC_LOCK",
         limit >> 10,
         bytes.div_ceil(1024),
     );
@@ -253,7 +253,7 @@ fn open_container(address: PciAddress) -> Result<VfioContainer, OpenFunctionErro
             address,
             "permission",
             "none for /dev/vfio/vfio",
-            "run as root, or give the user the file: `chmod 0666 /dev/vfio/vfio`, which by itself opens no drive",
+            "run as root, or give users the file: `chmod 0666 /dev/vfio/vfio`; that alone opens no drive",
         ),
         _ => refuse(address, "open /dev/vfio/vfio", source),
     })

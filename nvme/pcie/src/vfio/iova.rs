@@ -106,7 +106,10 @@ mod tests {
         #[test]
         fn pieces_are_disjoint_aligned_and_inside_of_a_range(
             ranges in prop::collection::vec((0..1_u64 << 30, 0..1_u64 << 30), 0..4),
-            steps in prop::collection::vec((any::<bool>(), 1..64_u64 << 20, any::<prop::sample::Index>()), 1..80),
+            steps in prop::collection::vec(
+                (any::<bool>(), 1..64_u64 << 20, any::<prop::sample::Index>()),
+                1..80,
+            ),
         ) {
             let ranges: Vec<_> = ranges.iter().map(|(start, length)| *start..=start + length).collect();
             let mut space = space(&ranges);

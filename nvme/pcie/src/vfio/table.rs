@@ -33,8 +33,6 @@ struct State {
     space: IovaSpace,
     /// By address and length.
     pieces: BTreeMap<(usize, usize), Piece>,
-    /// A drive is in the container. The kernel forgets all mappings when the last one leaves.
-    is_attached: bool,
 }
 
 struct Piece {
@@ -53,7 +51,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<I: Iommu + 'static> Table<I> {
     /// Nothing is mapped; a drive is about to be put in.
     pub(super) fn new(iommu: I) -> Arc<Table<I>> {
-        let state = State { space: IovaSpace::new(), pieces: BTreeMap::new(), is_attached: true };
+        let state = State { space: IovaSpace::new(), pieces: BTreeMap::new() };
         Arc::new(Table { iommu, state: Mutex::new(state) })
     }
 
@@ -68,10 +66,7 @@ impl<I: Iommu + 'static> Table<I> {
 
     /// The last drive has left: the kernel has forgotten all of it, and lets go of the memory.
     pub(super) fn detach(&self) {
-        let mut state = lock(&self.state);
-        state.is_attached = false;
-        let forgotten = std::mem::take(&mut state.pieces);
-        drop(state);
+        let forgotten = std::mem::take(&mut lock(&self.state).pieces);
         drop(forgotten);
     }
 
@@ -104,9 +99,7 @@ impl<I: Iommu + 'static> Table<I> {
 
     fn unmap(&self, key: (usize, usize)) {
         let mut state = lock(&self.state);
-        if !state.is_attached {
-            return;
-        }
+        // Not there: the last drive has left (`detach`).
         let Some(piece) = state.pieces.get_mut(&key) else { return };
         piece.uses = piece.uses.saturating_sub(1);
         if piece.uses > 0 {
@@ -119,7 +112,7 @@ impl<I: Iommu + 'static> Table<I> {
                 state.pieces.remove(&key);
             }
             Err(error) => {
-                tracing::error!(%error, iova, bytes = key.1, "memory of drives cannot be unmapped; it is kept");
+                tracing::error!(%error, iova, bytes = key.1, "memory of drives stays mapped: it is kept");
             }
         }
     }

@@ -6,6 +6,7 @@
 //!   send_part ──> WRITE .. ──> WRITE (signalled) ── completed ──> SentPart
 //!   reply ──> WRITE .. (not signalled) ──> SEND (signalled) ── completed ──> Sent
 //!                └─ the send queue is full: the last is signalled, and the chain goes on after it
+//!   probe ──> WRITE of no bytes (signalled)                       whether the host is there: see `idle`
 //! ```
 //!
 //! The send queue completes in order, so a signalled work request gives back the places of all before it in
@@ -43,6 +44,8 @@ pub(super) enum Kind {
         /// A key to be invalidated with it.
         invalidate: Option<u32>,
     },
+    /// Whether the host is there.
+    Probe,
 }
 
 impl Kind {
@@ -224,12 +227,19 @@ impl Conn {
             }
             Op::Write { local, remote }
         } else {
-            let Kind::Reply { head, invalidate } = chain.kind else { return None };
+            let local = Span { offset: 0, bytes: 0 };
+            let op = match chain.kind {
+                Kind::Reply { head, invalidate } => {
+                    Op::Send { head, head_bytes: CQE_BYTES, local, invalidate }
+                }
+                // Without bytes neither address nor key is looked at.
+                Kind::Probe => Op::Write { local, remote: Remote { address: 0, key: 0 } },
+                Kind::Fetch | Kind::FetchPart { .. } | Kind::SendPart { .. } => return None,
+            };
             is_signalled = true;
             chain.is_posted = true;
             self.replies.pop_front();
-            let local = Span { offset: 0, bytes: 0 };
-            Op::Send { head, head_bytes: CQE_BYTES, local, invalidate }
+            op
         };
         if let Some(chain) = self.chains.get_mut(slot) {
             chain.in_flight += 1;

@@ -7,6 +7,7 @@
 //!   next_buffer() -> post it again                   before the replies: the host may answer a reply at once
 //!   next_work() -> post                              one doorbell for all of them
 //!   phase()   Ending: end the queue pair, collect its completions, destroy it, then on_destroyed()
+//!   watch()   now and then: asks a silent host whether it is there
 //! ```
 //!
 //! Memory: the buffer with a capsule's in-capsule data is handed in by value and comes back through
@@ -23,6 +24,7 @@ mod capsule;
 mod chain;
 #[cfg(test)]
 mod hostile;
+mod idle;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +42,7 @@ use crate::work::{Completion, HEAD_BYTES_MAX, Remote};
 use chain::{Chain, Kind};
 
 pub use capsule::{CAPSULE_BYTES, Capsule, DESCRIPTORS_MAX, Violation};
+pub use idle::PROBE_AFTER;
 
 /// Most chains of a command at a time: two parts, and the reply behind them. A disconnecting host may leave
 /// some behind.
@@ -76,6 +79,8 @@ pub struct ConnConfig {
     pub can_invalidate: bool,
     /// Time from the decision to close to the end of the queue pair.
     pub close_timeout: Nanos,
+    /// Silence after which the host is asked whether it is there.
+    pub probe_after: Nanos,
 }
 
 impl Default for ConnConfig {
@@ -91,6 +96,7 @@ impl Default for ConnConfig {
             reads_max: 1,
             can_invalidate: false,
             close_timeout: Nanos::from_secs(2),
+            probe_after: PROBE_AFTER,
         }
     }
 }
@@ -150,6 +156,7 @@ pub struct Conn {
     /// Commands given out whose reply is not known to have left, and how many the queue pair has room for.
     outstanding: usize,
     room: usize,
+    silence: idle::Silence,
 }
 
 impl Conn {
@@ -168,9 +175,10 @@ impl Conn {
             free_buffers: VecDeque::with_capacity(entries),
             current: None,
             pending: std::iter::repeat_with(|| (UNSLOTTED, Pending::default())).take(entries).collect(),
-            chains: Slab::with_capacity(CHAINS_PER_COMMAND * entries),
+            // One more: whether the host is there is asked beside all commands.
+            chains: Slab::with_capacity(CHAINS_PER_COMMAND * entries + 1),
             fetches: VecDeque::with_capacity(2 * entries),
-            replies: VecDeque::with_capacity(CHAINS_PER_COMMAND * entries),
+            replies: VecDeque::with_capacity(CHAINS_PER_COMMAND * entries + 1),
             is_fetch_next: false,
             send_free: config.send_queue,
             reads_free: config.reads_max,
@@ -180,6 +188,7 @@ impl Conn {
             is_closed_told: false,
             outstanding: 0,
             room: 1,
+            silence: idle::Silence::default(),
         }
     }
 
@@ -193,6 +202,7 @@ impl Conn {
     /// A receive has completed.
     #[inline]
     pub fn received(&mut self, capsule: Capsule) {
+        self.silence.is_broken = true;
         match self.phase {
             Phase::Connecting | Phase::Open if self.inbox.len() >= usize::from(self.config.receives) => {
                 self.free_buffers.extend(capsule.buf);
@@ -206,6 +216,7 @@ impl Conn {
     /// A work request of the send queue has completed.
     #[inline]
     pub fn completed(&mut self, completion: Completion) {
+        self.silence.is_broken = true;
         if !completion.is_ok {
             self.end();
         }

@@ -9,7 +9,7 @@ use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::transport::DataPointer;
 
 use super::*;
-use crate::work::{Op, Work};
+use crate::work::{Op, Span, Work};
 
 /// The buffers here have pieces of this size.
 const PIECE: u32 = 4096;
@@ -537,4 +537,66 @@ fn a_list_of_descriptors_is_written_to_piece_by_piece() {
     let moved: Vec<_> = work[..3].iter().map(moved).collect();
     assert_eq!(moved, [(0, 0x10_0000, 100), (100, 0x20_0000, 5000), (5100, 0x30_0000, 3092)]);
     assert_eq!(work.len(), 4);
+}
+
+#[test]
+fn a_silent_host_is_asked_once_whether_it_is_there_and_its_answer_changes_nothing() {
+    let mut conn = open(narrow());
+    let at = |ms: u64| Nanos::from_ms(1000 + ms);
+    assert!(!conn.watch(at(0)), "the silence begins");
+    assert!(!conn.watch(at(14_999)) && posted(&mut conn).is_empty());
+    assert!(conn.watch(at(15_000)));
+    let work = posted(&mut conn);
+    let nothing = Span { offset: 0, bytes: 0 };
+    let op = Op::Write { local: nothing, remote: Remote { address: 0, key: 0 } };
+    assert_eq!(work.iter().map(|work| (work.is_signalled, work.op)).collect::<Vec<_>>(), [(true, op)]);
+    assert!(conn.buffer(work[0].chain).is_none());
+    assert_eq!((conn.posted(), conn.reads_free()), (1, 1));
+    assert!(!conn.watch(at(15_000)) && !conn.watch(at(60_000)), "one at a time");
+    conn.completed(ok(&work[0]));
+    assert_eq!((conn.posted(), conn.phase(), conn.has_events()), (0, Phase::Open, false));
+    assert!(!conn.watch(at(60_000)), "it was heard of");
+    assert!(!conn.watch(at(60_050)) && !conn.watch(at(75_000)) && conn.watch(at(75_050)));
+}
+
+#[test]
+fn whatever_is_heard_of_a_host_puts_the_question_off() {
+    let mut conn = open(narrow());
+    assert!(!conn.watch(Nanos(0)));
+    conn.received(keyed(1, PIECE, false));
+    assert!(!conn.watch(Nanos::from_secs(15)), "a capsule");
+    command(&mut conn, slot(1));
+    assert!(!conn.watch(Nanos::from_secs(16)));
+    conn.reply(reply(slot(1), pool().take(PIECE)));
+    let work = posted(&mut conn);
+    assert!(!conn.watch(Nanos::from_secs(31)), "its completion will tell");
+    work.iter().for_each(|work| conn.completed(ok(work)));
+    assert!(!conn.watch(Nanos::from_secs(46)), "a completion");
+    assert!(!conn.watch(Nanos::from_secs(47)) && conn.watch(Nanos::from_secs(62)));
+}
+
+#[test]
+fn a_host_that_does_not_answer_loses_its_connection() {
+    let mut conn = open(narrow());
+    assert!(!conn.watch(Nanos(0)) && conn.watch(Nanos::from_secs(15)));
+    let work = posted(&mut conn);
+    conn.completed(failed(&work[0]));
+    assert_eq!((conn.phase(), conn.posted()), (Phase::Ending, 0));
+}
+
+#[test]
+fn nobody_is_asked_before_and_after_a_connection_is_open() {
+    let mut conn = Conn::new(narrow());
+    for seconds in [0, 15, 30] {
+        assert!(!conn.watch(Nanos::from_secs(seconds)), "not established");
+    }
+    conn.on_established();
+    conn.set_queue_entries(8);
+    assert!(!conn.watch(Nanos::from_secs(30)) && conn.watch(Nanos::from_secs(45)));
+    let work = posted(&mut conn);
+    conn.close(CloseReason::Shutdown);
+    assert_eq!(conn.phase(), Phase::Draining, "the answer is waited for");
+    conn.completed(ok(&work[0]));
+    assert_eq!(conn.phase(), Phase::Ending);
+    assert!(!conn.watch(Nanos::from_secs(60)) && !conn.watch(Nanos::from_secs(99)));
 }

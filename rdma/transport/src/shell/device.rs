@@ -7,12 +7,13 @@ use std::sync::Arc;
 use spindle_rdma_verbs::{
     CompletionChannel, CompletionQueue, POLL_BATCH, SharedReceiveQueue, VerbsError, WorkCompletion,
 };
-use spindle_reactor::mem::Area;
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::Slot;
 
 use super::OWN;
 use super::RECEIVE;
 use super::keys::{KeyTable, SharedDevice};
+use super::lost::{DiskArea, Opening};
 use super::receives::{CHUNK_SLOTS, Queue, Receives};
 
 /// Most entries of a completion queue of ours; a core makes another when its connections need it.
@@ -44,6 +45,8 @@ impl Hasher for NumberHasher {
 struct Completions {
     queue: CompletionQueue,
     promised: u32,
+    /// The channel will be told of the next completion, or was and nobody has looked.
+    is_armed: bool,
 }
 
 /// The shared receive queue with its slots.
@@ -68,7 +71,8 @@ pub(super) struct Reservation {
 pub(super) struct DeviceCore {
     pub(super) shared: Arc<SharedDevice>,
     pub(super) channel: CompletionChannel,
-    completions: Vec<Completions>,
+    /// A place is empty when its queue has failed and its connections are gone.
+    completions: Vec<Option<Completions>>,
     pub(super) receives: Option<SharedReceives>,
     pub(super) keys: KeyTable,
     /// Connections by the number of their queue pair.
@@ -76,30 +80,30 @@ pub(super) struct DeviceCore {
     vector: u32,
     /// Found by a try to sleep, and not dispatched yet.
     found: Vec<WorkCompletion>,
+    /// It is gone: nothing more is made on it.
+    pub(super) is_lost: bool,
+    /// The same device has been opened anew.
+    pub(super) is_replaced: bool,
+    /// Somebody waits for its descriptors.
+    pub(super) is_watched: bool,
 }
 
 impl DeviceCore {
-    /// With the core's pool and the disks registered.
-    pub(super) fn new(
-        shared: &Arc<SharedDevice>,
-        core: usize,
-        areas: &[Area],
-        in_capsule_bytes: u32,
-        srq_entries: u32,
-    ) -> Result<DeviceCore, VerbsError> {
+    /// With the core's pools registered.
+    pub(super) fn new(shared: &Arc<SharedDevice>, opening: &Opening) -> Result<DeviceCore, VerbsError> {
         let device = shared.device();
         let limits = device.limits();
         let mut keys = KeyTable::default();
-        for area in areas {
+        for area in &opening.areas {
             keys.add(shared.register(area)?, false);
         }
-        let entries = srq_entries.min(limits.srq_wr);
+        let entries = opening.config.srq_entries.min(limits.srq_wr);
         let has_shared = limits.has_srq && entries > 0;
         let receives = match has_shared.then(|| SharedReceiveQueue::new(device, entries, 1)) {
             // Without it each queue pair has its own, as with a device that has none.
             Some(Ok(queue)) => Some(SharedReceives {
                 queue,
-                receives: Receives::new(in_capsule_bytes, RECEIVE),
+                receives: Receives::new(opening.in_capsule_bytes, RECEIVE),
                 reserved: 0,
             }),
             Some(Err(error)) => {
@@ -116,22 +120,31 @@ impl DeviceCore {
             receives,
             keys,
             numbers: HashMap::default(),
-            vector: u32::try_from(core).unwrap_or(0) % vectors,
+            vector: u32::try_from(opening.core).unwrap_or(0) % vectors,
             found: Vec::with_capacity(64),
+            is_lost: false,
+            is_replaced: false,
+            is_watched: false,
         })
     }
 
-    /// The memory of the disks that there are now.
-    pub(super) fn set_disks(&mut self, areas: &[Area]) -> Result<(), VerbsError> {
-        self.keys.retain_disks(areas);
-        let mut outcome = Ok(());
-        for area in areas {
-            match self.shared.register(area) {
-                Ok(region) => self.keys.add(region, true),
-                Err(error) => outcome = outcome.and(Err(error)),
-            }
+    /// Forget the memory of disks that are not among these.
+    pub(super) fn keep_disks(&mut self, disks: &[DiskArea]) {
+        self.keys.retain_disks(disks);
+    }
+
+    /// Register the memory of a disk, if that is not done.
+    pub(super) fn add_disk(&mut self, disk: &DiskArea) -> Result<(), VerbsError> {
+        self.keys.add(self.shared.register(&disk.area)?, true);
+        Ok(())
+    }
+
+    /// What has to be done now and then.
+    pub(super) fn on_time(&mut self, now: Nanos) {
+        self.keys.purge(now);
+        if let Some(SharedReceives { queue, receives, .. }) = &mut self.receives {
+            receives.post_again(&mut Queue::Shared(queue));
         }
-        outcome
     }
 
     /// Room for a connection's completions and receives, so that neither queue ever overflows.
@@ -140,7 +153,7 @@ impl DeviceCore {
         let entries = slots + send_queue + 1;
         let completions = self.completions_for(entries).map_err(|error| error.to_string())?;
         let shared_slots = self.reserve_shared(slots);
-        if let Some(completions) = self.completions.get_mut(completions) {
+        if let Some(completions) = self.completions.get_mut(completions).and_then(Option::as_mut) {
             completions.promised += entries;
         }
         Ok(Reservation { completions, entries, shared_slots })
@@ -150,13 +163,18 @@ impl DeviceCore {
         let has_room = |it: &Completions| {
             !it.queue.is_broken() && it.queue.entries() - it.promised.min(it.queue.entries()) >= entries
         };
-        if let Some(at) = self.completions.iter().position(has_room) {
+        if let Some(at) = self.completions.iter().position(|it| it.as_ref().is_some_and(has_room)) {
             return Ok(at);
         }
         let device = self.shared.device();
         let size = device.limits().cqe.min(COMPLETIONS_MAX);
         let queue = CompletionQueue::new(device, size, self.vector, Some(&self.channel))?;
-        self.completions.push(Completions { queue, promised: 0 });
+        let completions = Some(Completions { queue, promised: 0, is_armed: false });
+        if let Some(at) = self.completions.iter().position(Option::is_none) {
+            self.completions[at] = completions;
+            return Ok(at);
+        }
+        self.completions.push(completions);
         Ok(self.completions.len() - 1)
     }
 
@@ -179,8 +197,14 @@ impl DeviceCore {
 
     /// A connection is gone.
     pub(super) fn release(&mut self, reservation: Reservation) {
-        if let Some(completions) = self.completions.get_mut(reservation.completions) {
+        // The queue pair of the connection that is gone may still be there; it holds its queue.
+        if let Some(place) = self.completions.get_mut(reservation.completions)
+            && let Some(completions) = place
+        {
             completions.promised -= reservation.entries;
+            if completions.promised == 0 && completions.queue.is_broken() {
+                *place = None;
+            }
         }
         if let Some(receives) = &mut self.receives {
             receives.reserved -= reservation.shared_slots;
@@ -188,7 +212,7 @@ impl DeviceCore {
     }
 
     pub(super) fn completion_queue(&self, reservation: Reservation) -> Option<&CompletionQueue> {
-        self.completions.get(reservation.completions).map(|completions| &completions.queue)
+        self.completions.get(reservation.completions)?.as_ref().map(|completions| &completions.queue)
     }
 
     /// Take what has completed; true when there was anything.
@@ -196,7 +220,7 @@ impl DeviceCore {
     pub(super) fn poll(&mut self, into: &mut Vec<WorkCompletion>) -> bool {
         let before = into.len();
         into.append(&mut self.found);
-        for completions in &mut self.completions {
+        for completions in self.completions.iter_mut().flatten() {
             completions.queue.poll(|completion| into.push(completion));
         }
         into.len() > before
@@ -205,30 +229,48 @@ impl DeviceCore {
     /// Take all that has completed.
     pub(super) fn poll_all(&mut self, into: &mut Vec<WorkCompletion>) {
         into.append(&mut self.found);
-        for completions in &mut self.completions {
+        for completions in self.completions.iter_mut().flatten() {
             while completions.queue.poll(|completion| into.push(completion)) == POLL_BATCH {}
         }
     }
 
-    /// A completion queue has failed: nothing on it will complete any more.
-    pub(super) fn is_broken(&self) -> bool {
-        self.completions.iter().any(|completions| completions.queue.is_broken())
+    /// The completion queue of a connection has failed: nothing on it will complete any more.
+    pub(super) fn is_broken(&self, reservation: Reservation) -> bool {
+        self.completion_queue(reservation).is_some_and(CompletionQueue::is_broken)
+    }
+
+    /// A completion queue has failed, as the device tells. Which one it is, if it is this core's.
+    pub(super) fn set_broken(&mut self, identity: usize) -> Option<usize> {
+        let is_it = |it: &Option<Completions>| it.as_ref().is_some_and(|it| it.queue.identity() == identity);
+        let at = self.completions.iter().position(is_it)?;
+        let completions = self.completions[at].as_mut()?;
+        completions.queue.set_broken();
+        if completions.promised == 0 {
+            self.completions[at] = None;
+        }
+        Some(at)
     }
 
     /// Have the channel told of the next completion of any queue. False: there is one already.
     pub(super) fn arm(&mut self) -> bool {
-        for completions in &mut self.completions {
-            // A device that cannot is dead: its connections end by themselves.
-            let _ = completions.queue.arm();
+        for completions in self.completions.iter_mut().flatten() {
+            if !completions.is_armed {
+                // A device that cannot is dead: its connections end by themselves.
+                completions.is_armed = completions.queue.arm().is_ok();
+            }
             completions.queue.poll(|completion| self.found.push(completion));
         }
         self.found.is_empty()
     }
 
-    /// Take what the channel has told.
+    /// Take what the channel has told: of each armed queue at most one.
     pub(super) fn take_events(&mut self) {
-        if let Some(completions) = self.completions.first() {
-            self.channel.take_events(&completions.queue);
+        while self.completions.iter().flatten().any(|completions| completions.is_armed) {
+            let Some(told) = self.channel.take_event() else { return };
+            let mut all = self.completions.iter_mut().flatten();
+            if let Some(completions) = all.find(|completions| completions.queue.identity() == told) {
+                completions.is_armed = false;
+            }
         }
     }
 

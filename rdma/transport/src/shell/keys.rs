@@ -7,6 +7,8 @@ use spindle_rdma_verbs::{Access, Device, MemoryRegion, VerbsError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 
+use super::lost::DiskArea;
+
 /// A device, and what is registered with it: shared by all cores, so that memory they share is registered
 /// once.
 #[derive(Debug)]
@@ -16,7 +18,7 @@ pub struct SharedDevice {
 }
 
 impl SharedDevice {
-    /// All RDMA devices of the machine.
+    /// All RDMA devices of the machine; each time anew, without what others have registered with them.
     ///
     /// # Errors
     /// [`VerbsError`] when there are devices that cannot be opened.
@@ -84,10 +86,10 @@ impl KeyTable {
     }
 
     /// Forget the memory of disks that are not in `keep`.
-    pub(super) fn retain_disks(&mut self, keep: &[Area]) {
+    pub(super) fn retain_disks(&mut self, keep: &[DiskArea]) {
         self.last.set(0);
         let is_gone = |range: &mut Range| {
-            range.is_disk && keep.iter().all(|area| area.base().as_ptr() as usize != range.start)
+            range.is_disk && keep.iter().all(|disk| disk.area.base().as_ptr() as usize != range.start)
         };
         self.retired.extend(self.ranges.extract_if(.., is_gone).map(|range| (range, None)));
     }

@@ -67,7 +67,7 @@ impl Link {
         };
         let heads = match queue_pair.inline_bytes() as usize >= CQE_BYTES {
             true => Ok(None),
-            false => Heads::new(device, CHAINS_PER_COMMAND * entries as usize).map(Some),
+            false => Heads::new(device, CHAINS_PER_COMMAND * entries as usize + 1).map(Some),
         };
         match (own, heads) {
             (Ok(own), Ok(heads)) => Ok(Link {

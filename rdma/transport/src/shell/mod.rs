@@ -14,19 +14,19 @@
 mod device;
 mod keys;
 mod link;
+mod lost;
 mod receives;
 mod request;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use nvme_spec::rdma::{CmAccept, CmReject, CmStatus};
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_rdma_verbs::{
-    AsyncEvent, CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, QueuePair, QueuePairConfig,
-    VerbsError, WorkCompletion,
+    CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, QueuePair, QueuePairConfig, VerbsError,
+    WorkCompletion,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
@@ -40,8 +40,10 @@ use crate::controller::{Conn, ConnConfig, Phase};
 use crate::work::Completion;
 use device::{DeviceCore, Reservation};
 use link::{Link, Parts, SEGMENTS_MAX};
+use lost::{Deaf, Opening, RETRY_PERIOD};
 
 pub use keys::SharedDevice;
+pub use lost::{DeviceMessage, DiskArea};
 pub use request::{Request, Wanted, check};
 
 /// Bits of a work request's 64-bit id, above a slot's 32: a receive,
@@ -83,29 +85,68 @@ const INLINE_BYTES: u32 = 16;
 /// Polls of the completion queues in a turn.
 const POLLS_PER_TURN: usize = 4;
 
+/// Descriptors of a kind, which say when there is something of it to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A device's completion channel.
+    Completions,
+    /// The connection manager's channel.
+    Manager,
+    /// What a device tells of itself.
+    Device,
+}
+
+/// What descriptors have told.
+#[derive(Debug, Clone, Copy, Default)]
+struct Told {
+    completions: bool,
+    manager: bool,
+    device: bool,
+}
+
+impl Told {
+    fn is_any(self) -> bool {
+        self.completions || self.manager || self.device
+    }
+}
+
 struct Listening {
     id: CmId,
+    address: SocketAddr,
     /// In the configuration.
     index: usize,
 }
 
 /// One core's queue pairs. See the module.
 pub struct Shell {
-    config: ShellConfig,
     /// By the index of the connection's slot. Before the devices, whose memory they use.
     links: Vec<Option<Link>>,
-    devices: Vec<DeviceCore>,
+    /// A place is empty when its device is gone.
+    devices: Vec<Option<DeviceCore>>,
+    opening: Opening,
     channel: CmChannel,
     listening: Vec<Listening>,
+    deaf: Vec<Deaf>,
+    /// Devices that are lost, or that a request came by and nobody knows.
+    missing: usize,
+    /// Found, and not usable so far.
+    unopened: Vec<Arc<SharedDevice>>,
+    has_refused: bool,
+    messages: VecDeque<DeviceMessage>,
+    disks: Vec<DiskArea>,
+    /// Names of those whose memory could not be registered.
+    refused: Vec<String>,
+    is_watched: bool,
     requests: VecDeque<Request>,
     ids: HashMap<CmToken, Slot>,
     active: Vec<Slot>,
     completions: Vec<WorkCompletion>,
-    /// A descriptor has said that there is something.
-    is_ready: bool,
+    /// Descriptors have said that there is something.
+    told: Told,
     listens: bool,
     entries_max: u16,
     next_timer: Nanos,
+    next_retry: Nanos,
     now: Nanos,
 }
 
@@ -135,22 +176,36 @@ impl Shell {
     pub fn new(setup: &ShellSetup<'_>) -> Result<Shell, VerbsError> {
         let mut areas = setup.areas.to_vec();
         areas.push(Area::zeroes());
-        let srq_entries = setup.config.srq_entries;
-        let open = |device| DeviceCore::new(device, setup.core, &areas, setup.in_capsule_bytes, srq_entries);
-        Ok(Shell {
+        let opening = Opening {
+            core: setup.core,
+            areas,
+            in_capsule_bytes: setup.in_capsule_bytes,
             config: setup.config,
+        };
+        let open = |device| DeviceCore::new(device, &opening).map(Some);
+        Ok(Shell {
             devices: setup.devices.iter().map(open).collect::<Result<_, _>>()?,
+            opening,
             channel: CmChannel::new()?,
             listening: Vec::new(),
+            deaf: Vec::new(),
+            missing: 0,
+            unopened: Vec::new(),
+            has_refused: false,
+            messages: VecDeque::new(),
+            disks: Vec::new(),
+            refused: Vec::new(),
+            is_watched: false,
             requests: VecDeque::new(),
             links: (0..setup.connections).map(|_| None).collect(),
             ids: HashMap::new(),
             active: Vec::with_capacity(setup.connections),
             completions: Vec::with_capacity(1024),
-            is_ready: false,
+            told: Told::default(),
             listens: false,
             entries_max: setup.entries_max,
             next_timer: Nanos::ZERO,
+            next_retry: Nanos::ZERO,
             now: Nanos::ZERO,
         })
     }
@@ -162,30 +217,18 @@ impl Shell {
     pub fn listen(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
         let id = CmId::new(&self.channel)?;
         id.listen(address, BACKLOG)?;
-        self.listening.push(Listening { id, index });
+        self.listening.push(Listening { id, address, index });
         self.listens = true;
         Ok(())
     }
 
-    /// Register the memory of the disks that there are now.
-    ///
-    /// # Errors
-    /// [`VerbsError`]: commands to a disk that is not registered end their connection.
-    pub fn set_disks(&mut self, areas: &[Area]) -> Result<(), VerbsError> {
-        self.devices.iter_mut().map(|device| device.set_disks(areas)).fold(Ok(()), Result::and)
-    }
-
-    /// Descriptors that say when there is something to do: see [`Shell::on_ready`].
-    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let asynchronous =
-            self.devices.iter().filter(|_| self.listens).map(|it| it.shared.device().async_fd());
-        let completions = self.devices.iter().map(|device| device.channel.as_fd());
-        std::iter::once(self.channel.as_fd()).chain(asynchronous).chain(completions)
-    }
-
-    /// One of the descriptors is readable.
-    pub fn on_ready(&mut self) {
-        self.is_ready = true;
+    /// A descriptor of this kind is readable. Only those are read: each look in vain is a system call.
+    pub fn on_ready(&mut self, source: Source) {
+        match source {
+            Source::Completions => self.told.completions = true,
+            Source::Manager => self.told.manager = true,
+            Source::Device => self.told.device = true,
+        }
     }
 
     /// True while there are connections: their completion queues are to be polled.
@@ -198,15 +241,14 @@ impl Shell {
     /// run.
     #[must_use]
     pub fn wants_yield(&self) -> bool {
-        self.devices.iter().any(|device| device.shared.device().is_soft_roce())
+        self.devices.iter().flatten().any(|device| device.shared.device().is_soft_roce())
     }
 
     /// About to sleep: have the descriptors tell of completions from now on. False: there is something
     /// already.
     pub fn prepare_sleep(&mut self) -> bool {
-        let mut may_sleep = self.active.is_empty() && !self.is_ready;
-        for device in &mut self.devices {
-            device.take_events();
+        let mut may_sleep = self.active.is_empty() && !self.told.is_any() && self.requests.is_empty();
+        for device in self.devices.iter_mut().flatten() {
             may_sleep &= device.arm();
         }
         may_sleep
@@ -229,13 +271,17 @@ impl Shell {
                 break;
             }
         }
-        if std::mem::take(&mut self.is_ready) {
+        if self.told.is_any() {
             has_worked = true;
             self.poll_events(core);
         }
         if now >= self.next_timer {
             self.next_timer = now + TIMER_PERIOD;
             self.on_time(core);
+        }
+        if now >= self.next_retry {
+            self.next_retry = now + RETRY_PERIOD;
+            self.retry(core);
         }
         has_worked
     }
@@ -245,7 +291,8 @@ impl Shell {
         let mut completions = std::mem::take(&mut self.completions);
         let mut has_come = false;
         for index in 0..self.devices.len() {
-            has_come |= self.devices[index].poll(&mut completions);
+            let Some(device) = &mut self.devices[index] else { continue };
+            has_come |= device.poll(&mut completions);
             for completion in completions.drain(..) {
                 self.dispatch(core, index, &completion);
             }
@@ -274,7 +321,7 @@ impl Shell {
         completion: &WorkCompletion,
     ) {
         let Shell { devices, links, active, now, .. } = self;
-        let device = &mut devices[device];
+        let Some(device) = &mut devices[device] else { return };
         let found = device.numbers.get(&completion.queue_pair).copied();
         let link = found.and_then(|id| links.get_mut(id.index())?.as_mut().filter(|link| link.id == id));
         let is_receive = completion.id & RECEIVE != 0;
@@ -319,7 +366,7 @@ impl Shell {
             return;
         };
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
-        let device = &mut devices[link.device];
+        let Some(device) = &mut devices[link.device] else { return };
         let posted = link.post_receives(conn, device).map_err(|error| error.to_string());
         let posted = posted.and_then(|()| link.post_work(conn, &device.keys));
         if let Err(error) = posted {
@@ -359,25 +406,28 @@ impl Shell {
     fn destroy<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
         // A device forgets the completions of a queue pair that is destroyed, and with them receives of the
         // shared queue; and its number may come again.
-        if let Some(device) = self.link(id).map(|link| link.device) {
+        let Some(index) = self.link(id).map(|link| link.device) else { return };
+        if let Some(device) = &mut self.devices[index] {
             let mut found = std::mem::take(&mut self.completions);
-            self.devices[device].poll_all(&mut found);
+            device.poll_all(&mut found);
             for completion in found.drain(..) {
-                self.dispatch(core, device, &completion);
+                self.dispatch(core, index, &completion);
             }
             self.completions = found;
         }
         let Shell { devices, links, ids, .. } = self;
         let Some(mut link) = links.get_mut(id.index()).and_then(Option::take) else { return };
-        let device = &mut devices[link.device];
         ids.remove(&link.cm.token());
-        device.numbers.remove(&link.number());
-        // Receives of the shared queue go back to it; those of its own queue go with it.
-        if let Some(conn) = core.transport(id).and_then(Holds::held) {
-            let _ = link.post_receives(conn, device);
+        if let Some(device) = &mut devices[index] {
+            device.numbers.remove(&link.number());
+            // Receives of the shared queue go back to it; those of its own queue go with it.
+            if let Some(conn) = core.transport(id).and_then(Holds::held) {
+                let _ = link.post_receives(conn, device);
+            }
+            device.release(link.reservation);
         }
-        device.release(link.reservation);
         drop(link);
+        self.forget(index);
         if let Some(conn) = core.transport(id).and_then(Holds::held) {
             conn.on_destroyed();
         }
@@ -402,11 +452,14 @@ impl Shell {
 
     fn on_time<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
         let now = self.now;
-        self.devices.iter_mut().for_each(|device| device.keys.purge(now));
+        for device in self.devices.iter_mut().flatten() {
+            device.on_time(now);
+        }
         for index in 0..self.links.len() {
             let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
             let (id, is_ending) = (link.id, link.ends_by.is_some());
-            let is_broken = self.devices[link.device].is_broken();
+            let device = self.devices[link.device].as_ref();
+            let is_broken = device.is_some_and(|device| device.is_broken(link.reservation));
             let Some(conn) = core.transport(id).and_then(Holds::held) else { continue };
             if conn.posted() == 0 {
                 link.progress = now;
@@ -418,19 +471,23 @@ impl Shell {
             if conn.deadline().is_some_and(|deadline| deadline <= now) {
                 conn.on_time(now);
             }
-            if is_ending || matches!(conn.phase(), Phase::Ending | Phase::Closed) {
+            let is_silent = conn.watch(now);
+            if is_silent || is_ending || matches!(conn.phase(), Phase::Ending | Phase::Closed) {
                 self.pump(core, id);
             }
         }
     }
 
     fn poll_events<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
-        for device in &mut self.devices {
-            device.take_events();
-            while let Some(event) = self.listens.then(|| device.shared.device().next_async_event()).flatten()
-            {
-                log_device_event(device.shared.device().name(), event);
-            }
+        let told = std::mem::take(&mut self.told);
+        if told.completions {
+            self.devices.iter_mut().flatten().for_each(DeviceCore::take_events);
+        }
+        if told.device {
+            self.poll_devices(core);
+        }
+        if !told.manager {
+            return;
         }
         for _ in 0..EVENTS_PER_TURN {
             match self.channel.next_event() {
@@ -443,7 +500,18 @@ impl Shell {
             }
         }
         // There may be more.
-        self.is_ready = true;
+        self.told.manager = true;
+    }
+
+    #[cold]
+    fn poll_devices<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
+        for index in 0..self.devices.len() {
+            for _ in 0..EVENTS_PER_TURN {
+                let Some(device) = &self.devices[index] else { break };
+                let Some(event) = device.shared.device().next_async_event() else { break };
+                self.on_device_event(core, index, event);
+            }
+        }
     }
 
     fn on_event<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, mut event: CmEvent) {
@@ -453,17 +521,15 @@ impl Shell {
             }
             return;
         }
-        if event.kind == CmEventKind::DeviceRemoval
-            && self.listening.iter().any(|listening| listening.id.token() == event.id)
-        {
-            tracing::error!("an RDMA device is gone, and a listener with it: restart to listen again");
+        if event.kind == CmEventKind::DeviceRemoval {
+            self.on_removal(core, event.id);
+            return;
         }
         let Some(id) = self.ids.get(&event.id).copied() else { return };
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
         match event.kind {
             CmEventKind::Established => conn.on_established(),
             CmEventKind::Disconnected
-            | CmEventKind::DeviceRemoval
             | CmEventKind::ConnectError
             | CmEventKind::Unreachable
             | CmEventKind::Rejected => conn.on_disconnected(),
@@ -473,6 +539,7 @@ impl Shell {
             | CmEventKind::RouteError
             | CmEventKind::ConnectRequest
             | CmEventKind::ConnectResponse
+            | CmEventKind::DeviceRemoval
             | CmEventKind::TimewaitExit
             | CmEventKind::Other(_) => return,
         }
@@ -482,9 +549,13 @@ impl Shell {
 
     fn on_request<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, event: &CmEvent, id: CmId) {
         let listener = self.listening.iter().find(|it| Some(it.id.token()) == event.listener);
-        let device = self.devices.iter().find(|it| it.shared.device().is_of(&id));
-        let (Some(listener), Some(device)) = (listener, device) else { return };
-        let listener = listener.index;
+        let Some(listener) = listener.map(|it| it.index) else { return };
+        let device = self.devices.iter().flatten().find(|it| it.shared.device().is_of(&id) && !it.is_lost);
+        let Some(device) = device else {
+            // A new one, of a listener on all addresses. Refused; the host comes again.
+            self.missing = self.missing.max(1);
+            return;
+        };
         match check(event, device.shared.device().limits(), self.entries_max) {
             Ok(wanted) => self.requests.push_back(Request { id, listener, wanted }),
             Err((status, reason)) => {
@@ -508,6 +579,12 @@ impl Shell {
         self.now = now;
         let Request { id: cm, listener, wanted } = request;
         let (Some(remote), Some(local)) = (cm.peer_address(), cm.local_address()) else { return false };
+        if let Some(reason) = core.refusal() {
+            let reason = reason.to_owned();
+            core.notices().push(Notice::ConnectionRefused { remote, reason });
+            let _ = cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
+            return false;
+        }
         let mut link = match self.make_link(cm, wanted, &mut config) {
             Ok(link) => link,
             Err((cm, reason)) => {
@@ -518,12 +595,16 @@ impl Shell {
         };
         let peer = Peer { transport: TransportKind::Rdma, listener, remote, local };
         let Ok(id) = core.accept(T::wrap(Conn::new(config)), peer) else {
-            self.devices[link.device].release(link.reservation);
+            if let Some(device) = &mut self.devices[link.device] {
+                device.release(link.reservation);
+            }
             let _ = link.cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
             return false;
         };
         link.id = id;
-        self.devices[link.device].numbers.insert(link.number(), id);
+        if let Some(device) = &mut self.devices[link.device] {
+            device.numbers.insert(link.number(), id);
+        }
         self.ids.insert(link.cm.token(), id);
         let answer = CmAccept::new(wanted.entries);
         let accepted = link.cm.accept(&ConnectParams {
@@ -555,15 +636,17 @@ impl Shell {
         if let Err(error) = cm.migrate(&self.channel) {
             return Err((cm, error.to_string()));
         }
-        let Some(index) = self.devices.iter().position(|it| it.shared.device().is_of(&cm)) else {
-            return Err((cm, "it came by a device that was not there at the start".to_owned()));
+        let is_of = |device: &DeviceCore| !device.is_lost && device.shared.device().is_of(&cm);
+        let index = self.devices.iter().position(|device| device.as_ref().is_some_and(is_of));
+        let found = index.and_then(|index| Some((index, self.devices[index].as_mut()?)));
+        let Some((index, device)) = found else {
+            return Err((cm, "it came by a device that this core does not have".to_owned()));
         };
-        let device = &mut self.devices[index];
         let limits = device.shared.device().limits().clone();
         let entries = u32::from(wanted.entries);
         // A SEND, and a READ or WRITE, for each command.
         let send_wr = (2 * entries).min(limits.send_wr);
-        let segments = self.config.segments.min(limits.sge).min(limits.sge_read.max(1));
+        let segments = self.opening.config.segments.min(limits.sge).min(limits.sge_read.max(1));
         let reservation = match device.reserve(entries, send_wr) {
             Ok(reservation) => reservation,
             Err(error) => return Err((cm, error)),
@@ -584,7 +667,9 @@ impl Shell {
         let shared = Arc::clone(&device.shared);
         let parts = Parts { device: index, queue_pair, cm, reservation };
         Link::new(parts, &shared, entries, config.in_capsule_bytes).map_err(|(cm, error)| {
-            self.devices[index].release(reservation);
+            if let Some(device) = &mut self.devices[index] {
+                device.release(reservation);
+            }
             (cm, error)
         })
     }
@@ -609,16 +694,4 @@ fn make_queue_pair(
         inline_bytes: INLINE_BYTES,
     };
     cm.create_queue_pair(device.shared.device(), &config).map_err(|error| error.to_string())
-}
-
-fn log_device_event(device: &str, event: AsyncEvent) {
-    match event {
-        AsyncEvent::PortDown { port } => {
-            tracing::warn!(device, port, "RDMA port down: its connections end unless it comes back soon");
-        }
-        AsyncEvent::PortUp { port } => tracing::info!(device, port, "RDMA port up"),
-        AsyncEvent::DeviceFatal => tracing::error!(device, "RDMA device failed: its connections end"),
-        AsyncEvent::CompletionQueueError => tracing::error!(device, "RDMA completion queue failed"),
-        AsyncEvent::QueuePairFatal { .. } | AsyncEvent::Other(_) => {}
-    }
 }

@@ -42,6 +42,8 @@ pub(super) struct Receives {
     posted: Vec<Option<Buf>>,
     /// Slots whose buffer is with a connection.
     free: Vec<u32>,
+    /// Slots whose buffer is here as the queue did not take it: see [`Receives::post_again`].
+    waiting: Vec<(u32, Buf)>,
     /// Keep the chunks' memory registered. After the buffers, which lie in it.
     chunks: Vec<MemoryRegion>,
     buffer_bytes: u32,
@@ -52,7 +54,14 @@ pub(super) struct Receives {
 impl Receives {
     pub(super) fn new(in_capsule_bytes: u32, id_bits: u64) -> Receives {
         let buffer_bytes = (CAPSULE_BYTES + in_capsule_bytes).next_multiple_of(64);
-        Receives { posted: Vec::new(), free: Vec::new(), chunks: Vec::new(), buffer_bytes, id_bits }
+        Receives {
+            posted: Vec::new(),
+            free: Vec::new(),
+            waiting: Vec::new(),
+            chunks: Vec::new(),
+            buffer_bytes,
+            id_bits,
+        }
     }
 
     /// How many slots there are.
@@ -78,23 +87,41 @@ impl Receives {
             if let Err(error) = self.post(self.slots() - 1, buf, queue) {
                 // Only what is posted is promised to connections.
                 self.posted.pop();
+                self.waiting.pop();
                 return Err(error.to_string());
             }
         }
         Ok(())
     }
 
+    /// A slot that is not taken waits, with its buffer.
     fn post(&mut self, slot: u32, buf: Buf, queue: &mut Queue<'_>) -> Result<(), VerbsError> {
-        let region = self.chunks.iter().find_map(|region| {
+        let segment = self.chunks.iter().find_map(|region| {
             let memory = buf.as_slice()?;
             region.sge(memory.as_ptr() as usize, self.buffer_bytes)
         });
-        let Some(segment) = region else { return Ok(()) };
-        queue.post(self.id_bits | u64::from(slot), &[segment])?;
-        if let Some(place) = self.posted.get_mut(slot as usize) {
-            *place = Some(buf);
+        let id = self.id_bits | u64::from(slot);
+        match segment.map_or(Ok(()), |segment| queue.post(id, &[segment])) {
+            Ok(()) => {
+                if let Some(place) = self.posted.get_mut(slot as usize) {
+                    *place = Some(buf);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.waiting.push((slot, buf));
+                Err(error)
+            }
         }
-        Ok(())
+    }
+
+    /// Post the slots that the queue has not taken, until it does not take one again.
+    pub(super) fn post_again(&mut self, queue: &mut Queue<'_>) {
+        while let Some((slot, buf)) = self.waiting.pop() {
+            if self.post(slot, buf, queue).is_err() {
+                return;
+            }
+        }
     }
 
     /// What a completed receive brought. Its slot is posted again at once where nothing came behind the
