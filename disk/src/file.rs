@@ -6,8 +6,8 @@
 //! [`MediumCore`](crate::medium::MediumCore) has the picture of a request's way.
 //!
 //! With `is_polled` reads and writes go through a second ring, whose completions are asked of the device; all
-//! else, and writes with FUA, which may end with a flush, go through the first. The kernel does not poll for a
-//! transfer that it has to split (`queue/max_hw_sectors_kb`): that one ends by an interrupt.
+//! else, and writes with FUA, which may end with a flush, go through the first. The kernel does not poll for
+//! a transfer that it has to split (`queue/max_hw_sectors_kb`): that one ends by an interrupt.
 //!
 //! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far
 //! as the device keeps what it says (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process,
