@@ -15,6 +15,8 @@ mod core;
 pub(crate) mod guard;
 pub(crate) mod request;
 mod swap;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 

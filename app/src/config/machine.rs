@@ -159,6 +159,10 @@ pub fn may_open(path: &Path, is_read_only: bool) -> io::Result<()> {
     let access = if is_read_only { Access::READ_OK } else { Access::READ_OK | Access::WRITE_OK };
     Ok(rustix::fs::access(path, access)?)
 }
+
+/// Mass storage, non-volatile memory, NVM Express.
+const NVME_CLASS: &str = "0x010802";
+
 /// Why the PCI function at an address cannot be a disk of this process, as far as a look tells.
 ///
 /// # Errors
@@ -167,6 +171,10 @@ pub fn look_at_function(address: PciAddress) -> Result<(), String> {
     let path = Path::new("/sys/bus/pci/devices").join(address.to_string());
     if !path.exists() {
         return Err("there is no such PCI function; spindle nvme list shows the drives".to_owned());
+    }
+    let class = fs::read_to_string(path.join("class")).map_err(|error| format!("its class: {error}"))?;
+    if class.trim_end() != NVME_CLASS {
+        return Err(format!("its class is {}, that of an NVMe drive is {NVME_CLASS}", class.trim_end()));
     }
     let driver = fs::read_link(path.join("driver")).ok();
     match driver.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) {

@@ -1,0 +1,122 @@
+//! What a medium is told of failures that concern what was acknowledged before.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+
+use spindle_reactor::mem::Buf;
+
+use super::guard::Guard;
+use super::{Ended, Medium, MediumCore, Request};
+use crate::testing::pool;
+use crate::{BlockRange, CoreContext, Disk, DiskError, Done, Geometry, Op, Token};
+
+/// One block of zeroes that cannot be written, and what it was told of that: a sync, or a durable write.
+#[derive(Default)]
+struct Failing {
+    told: Rc<RefCell<Vec<bool>>>,
+    ended: Vec<Ended<()>>,
+}
+
+impl Failing {
+    fn end(&mut self, token: u64, result: Result<(), ()>, buf: Option<Buf>) {
+        self.ended.push(Ended { token, result, buf });
+    }
+}
+
+impl Medium for Failing {
+    type Error = ();
+    type Way = ();
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: 512,
+            block_count: 1,
+            is_read_only: false,
+            has_volatile_cache: true,
+            can_deallocate: false,
+            atomic_blocks: 1,
+            can_compare_and_write: true,
+        }
+    }
+
+    fn refusal(&self, _: &Request<()>) -> Option<DiskError> {
+        None
+    }
+
+    fn read(&mut self, token: u64, _: u64, mut buf: Buf) {
+        buf.clear();
+        self.end(token, Ok(()), Some(buf));
+    }
+
+    fn write(&mut self, token: u64, _: u64, buf: Buf, _: bool) {
+        self.end(token, Err(()), Some(buf));
+    }
+
+    fn sync(&mut self, token: u64) {
+        self.end(token, Err(()), None);
+    }
+
+    fn way(&self, _: bool) {}
+
+    fn zero_bytes_max(&self, (): ()) -> u64 {
+        512
+    }
+
+    fn zero(&mut self, token: u64, (): (), _: u64, _: u64) {
+        self.end(token, Err(()), None);
+    }
+
+    fn next_way(&self, (): (), (): &()) -> Option<()> {
+        None
+    }
+
+    fn on_durable_error(&self, is_sync: bool, (): &()) {
+        self.told.borrow_mut().push(is_sync);
+    }
+
+    fn disk_error(&self, (): &(), is_write: bool) -> DiskError {
+        if is_write { DiskError::MediaWrite } else { DiskError::MediaRead }
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn collect(&mut self, each: &mut dyn FnMut(Ended<()>)) {
+        self.ended.drain(..).for_each(each);
+    }
+}
+
+#[test]
+fn only_what_was_to_be_durable_is_told_to_the_medium() {
+    let context = CoreContext { core: 0, pool: pool(), depth: 4 };
+    let told = Rc::default();
+    let medium = Failing { told: Rc::clone(&told), ended: Vec::new() };
+    let mut core = MediumCore::new("d", medium, &Guard::new(1), &context).expect("opens");
+    let range = BlockRange { lba: 0, blocks: 1 };
+    let block = || context.pool.take(512).expect("a buffer");
+    let end = |core: &mut MediumCore<Failing>| -> Done {
+        let mut done = Vec::with_capacity(1);
+        while done.is_empty() {
+            core.poll(&mut done);
+        }
+        done.remove(0)
+    };
+    for (op, buf, is_told) in [
+        (Op::Write { fua: false }, Some(block()), vec![]),
+        (Op::WriteZeroes { deallocate: false, fua: true }, None, vec![]),
+        (Op::Write { fua: true }, Some(block()), vec![false]),
+        (Op::Flush, None, vec![true]),
+    ] {
+        assert!(core.submit(Token(1), op, range, buf).is_none());
+        assert_eq!(end(&mut core).result, Err(DiskError::MediaWrite), "{op:?}");
+        assert_eq!(told.take(), is_told, "{op:?}");
+    }
+    let mut expected = block();
+    expected.clear();
+    assert!(core.compare_and_write(Token(2), range, expected, block()).is_none());
+    let done = end(&mut core);
+    assert_eq!((done.result, done.buf.is_some()), (Err(DiskError::MediaWrite), true));
+    assert_eq!(told.take(), [false], "a compare-and-write is durable");
+}

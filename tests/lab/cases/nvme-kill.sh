@@ -1,0 +1,45 @@
+# killed with -9 under fio on two drives, in rounds: the same drives go on, no acknowledged block is wrong
+# limit: 900 s
+. "$LAB/nvme-serve.sh"
+drives_for_spindle
+over rdma
+expect_reconnect
+config_drives
+start_target
+connect --reconnect-delay=1 --ctrl-loss-tmo=120 --keep-alive-tmo=5
+both_blocks
+
+# As in the case kill: each run fills its blocks with their offset and its own name, so what a run finds of
+# the one before is a write that was lost. On nv0 a flush follows every 16 writes; on nv1 all have FUA.
+run=(--rw=randwrite --bs=4k --size=8M --iodepth=32 --verify=pattern --verify_fatal=1 --verify_state_save=0)
+first=(--verify_pattern='%o"first"') second=(--verify_pattern='%o"second"')
+for BLOCK in "$BLOCK0" "$BLOCK1"; do run_fio "first-${BLOCK##*/}" "${run[@]}" "${first[@]}"; done
+if ( run_fio teeth "${run[@]}" "${second[@]}" --verify_only ) >/dev/null 2>&1; then
+    fail 'fio does not tell one run from the other'
+fi
+BLOCK=$BLOCK0 run_fio killed-flush "${run[@]}" "${second[@]}" --rate_iops=100,100 --fsync=16 &
+fio=($!)
+BLOCK=$BLOCK1 run_fio killed-fua "${run[@]}" "${second[@]}" --rate_iops=100,100 --sync=dsync &
+fio+=($!)
+for pause in 2 3 5; do
+    sleep "$pause"
+    for pid in "${fio[@]}"; do
+        kill -0 "$pid" 2>/dev/null || fail 'fio is done too early to have seen a kill'
+    done
+    kill_target
+    sleep 1
+    start_target
+    within 40 has_state live
+done
+for pid in "${fio[@]}"; do wait "$pid"; done
+
+# Once more, with nothing under way: what is acknowledged is not in the process that dies.
+kill_target
+sleep 1
+start_target
+within 40 has_state live
+for BLOCK in "$BLOCK0" "$BLOCK1"; do
+    run_fio "after-${BLOCK##*/}" "${run[@]}" "${second[@]}" --verify_only
+done
+dmesg | grep 'Successfully reconnected' || fail 'the host never reconnected'
+expect 'what was said of the drives' "$(lines_of 0000:)" ''
