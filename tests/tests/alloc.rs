@@ -177,7 +177,9 @@ fn no_command_on_a_drive_of_our_own_allocates() {
         }
         let mut done: Vec<Done> = Vec::with_capacity(64);
         let mut round = |number: u64| drive_round(&mut world, &mut done, number);
-        (0..40).for_each(|number| drop(round(number)));
+        for number in 0..40 {
+            let _ = round(number);
+        }
         assert_eq!((40..400).map(round).sum::<u64>(), 0);
     }
 }
