@@ -6,8 +6,7 @@
 //!     ^                            │                                │
 //!     └──── its log was read with RAE = 0, or the event was disabled ──┘
 //! ```
-//! A kind that is reported is masked until its log was read; each controller has one kind of each event type,
-//! so that masking a kind masks its type, as the specification wants.
+//! A kind that is reported masks all of its event type until its log was read, as the specification wants.
 
 use nvme_spec::admin::{AsyncEvent, AsyncEventType, AsyncHealth, AsyncNotice};
 use nvme_spec::feature::AsyncEventConfig;
@@ -18,8 +17,12 @@ use super::limits::ASYNC_EVENTS_MAX;
 /// What a controller can tell without being asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
+    /// A drive is not what it was, or takes no more writes: type 1 (SMART), information 00h, log page 02h.
+    Reliability,
     /// Temperature threshold: type 1 (SMART), information 01h, log page 02h.
     Temperature,
+    /// A drive's spare is below its threshold: type 1 (SMART), information 02h, log page 02h.
+    Spare,
     /// Attached Namespace Attribute Changed: type 2 (notice), information 00h, log page 04h.
     NamespaceChanged,
     /// Discovery Log Page Change: type 2 (notice), information F0h, log page 70h.
@@ -27,19 +30,36 @@ pub enum Kind {
 }
 
 /// All kinds, in the order in which they are told.
-const KINDS: [Kind; 3] = [Kind::Temperature, Kind::NamespaceChanged, Kind::DiscoveryChanged];
+const KINDS: [Kind; 5] =
+    [Kind::Reliability, Kind::Temperature, Kind::Spare, Kind::NamespaceChanged, Kind::DiscoveryChanged];
 
 impl Kind {
-    /// The bit of the Asynchronous Event Configuration feature (0Bh) that lets it through.
+    /// The bits of the Asynchronous Event Configuration feature (0Bh) that let it through: any of them.
     #[must_use]
-    pub const fn enable_bit(self) -> u32 {
+    pub const fn enable_bits(self) -> u32 {
         match self {
-            Kind::Temperature => {
-                let warning = CriticalWarning::new().with_temperature(true);
-                AsyncEventConfig::new().with_critical_warnings(warning.into_bits()).into_bits()
+            Kind::Reliability | Kind::Temperature | Kind::Spare => {
+                AsyncEventConfig::new().with_critical_warnings(self.warnings().into_bits()).into_bits()
             }
             Kind::NamespaceChanged => AsyncEventConfig::new().with_namespace_attribute(true).into_bits(),
             Kind::DiscoveryChanged => AsyncEventConfig::new().with_discovery_log(true).into_bits(),
+        }
+    }
+
+    /// The critical warnings of the SMART log that it tells about (Base 2.0 figure "Asynchronous Event
+    /// Information - SMART / Health Status").
+    #[must_use]
+    pub const fn warnings(self) -> CriticalWarning {
+        let none = CriticalWarning::new();
+        match self {
+            Kind::Reliability => none
+                .with_reliability(true)
+                .with_read_only(true)
+                .with_backup_failed(true)
+                .with_persistent_memory(true),
+            Kind::Temperature => none.with_temperature(true),
+            Kind::Spare => none.with_spare(true),
+            Kind::NamespaceChanged | Kind::DiscoveryChanged => none,
         }
     }
 
@@ -47,7 +67,7 @@ impl Kind {
     #[must_use]
     pub const fn log_page(self) -> LogId {
         match self {
-            Kind::Temperature => LogId::SMART,
+            Kind::Reliability | Kind::Temperature | Kind::Spare => LogId::SMART,
             Kind::NamespaceChanged => LogId::CHANGED_NAMESPACES,
             Kind::DiscoveryChanged => LogId::DISCOVERY,
         }
@@ -58,11 +78,18 @@ impl Kind {
     pub const fn result(self) -> u32 {
         let page = self.log_page();
         match self {
+            Kind::Reliability => AsyncEvent::of(AsyncEventType::HEALTH, AsyncHealth::RELIABILITY.0, page),
             Kind::Temperature => AsyncEvent::of(AsyncEventType::HEALTH, AsyncHealth::TEMPERATURE.0, page),
+            Kind::Spare => AsyncEvent::of(AsyncEventType::HEALTH, AsyncHealth::SPARE.0, page),
             Kind::NamespaceChanged => AsyncEvent::notice(AsyncNotice::NAMESPACE_CHANGED, page),
             Kind::DiscoveryChanged => AsyncEvent::notice(AsyncNotice::DISCOVERY_LOG_CHANGED, page),
         }
         .into_bits()
+    }
+
+    /// Of the same event type: one that is reported masks the other.
+    fn masks(self, other: Kind) -> bool {
+        (self.warnings() == CriticalWarning::new()) == (other.warnings() == CriticalWarning::new())
     }
 }
 
@@ -99,7 +126,7 @@ impl Events {
     pub fn set_enabled(&mut self, enabled: u32) {
         self.enabled = enabled;
         for (kind, state) in KINDS.into_iter().zip(&mut self.states) {
-            if enabled & kind.enable_bit() == 0 {
+            if enabled & kind.enable_bits() == 0 {
                 *state = State::Quiet;
             }
         }
@@ -128,7 +155,7 @@ impl Events {
 
     /// It happened.
     pub fn raise(&mut self, kind: Kind) {
-        let is_enabled = self.enabled & kind.enable_bit() != 0;
+        let is_enabled = self.enabled & kind.enable_bits() != 0;
         let state = self.state(kind);
         match *state {
             State::Quiet if is_enabled => *state = State::Pending,
@@ -141,7 +168,12 @@ impl Events {
         if self.held == 0 {
             return None;
         }
-        let kind = KINDS.into_iter().find(|kind| *self.state(*kind) == State::Pending)?;
+        let told = self.states;
+        let is_masked = |kind: Kind| {
+            KINDS.into_iter().zip(told).any(|(other, state)| state == State::Reported && other.masks(kind))
+        };
+        let kind =
+            KINDS.into_iter().find(|kind| *self.state(*kind) == State::Pending && !is_masked(*kind))?;
         *self.state(kind) = State::Reported;
         self.held -= 1;
         Some(kind.result())
@@ -162,8 +194,10 @@ impl Events {
     }
 
     fn state(&mut self, kind: Kind) -> &mut State {
-        let [temperature, namespace, discovery] = &mut self.states;
+        let [reliability, temperature, spare, namespace, discovery] = &mut self.states;
         match kind {
+            Kind::Reliability => reliability,
+            Kind::Spare => spare,
             Kind::Temperature => temperature,
             Kind::NamespaceChanged => namespace,
             Kind::DiscoveryChanged => discovery,
@@ -211,6 +245,22 @@ mod tests {
         assert_eq!(events.take(), None);
         events.raise(Kind::NamespaceChanged);
         assert!(events.take().is_some());
+    }
+
+    #[test]
+    fn a_reported_warning_masks_the_others_of_its_type_and_reading_the_log_clears_them_all() {
+        let mut events = Events::new(ALL);
+        assert!((0..4).all(|_| events.hold()));
+        events.raise(Kind::Spare);
+        assert_eq!(events.take(), Some(0x0002_0201));
+        events.raise(Kind::Reliability);
+        events.raise(Kind::NamespaceChanged);
+        assert_eq!(events.take(), Some(0x0004_0002), "another type goes on");
+        assert_eq!(events.take(), None);
+        events.on_log_read(LogId::SMART);
+        assert_eq!(events.take(), None, "the log told of both");
+        events.raise(Kind::Reliability);
+        assert_eq!(events.take(), Some(0x0002_0001));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use nvme_spec::status::Status;
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_reactor::clock::Nanos;
 
-use super::limits::{TEMPERATURE_KELVIN, TEMPERATURE_WARNING_KELVIN};
+use super::limits::TEMPERATURE_WARNING_KELVIN;
 use super::{
     Context, Controller, Failure, Kind, Need, Window, event, field, identify, identify_controller, keep_alive,
 };
@@ -100,8 +100,8 @@ pub(super) fn all(kind: Kind) -> &'static [Feature] {
 /// What is let through before the host says anything: the notices that this kind of controller has.
 pub(super) fn async_events_default(kind: Kind) -> u32 {
     match kind {
-        Kind::Io => event::Kind::NamespaceChanged.enable_bit(),
-        Kind::Discovery => event::Kind::DiscoveryChanged.enable_bit(),
+        Kind::Io => event::Kind::NamespaceChanged.enable_bits(),
+        Kind::Discovery => event::Kind::DiscoveryChanged.enable_bits(),
     }
 }
 
@@ -196,9 +196,9 @@ impl Features {
         *self = Features::new(self.queues_max, now);
     }
 
-    /// The temperature is at or beyond a threshold that the host has set.
-    pub(super) fn is_temperature_beyond(&self) -> bool {
-        TEMPERATURE_KELVIN >= self.temperature_over || TEMPERATURE_KELVIN <= self.temperature_under
+    /// The temperature (in kelvins; 0: not known) is at or beyond a threshold that the host has set.
+    pub(super) fn is_temperature_beyond(&self, kelvin: u16) -> bool {
+        kelvin != 0 && (kelvin >= self.temperature_over || kelvin <= self.temperature_under)
     }
 
     fn timestamp(&self, now: Nanos) -> Timestamp {
@@ -419,7 +419,9 @@ impl Controller {
         match set.fid() {
             FeatureId::ARBITRATION => self.features.arbitration = value,
             FeatureId::POWER_MANAGEMENT => self.features.power = PowerManagement::from_bits(value),
-            FeatureId::TEMPERATURE_THRESHOLD => self.set_temperature(TemperatureThreshold::from_bits(value)),
+            FeatureId::TEMPERATURE_THRESHOLD => {
+                self.set_temperature(cx, TemperatureThreshold::from_bits(value))
+            }
             FeatureId::ERROR_RECOVERY => self.features.error_recovery.set(set.sqe().nsid(), value),
             FeatureId::VOLATILE_WRITE_CACHE => set_write_cache(&self.shared, value != 0),
             FeatureId::NUMBER_OF_QUEUES => {
@@ -429,7 +431,7 @@ impl Controller {
             FeatureId::WRITE_ATOMICITY => self.features.write_atomicity = value,
             FeatureId::ASYNC_EVENT_CONFIG => {
                 self.events.set_enabled(value);
-                self.raise_temperature();
+                self.look_at_health_anew(cx);
             }
             FeatureId::TIMESTAMP => self.set_timestamp(cx, data)?,
             FeatureId::KEEP_ALIVE_TIMER => self.set_keep_alive(cx, value),
@@ -439,19 +441,13 @@ impl Controller {
         Ok(0)
     }
 
-    fn set_temperature(&mut self, asked: TemperatureThreshold) {
+    fn set_temperature(&mut self, cx: &Context<'_>, asked: TemperatureThreshold) {
         if asked.threshold_type() == THRESHOLD_OVER {
             self.features.temperature_over = asked.kelvins();
         } else {
             self.features.temperature_under = asked.kelvins();
         }
-        self.raise_temperature();
-    }
-
-    fn raise_temperature(&mut self) {
-        if self.kind == Kind::Io && self.features.is_temperature_beyond() {
-            self.events.raise(event::Kind::Temperature);
-        }
+        self.look_at_health_anew(cx);
     }
 
     fn set_timestamp(&mut self, cx: &Context<'_>, data: &[u8]) -> Result<(), Failure> {

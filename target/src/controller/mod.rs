@@ -58,6 +58,7 @@ use self::error_log::ErrorLog;
 use self::event::Events;
 use self::feature::Features;
 use self::keep_alive::{KeepAlive, Ring};
+use self::smart::HealthWatch;
 use crate::discovery;
 use crate::shared::{ControllerShared, IO_QUEUES_MAX, Registry};
 use crate::snapshot::{Peer, Snapshot, Subsystem, TransportKind};
@@ -233,6 +234,7 @@ pub struct Controller {
     keep_alive: KeepAlive,
     events: Events,
     features: Features,
+    health: HealthWatch,
     changed: ChangedNamespaces,
     errors: ErrorLog,
     aborts: u8,
@@ -298,6 +300,7 @@ impl Controller {
             keep_alive: KeepAlive::new(timeout_ms, cx.now),
             events: Events::new(feature::async_events_default(kind)),
             features: Features::new(queues, cx.now),
+            health: HealthWatch::default(),
             changed: ChangedNamespaces::default(),
             errors: ErrorLog::new(kind),
             aborts: 0,
@@ -469,6 +472,7 @@ impl Controller {
     fn reset(&mut self, now: Nanos) {
         self.events.reset(feature::async_events_default(self.kind));
         self.features.reset(now);
+        self.health = HealthWatch::default();
         self.changed = ChangedNamespaces::default();
         self.aborts = 0;
         feature::set_write_cache(&self.shared, true);

@@ -1,6 +1,7 @@
 //! The SMART / health log (log page 02h): counters of the subsystem, or of one namespace, and what the drives
-//! behind it say of their health: of several, the worst.
+//! behind it say of their health: of several, the worst. A warning that is new is told as an event.
 
+use nvme_spec::feature::AsyncEventConfig;
 use nvme_spec::log::{CriticalWarning, SmartLog};
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::zerocopy::little_endian::{U16, U128};
@@ -8,9 +9,11 @@ use spindle_disk::Health;
 use spindle_reactor::clock::Nanos;
 
 use super::limits::TEMPERATURE_KELVIN;
-use super::{Context, Controller, Failure, identify};
+use super::{Context, Controller, Failure, Kind, State, event, identify};
 use crate::counters::IoTotals;
 
+/// Between two looks at the drives' warnings. They are asked for their own health less often than that.
+const HEALTH_PERIOD: Nanos = Nanos::from_secs(1);
 /// Data units are thousands of 512 bytes, rounded up.
 const UNITS_PER_DATA_UNIT: u64 = 1000;
 /// Available spare and its threshold in percent: nothing here wears out.
@@ -28,9 +31,8 @@ pub(super) fn smart(controller: &Controller, cx: &Context<'_>, nsid: u32) -> Res
         let health = worst(namespace.source.health().into_iter());
         (namespace.counters.totals(), health)
     };
-    let beyond = CriticalWarning::new().with_temperature(controller.features.is_temperature_beyond());
     Ok(SmartLog {
-        critical_warning: beyond.into_bits() | health.critical_warning,
+        critical_warning: warnings(controller, &health),
         temperature: U16::new(health.temperature_kelvin),
         available_spare: health.spare_percent,
         available_spare_threshold: health.spare_threshold_percent,
@@ -46,6 +48,52 @@ pub(super) fn smart(controller: &Controller, cx: &Context<'_>, nsid: u32) -> Res
         error_log_entries: wide(controller.errors.count()),
         ..SmartLog::default()
     })
+}
+
+/// What the drives warn of, and the host's own thresholds.
+fn warnings(controller: &Controller, health: &Health) -> u8 {
+    let is_beyond = controller.features.is_temperature_beyond(health.temperature_kelvin);
+    CriticalWarning::new().with_temperature(is_beyond).into_bits() | health.critical_warning
+}
+
+/// Critical warnings and what the host knows of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct HealthWatch {
+    /// When to look again.
+    due: Nanos,
+    /// Warnings that were there, and let through, at the last look.
+    known: u8,
+}
+
+impl Controller {
+    /// Look at the health of the drives, once a [`HEALTH_PERIOD`]: a critical warning that the host lets
+    /// through, and that was not there before, is an event. Where the host lets none through none is asked.
+    pub fn look_at_health(&mut self, cx: &Context<'_>) {
+        if self.state != State::Enabled || cx.now < self.health.due {
+            return;
+        }
+        self.health.due = cx.now + HEALTH_PERIOD;
+        let wanted = AsyncEventConfig::from_bits(self.events.enabled()).critical_warnings();
+        let Ok(subsystem) = self.subsystem(cx) else { return };
+        if wanted == 0 || self.kind != Kind::Io {
+            return;
+        }
+        let health = worst(subsystem.active().filter_map(|namespace| namespace.source.health()));
+        let warnings = warnings(self, &health) & wanted;
+        let new = warnings & !self.health.known;
+        self.health.known = warnings;
+        for kind in [event::Kind::Reliability, event::Kind::Temperature, event::Kind::Spare] {
+            if new & kind.warnings().into_bits() != 0 {
+                self.events.raise(kind);
+            }
+        }
+    }
+
+    /// The host has changed what it wants to know: what is there now is told, also what was told before.
+    pub(super) fn look_at_health_anew(&mut self, cx: &Context<'_>) {
+        self.health = HealthWatch::default();
+        self.look_at_health(cx);
+    }
 }
 
 /// Disks that are no drives.

@@ -316,6 +316,16 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
+    /// Tell of drives that warn.
+    pub(super) fn look_at_health(&mut self, env: &mut Env) {
+        if self.held.is_empty() {
+            return;
+        }
+        let Role::Admin(controller) = &mut self.role else { return };
+        controller.look_at_health(&context(env, &self.peer));
+        self.deliver_async_events(env);
+    }
+
     /// Complete held event requests for events that are pending and wanted.
     pub(super) fn deliver_async_events(&mut self, env: &mut Env) {
         loop {

@@ -710,7 +710,7 @@ impl<T: Transport> Qpair<T> {
             Role::Admin(controller) => {
                 let (host, cntlid) = (controller.shared.host_nqn, controller.shared.cntlid);
                 match controller.tick(env.now) {
-                    None => {}
+                    None => self.look_at_health(env),
                     Some(Expired::KeepAlive { timeout_ms }) => {
                         env.notice(Notice::KeepAliveExpired { host, cntlid, timeout_ms });
                         self.close(env, CloseReason::KeepAliveExpired);

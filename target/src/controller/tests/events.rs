@@ -1,7 +1,7 @@
 //! Asynchronous events, keep alive, snapshots.
 
 use nvme_spec::feature::{AsyncEventConfig, FeatureId};
-use nvme_spec::log::LogId;
+use nvme_spec::log::{CriticalWarning, LogId};
 
 use super::*;
 use crate::controller::{Expired, State};
@@ -154,6 +154,81 @@ fn a_discovery_host_is_told_of_what_it_can_see_only() {
     moved.snapshot.referrals.clear();
     controller.on_snapshot(&old.snapshot, &moved.snapshot);
     assert_eq!(controller.take_async_event(), Some(DISCOVERY_CHANGED));
+}
+
+/// A world whose first namespace lies on a drive, and the drive.
+fn with_drive() -> (World, Arc<Shape>) {
+    let mut world = World::new();
+    let drive = Arc::new(Shape::new(THIN_512));
+    drive.warn(CriticalWarning::new(), 310);
+    let namespaces = [namespace_of(1, THIN_512, Arc::clone(&drive)), namespace(3, THICK_4096)];
+    *world.subsystem() = super::subsystem(SUBSYSTEM, AllowedHosts::Any, &namespaces);
+    (world, drive)
+}
+
+fn let_warnings_through(world: &World, controller: &mut Controller, warnings: u8) {
+    let config = AsyncEventConfig::new().with_critical_warnings(warnings).into_bits();
+    world.run(controller, &Sqe::set_features(1, FeatureId::ASYNC_EVENT_CONFIG, 0, config)).unwrap();
+}
+
+fn read_smart(world: &World, controller: &mut Controller) -> u8 {
+    let sqe = Sqe::get_log_page(1, LogId::SMART, 0xffff_ffff, 512, 0, false);
+    world.run(controller, &sqe).unwrap().1[0]
+}
+
+#[test]
+fn a_warning_of_a_drive_is_told_once_until_it_comes_again() {
+    let (mut world, drive) = with_drive();
+    let mut controller = world.io();
+    hold(&world, &mut controller, 4);
+    let_warnings_through(&world, &mut controller, 0xff);
+    let look = |world: &mut World, controller: &mut Controller| {
+        world.now += Nanos::from_secs(1);
+        controller.look_at_health(&world.cx());
+        controller.take_async_event()
+    };
+    assert_eq!(look(&mut world, &mut controller), None);
+    drive.warn(CriticalWarning::new().with_spare(true), 310);
+    controller.look_at_health(&world.cx());
+    assert_eq!(controller.take_async_event(), None, "not more often than the period");
+    assert_eq!(look(&mut world, &mut controller), Some(0x0002_0201));
+    assert_eq!(read_smart(&world, &mut controller), 1);
+    assert_eq!(look(&mut world, &mut controller), None, "the host knows");
+    drive.warn(CriticalWarning::new().with_spare(true).with_read_only(true), 310);
+    assert_eq!(look(&mut world, &mut controller), Some(0x0002_0001));
+    assert_eq!(read_smart(&world, &mut controller), 9);
+    drive.warn(CriticalWarning::new(), 310);
+    assert_eq!(look(&mut world, &mut controller), None);
+    drive.warn(CriticalWarning::new().with_spare(true), 310);
+    assert_eq!(look(&mut world, &mut controller), Some(0x0002_0201), "again");
+}
+
+#[test]
+fn a_warning_that_is_there_when_the_host_lets_it_through_is_told_and_one_that_it_does_not_is_not() {
+    let (world, drive) = with_drive();
+    let mut controller = world.io();
+    hold(&world, &mut controller, 1);
+    drive.warn(CriticalWarning::new().with_reliability(true), 310);
+    let_warnings_through(&world, &mut controller, 0b11);
+    assert_eq!(controller.take_async_event(), None);
+    let_warnings_through(&world, &mut controller, 0b111);
+    assert_eq!(controller.take_async_event(), Some(0x0002_0001));
+}
+
+#[test]
+fn a_drive_that_passes_the_hosts_threshold_is_told() {
+    let (mut world, drive) = with_drive();
+    let mut controller = world.io();
+    hold(&world, &mut controller, 1);
+    let_warnings_through(&world, &mut controller, 2);
+    let threshold = Sqe::set_features(1, FeatureId::TEMPERATURE_THRESHOLD, 0, 330);
+    world.run(&mut controller, &threshold).unwrap();
+    assert_eq!(controller.take_async_event(), None);
+    drive.warn(CriticalWarning::new(), 330);
+    world.now += Nanos::from_secs(1);
+    controller.look_at_health(&world.cx());
+    assert_eq!(controller.take_async_event(), Some(0x0002_0101));
+    assert_eq!(read_smart(&world, &mut controller), 2);
 }
 
 #[test]

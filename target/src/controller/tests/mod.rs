@@ -11,14 +11,15 @@ mod property;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use nvme_spec::fabrics::{ConnectAttributes, ConnectData};
+use nvme_spec::log::CriticalWarning;
 use nvme_spec::nqn::Nqn;
 use nvme_spec::register::{self, Cc};
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
+use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
 use spindle_reactor::clock::Nanos;
 
 use super::{Connected, Context, Controller, Effect, Need, Outcome, connect as connect_command};
@@ -48,6 +49,22 @@ pub(crate) struct Shape {
     geometry: Geometry,
     blocks: AtomicU64,
     bytes_used: u64,
+    /// What [`Shape::warn`] made of it. 0 K: a disk without a health.
+    warning: AtomicU8,
+    kelvin: AtomicU16,
+}
+
+impl Shape {
+    pub(crate) fn new(geometry: Geometry) -> Shape {
+        let blocks = AtomicU64::new(geometry.block_count);
+        Shape { geometry, blocks, bytes_used: 5000, warning: AtomicU8::new(0), kelvin: AtomicU16::new(0) }
+    }
+
+    /// From now on it is a drive that warns of this, at this temperature.
+    pub(crate) fn warn(&self, warning: CriticalWarning, kelvin: u16) {
+        self.warning.store(warning.into_bits(), Ordering::Relaxed);
+        self.kelvin.store(kelvin, Ordering::Relaxed);
+    }
 }
 
 impl DiskSource for Shape {
@@ -75,6 +92,19 @@ impl DiskSource for Shape {
     fn usage(&self) -> Usage {
         Usage { bytes_used: self.bytes_used }
     }
+
+    fn health(&self) -> Option<Health> {
+        let temperature_kelvin = self.kelvin.load(Ordering::Relaxed);
+        (temperature_kelvin != 0).then(|| Health {
+            critical_warning: self.warning.load(Ordering::Relaxed),
+            temperature_kelvin,
+            spare_percent: 90,
+            spare_threshold_percent: 10,
+            used_percent: 1,
+            media_errors: 0,
+            unsafe_shutdowns: 0,
+        })
+    }
 }
 
 pub(crate) const THIN_512: Geometry = Geometry {
@@ -98,8 +128,12 @@ pub(crate) const THICK_4096: Geometry = Geometry {
 };
 
 pub(crate) fn namespace(nsid: u32, geometry: Geometry) -> Arc<Namespace> {
+    namespace_of(nsid, geometry, Arc::new(Shape::new(geometry)))
+}
+
+/// A namespace on this disk.
+pub(crate) fn namespace_of(nsid: u32, geometry: Geometry, source: Arc<Shape>) -> Arc<Namespace> {
     let number = u8::try_from(nsid % 251).unwrap();
-    let source = Arc::new(Shape { geometry, blocks: AtomicU64::new(geometry.block_count), bytes_used: 5000 });
     Arc::new(Namespace {
         nsid,
         disk: DiskId(usize::from(number)),
