@@ -109,10 +109,10 @@ impl Drop for Lease {
         if member.uses > 0 {
             return;
         }
-        current.groups.remove(&self.group);
+        let member = current.groups.remove(&self.group);
         if current.groups.is_empty() {
             current.container = None;
-            self.container.detach();
+            self.container.detach(|| drop(member));
         }
     }
 }

@@ -64,9 +64,13 @@ impl<I: Iommu + 'static> Table<I> {
         lock(&self.state).space.set_ranges(ranges);
     }
 
-    /// The last drive has left: the kernel has forgotten all of it, and lets go of the memory.
-    pub(super) fn detach(&self) {
-        let forgotten = std::mem::take(&mut lock(&self.state).pieces);
+    /// The last drive leaves: `close` makes the kernel forget all of it and let go of the memory. Nothing is
+    /// unmapped meanwhile: what the kernel has forgotten cannot be.
+    pub(super) fn detach(&self, close: impl FnOnce()) {
+        let mut state = lock(&self.state);
+        close();
+        let forgotten = std::mem::take(&mut state.pieces);
+        drop(state);
         drop(forgotten);
     }
 
@@ -202,7 +206,8 @@ mod tests {
     fn a_mapping_that_outlives_its_container_is_harmless() {
         let (table, area) = (table(), area());
         let mapping = table.map(&area).expect("maps");
-        table.detach();
+        // A mapping that another thread drops meanwhile waits.
+        table.detach(|| assert!(table.state.try_lock().is_err()));
         drop(mapping);
         assert_eq!(calls(&table), [("map", ALIGN)]);
     }
@@ -215,7 +220,7 @@ mod tests {
         drop(area);
         // Its place is not given to another area, which would then be taken for it.
         assert_ne!(Area::map(1, Pages::Base).expect("memory").base(), base);
-        table.detach();
+        table.detach(|| {});
         assert!(lock(&table.state).pieces.is_empty());
         drop(mapping);
     }

@@ -1,0 +1,57 @@
+# what a configuration asks of drives and cannot have: one line each, with field, value and what is allowed
+# limit: 600 s
+. "$LAB/nvme-serve.sh"
+expect_kernel_log 'vfio_pin_pages_remote: RLIMIT_MEMLOCK'
+over tcp
+drives_up_both
+# one DISK-LINE...: a configuration of one disk.
+one() { { reactor; listener; printf '%s\n' '[[disk]]' 'name = "d"' "$@"; subsystem "$NQN" d; } | config; }
+# refuses PATTERN [COMMAND...]: serve, run by the command, ends by itself, with an exit code, and says this.
+refuses() {
+    local said code=0
+    said=$(timeout 60 "${@:2}" "$SPINDLE" serve -c "$CONFIG" 2>&1) || code=$?
+    echo "$code: $said"
+    [ "$code" != 0 ] && [ "$code" != 124 ] || fail "serve went on, code $code"
+    grep -E "$1" <<<"$said" >/dev/null || fail "wanted a refusal by '$1', got: $said"
+    if grep -F panicked <<<"$said" >/dev/null; then fail "a panic: $said"; fi
+}
+
+one "nvme = \"$DRIVE0\""
+refuses "disk\[0\].nvme = \"$DRIVE0\": must be .* its driver is nvme; spindle nvme bind $DRIVE0"
+drives_for_spindle
+one 'nvme = "0000:77:00.0"'
+refuses 'disk\[0\].nvme = "0000:77:00.0": must be .* no such PCI function; spindle nvme list'
+one 'nvme = "0000:00:00.0"'
+refuses 'disk\[0\].nvme = "0000:00:00.0": .*class is 0x060000, that of an NVMe drive is 0x010802'
+one 'nvme = "0000:01:00"'
+refuses 'disk\[0\].nvme = "0000:01:00": .*must be a PCI address, like'
+one "nvme = \"$DRIVE0\"" 'namespace = 2'
+refuses "namespace = 2: $DRIVE0 has these that can be served: \[1\]"
+one "nvme = \"$DRIVE0\"" 'namespace = 0'
+refuses 'disk\[0\].namespace = 0: must be a whole number from 1 to'
+one "nvme = \"$DRIVE0\"" 'size = "1GiB"'
+refuses 'disk\[0\].size = "1GiB": the drive says'
+one 'ng = "/dev/null"'
+refuses 'disk\[0\].ng = "/dev/null": must be .*like /dev/ng0n1'
+one 'ng = "/dev/ng7n1"'
+refuses 'disk\[0\].ng = "/dev/ng7n1": .*No such file'
+# The same namespace twice.
+{ reactor; listener; disk_nvme a "$DRIVE0"; disk_nvme b "$DRIVE0"; subsystem "$NQN" a b; } | config
+refuses "disk\[1\].nvme = \"$DRIVE0\": namespace 1 is also the disk in line"
+# Another process has the drive.
+config_drives
+start_target
+CONFIG=$WORK/second.toml
+{ reactor; printf '%s\n' '[[listener]]' 'address = "127.0.0.1:4421"'; disk_nvme d "$DRIVE0"; subsystem "$NQN" d; } | config
+refuses "$DRIVE0: IOMMU group is [0-9]+, busy: another process has it open"
+stop_target
+# No more locked memory than this.
+one "nvme = \"$DRIVE0\""
+refuses 'RLIMIT_MEMLOCK' setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536
+# What was refused has left nothing behind.
+CONFIG=$WORK/target.toml
+config_drives
+start_target
+connect
+both_blocks
+expect 'what was said of the drives' "$(lines_of drive)" ''
