@@ -163,14 +163,15 @@ pub fn may_open(path: &Path, is_read_only: bool) -> io::Result<()> {
 /// Mass storage, non-volatile memory, NVM Express.
 const NVME_CLASS: &str = "0x010802";
 
-/// Why the PCI function at an address cannot be a disk of this process, as far as a look tells.
+/// Whether the function at an address can be a disk of this process, as far as a look tells. False: there is
+/// none.
 ///
 /// # Errors
 /// What is wrong, and what to do about it.
-pub fn look_at_function(address: PciAddress) -> Result<(), String> {
+pub fn look_at_function(address: PciAddress) -> Result<bool, String> {
     let path = Path::new("/sys/bus/pci/devices").join(address.to_string());
     if !path.exists() {
-        return Err("there is no such PCI function; spindle nvme list shows the drives".to_owned());
+        return Ok(false);
     }
     let class = fs::read_to_string(path.join("class")).map_err(|error| format!("its class: {error}"))?;
     if class.trim_end() != NVME_CLASS {
@@ -178,10 +179,15 @@ pub fn look_at_function(address: PciAddress) -> Result<(), String> {
     }
     let driver = fs::read_link(path.join("driver")).ok();
     match driver.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) {
-        Some("vfio-pci") => Ok(()),
+        Some("vfio-pci") => Ok(true),
         Some(driver) => {
             Err(format!("its driver is {driver}; spindle nvme bind {address} takes it from there"))
         }
         None => Err(format!("it has no driver; spindle nvme bind {address} gives it the one it needs")),
     }
+}
+
+/// There is a drive at an address that could be a disk.
+pub fn is_function_there(address: PciAddress) -> bool {
+    look_at_function(address) == Ok(true)
 }

@@ -39,6 +39,7 @@ use std::path::{Path, PathBuf};
 pub use changes::{Change, Hosts};
 pub use error::ConfigErrors;
 use machine::Machine;
+pub use machine::is_function_there;
 pub use memory::{When, rounded, sums, total};
 pub use plan::{DiskKind, DiskPlan, Idle, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
 pub use reach::{connect_line, reachable};

@@ -3,6 +3,10 @@
 //!
 //! Everything that can fail without having changed a disk comes first; resizes come last. When one of those
 //! fails, what was resized before it stays so, and the error says which one it was.
+//!
+//! A drive that is not there, or does not work, is no failure: one dead drive must not keep the others of the
+//! machine from being served after a restart. Its disk and namespaces are left out, [`Plan::absent`] tells
+//! which, and a later [`Plan::snapshot`] takes it up.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +14,7 @@ use std::sync::Arc;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgFacts, NgSpec};
 use spindle_disk::{DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError};
-use spindle_nvme_pcie::{DriveError, Drives, Settings as DriveSettings};
+use spindle_nvme_pcie::{DriveError, Drives, PciAddress, Settings as DriveSettings};
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
 
@@ -110,6 +114,15 @@ impl Plan {
         }))
     }
 
+    /// The addresses of the drives whose disks `snapshot` lacks, as they could not be opened.
+    pub fn absent<'a>(&'a self, snapshot: &'a Snapshot) -> impl Iterator<Item = PciAddress> + 'a {
+        let is_open = |name: &str| snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
+        self.disks.iter().filter(move |disk| !is_open(&disk.name)).filter_map(|disk| {
+            let DiskKind::Nvme { address, .. } = disk.kind else { return None };
+            Some(address)
+        })
+    }
+
     /// The disks by their [`DiskId`]: one that was there keeps its own, a new one gets one that was never
     /// used.
     fn open_disks(&self, previous: Option<&Snapshot>) -> Result<Vec<Option<Source>>, SnapshotError> {
@@ -120,7 +133,7 @@ impl Plan {
         for plan in &self.disks {
             match disks.iter().flatten().find(|disk| disk.name() == plan.name) {
                 Some(disk) => check_same(plan, disk)?,
-                None => disks.push(Some(open(plan)?)),
+                None => disks.extend(open(plan)?.map(Some)),
             }
         }
         Ok(disks)
@@ -165,8 +178,7 @@ impl Plan {
         })
     }
 
-    /// The namespace, with the counters of the one before when it is the same. `None` is never: the plan's
-    /// disks are all open.
+    /// The namespace, with the counters of the one before when it is the same. `None`: its drive is absent.
     fn namespace(
         &self,
         plan: &NamespacePlan,
@@ -210,11 +222,29 @@ fn check_same(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
     Err(SnapshotError::Another { disk: plan.name.clone(), is, block_bytes })
 }
 
-fn open(plan: &DiskPlan) -> Result<Source, SnapshotError> {
+/// `None`: it is absent.
+fn open_drive(name: &str, address: PciAddress, namespace: u32) -> Result<Option<Source>, SnapshotError> {
+    let drive = match Drives::here().open(address, DriveSettings::default()) {
+        Ok(drive) => drive,
+        Err(error) if error.is_absent => {
+            tracing::error!(disk = name, "its namespaces are left out until its drive is there: {error}");
+            return Ok(None);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if let Some(facts) = drive.facts() {
+        let (serial, model, queues) = (facts.serial, facts.model, facts.queue_pairs);
+        tracing::info!(disk = name, %address, namespace, serial, model, queues, "drive");
+    }
+    Ok(Some(drive.disk(name, namespace)?))
+}
+
+/// `None`: its drive is absent.
+fn open(plan: &DiskPlan) -> Result<Option<Source>, SnapshotError> {
     let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
-    match &plan.kind {
-        DiskKind::Ram { pages } => Ok(RamDisk::new(name, RamSpec { bytes, block_bytes, pages: *pages })?),
-        DiskKind::Null => Ok(NullDisk::new(name, NullSpec { bytes, block_bytes })?),
+    let disk: Source = match &plan.kind {
+        DiskKind::Ram { pages } => RamDisk::new(name, RamSpec { bytes, block_bytes, pages: *pages })?,
+        DiskKind::Null => NullDisk::new(name, NullSpec { bytes, block_bytes })?,
         DiskKind::File { path, is_read_only, create, is_direct, is_polled } => {
             let create_bytes = is_to_be_made(path, *create).then_some(bytes);
             let (is_read_only, is_direct, is_polled) = (*is_read_only, *is_direct, *is_polled);
@@ -226,16 +256,9 @@ fn open(plan: &DiskPlan) -> Result<Source, SnapshotError> {
             for note in &disk.facts().notes {
                 tracing::warn!(disk = name, "{note}");
             }
-            Ok(disk)
+            disk
         }
-        DiskKind::Nvme { address, namespace } => {
-            let drive = Drives::here().open(*address, DriveSettings::default())?;
-            if let Some(facts) = drive.facts() {
-                let (serial, model, queues) = (facts.serial, facts.model, facts.queue_pairs);
-                tracing::info!(disk = name, %address, namespace, serial, model, queues, "drive");
-            }
-            Ok(drive.disk(name, *namespace)?)
-        }
+        DiskKind::Nvme { address, namespace } => return open_drive(name, *address, *namespace),
         DiskKind::Ng { path, is_read_only } => {
             let disk = NgDisk::new(name, &NgSpec { path: path.clone(), is_read_only: *is_read_only })?;
             let NgFacts { model, serial, is_polled, transfer_bytes_max, notes } = disk.facts();
@@ -244,9 +267,10 @@ fn open(plan: &DiskPlan) -> Result<Source, SnapshotError> {
             for note in notes {
                 tracing::warn!(disk = name, "{note}");
             }
-            Ok(disk)
+            disk
         }
-    }
+    };
+    Ok(Some(disk))
 }
 
 /// True for a file that is missing and may be made, and for one that is there and empty.

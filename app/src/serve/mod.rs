@@ -3,6 +3,7 @@
 //! ```text
 //!   main thread: plan -> snapshot (disks) -> listeners -> threads ─ ready? ─> start lines ─> signals
 //!     SIGHUP: read the file again, new snapshot to all cores
+//!     now and then: drives that are there at last, or have another size: the same
 //!     SIGTERM, SIGINT: Shutdown to all cores; a deadline; the end
 //! ```
 //!
@@ -10,19 +11,20 @@
 
 pub mod conn;
 pub mod core_loop;
+mod served;
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use self::served::Served;
 use core_loop::{CoreLoop, CoreMessage, CoreSetup, RdmaSetup};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Handle;
+use signal_hook::iterator::{Handle, SignalsInfo};
 use spindle_rdma::shell::SharedDevice;
 use spindle_reactor::mailbox::{Remote, mesh};
 use spindle_reactor::net::Listener as Socket;
@@ -31,8 +33,8 @@ use spindle_target::shared::Registry;
 use spindle_target::snapshot::{Listener, Snapshot, TransportKind};
 
 use crate::cli::ServeArgs;
-use crate::config::{Change, Config, ConfigErrors, Plan, connect_line};
-use crate::log::{self, LogControl};
+use crate::config::{Config, ConfigErrors, Plan, connect_line};
+use crate::log;
 
 /// Why serving could not begin or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +70,8 @@ pub enum ServeError {
 const MAILBOX_ENTRIES: usize = 1024;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
+/// Between two looks at drives that are not there, and at sizes.
+const LOOK_PERIOD: Duration = Duration::from_secs(5);
 /// Longest drain once a core has failed.
 const FAILED_DEADLINE: Duration = Duration::from_secs(1);
 /// How long the cores may take to stop once the deadline of a shutdown is over: they wait for what their
@@ -86,7 +90,7 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     };
     let log = log::start(&config.plan().log).map_err(|error| ServeError::Start(error.to_string()))?;
     // Before any thread is there, so that no signal is lost.
-    let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])
+    let signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])
         .map_err(|error| ServeError::Start(format!("signals: {error}")))?;
     for note in &config.plan().notes {
         tracing::info!("{note}");
@@ -95,18 +99,22 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let snapshot = config.plan().snapshot(None).map_err(|error| ServeError::Start(error.to_string()))?;
     let running = Running::start(config.plan(), &snapshot, &signals.handle())?;
     announce(&snapshot);
-    let mut served = Served { config, snapshot, log };
-    // It also ends when a core has failed: without that core a part of the hosts would wait for ever.
-    for signal in signals.forever() {
-        if signal != SIGHUP {
-            break;
-        }
-        if let Some(next) = served.reload() {
+    let mut served = Served::new(config, snapshot, log);
+    let handle = signals.handle();
+    let signals = forward(signals)?;
+    loop {
+        let next = match signals.recv_timeout(LOOK_PERIOD) {
+            Ok(SIGHUP) => served.reload(),
+            Err(RecvTimeoutError::Timeout) => served.look(Instant::now()),
+            // Disconnected: a core has failed. Without it a part of the hosts would wait for ever.
+            Ok(_) | Err(RecvTimeoutError::Disconnected) => break,
+        };
+        if let Some(next) = next {
             running.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
         }
     }
-    let mut deadline = served.config.plan().drain_deadline;
-    if signals.is_closed() {
+    let mut deadline = served.plan().drain_deadline;
+    if handle.is_closed() {
         // A core that has failed cannot end its queues: what the others have is not worth a longer outage.
         deadline = deadline.min(FAILED_DEADLINE);
     }
@@ -121,66 +129,23 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     Ok(())
 }
 
+/// The signals, until a core has failed. From a thread of their own, which goes with the process.
+fn forward(mut signals: SignalsInfo) -> Result<mpsc::Receiver<i32>, ServeError> {
+    let (send, receive) = mpsc::channel();
+    let run = move || signals.forever().try_for_each(|signal| send.send(signal));
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(run)
+        .map_err(|error| ServeError::Start(format!("thread of the signals: {error}")))?;
+    Ok(receive)
+}
+
 /// A connection is a descriptor: allow as many as the system lets us have.
 fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, "the number of open files stays limited to {:?}", limit.current);
-    }
-}
-
-/// What is served now.
-struct Served {
-    config: Config,
-    snapshot: Arc<Snapshot>,
-    log: LogControl,
-}
-
-impl Served {
-    /// Read the file again. `Some`: the snapshot that the cores are to change to.
-    fn reload(&mut self) -> Option<Arc<Snapshot>> {
-        let Some(path) = self.config.source().map(Path::to_owned) else {
-            tracing::warn!("SIGHUP: serving the built-in default, there is no file to read again");
-            return None;
-        };
-        let next = match Config::load(&path) {
-            Ok(next) => next,
-            Err(errors) => {
-                errors.lines().for_each(|line| tracing::error!("{line}"));
-                tracing::error!("SIGHUP: all stays as it was");
-                return None;
-            }
-        };
-        let changes = next.plan().changes(self.config.plan());
-        for change in &changes {
-            if change.is_refused() {
-                tracing::warn!("reload: {change}");
-            } else {
-                tracing::info!("reload: {change}");
-            }
-        }
-        if changes.iter().any(Change::is_refused) {
-            tracing::error!("SIGHUP: all stays as it was");
-            return None;
-        }
-        match next.plan().snapshot(Some(&self.snapshot)) {
-            Ok(snapshot) => {
-                self.log.set_level(next.plan().log.level);
-                tracing::info!(
-                    generation = snapshot.generation,
-                    changes = changes.len(),
-                    "configuration read again"
-                );
-                self.config = next;
-                self.snapshot = Arc::clone(&snapshot);
-                Some(snapshot)
-            }
-            Err(error) => {
-                tracing::error!("SIGHUP: all stays as it was: {error}");
-                None
-            }
-        }
     }
 }
 

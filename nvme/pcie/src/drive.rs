@@ -14,7 +14,7 @@ use crate::function::Bus;
 use crate::manager::Manager;
 use crate::member::Member;
 use crate::rules::{Namespace, Rules};
-use crate::shared::{DriveFacts, Settings, Shared};
+use crate::shared::{DriveFacts, NotOpened, Settings, Shared};
 
 /// Between steps of a manager that works on something, and of one that only watches.
 const STEP_BUSY: Duration = Duration::from_millis(1);
@@ -40,6 +40,9 @@ pub struct DriveError {
     pub address: String,
     /// Why not.
     pub why: String,
+    /// There is no drive at the place, or one that does not do what a drive has to: it is gone, broken or not
+    /// ready, which may pass. Not so where the machine or its settings are in the way.
+    pub is_absent: bool,
 }
 
 /// A drive, open. When it is dropped, it is shut down by its manager's thread; see [`finish`].
@@ -66,9 +69,11 @@ impl Drive {
                 std::thread::sleep(if manager.step(now) { STEP_BUSY } else { STEP_IDLE });
             }
         };
-        let failed = |why: String| DriveError { address: address.clone(), why };
+        let failed = |NotOpened { why, is_absent }| DriveError { address: address.clone(), why, is_absent };
         let thread = std::thread::Builder::new().name(format!("nvme-{address}")).spawn(run);
-        let thread = thread.map_err(|error| failed(format!("no thread for it: {error}")))?;
+        let thread = thread.map_err(|error| {
+            failed(NotOpened { why: format!("no thread for it: {error}"), is_absent: false })
+        })?;
         let drive = Drive { shared, thread: Some(thread) };
         drive.shared.wait_first().map_err(failed)?;
         Ok(Arc::new(drive))
@@ -96,7 +101,7 @@ impl Drive {
     /// Why it could not be opened, when it could not.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
-        self.shared.state().first.clone().and_then(Result::err)
+        self.shared.state().first.clone().and_then(Result::err).map(|failure| failure.why)
     }
 
     /// The health log as it was read last.

@@ -79,7 +79,15 @@ pub(crate) struct State {
     pub(crate) members: Vec<Arc<Member>>,
     pub(crate) health: Option<SmartLog>,
     /// What came of opening it first.
-    pub(crate) first: Option<Result<(), String>>,
+    pub(crate) first: Option<Result<(), NotOpened>>,
+}
+
+/// Why a drive could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NotOpened {
+    pub(crate) why: String,
+    /// See [`DriveError::is_absent`](crate::DriveError::is_absent).
+    pub(crate) is_absent: bool,
 }
 
 /// See the module.
@@ -122,13 +130,13 @@ impl Shared {
     }
 
     /// What came of opening it first; only the first answer counts.
-    pub(crate) fn tell_first(&self, result: Result<(), String>) {
+    pub(crate) fn tell_first(&self, result: Result<(), NotOpened>) {
         self.state().first.get_or_insert(result);
         self.changed.notify_all();
     }
 
     /// Wait for that. Not on a core.
-    pub(crate) fn wait_first(&self) -> Result<(), String> {
+    pub(crate) fn wait_first(&self) -> Result<(), NotOpened> {
         let mut state = self.state();
         loop {
             if let Some(first) = &state.first {

@@ -50,6 +50,24 @@ fn a_first_snapshot_has_all_that_the_file_says() {
 }
 
 #[test]
+fn a_drive_that_is_absent_is_left_out_with_its_namespaces_also_by_what_follows() {
+    let drive = "[[disk]]\nname = \"d\"\nnvme = \"fffe:ff:1f.7\"\n";
+    let plan = plan(&[LISTENER, drive, &ram("a"), &subsystem("s", &["d", "a"])].concat());
+    let first = snapshot(&plan, None);
+    let second = snapshot(&plan, Some(&first));
+    for snapshot in [&first, &second] {
+        let names: Vec<_> = snapshot.disks.iter().flatten().map(|disk| disk.name().to_owned()).collect();
+        assert_eq!(names, ["a"]);
+        let nsids: Vec<_> = snapshot.subsystems[0].active().map(|namespace| namespace.nsid).collect();
+        assert_eq!(nsids, [2], "the other keeps its number");
+        let absent: Vec<_> = plan.absent(snapshot).map(|address| address.to_string()).collect();
+        assert_eq!(absent, ["fffe:ff:1f.7"]);
+    }
+    let fewer = super::plan(&[LISTENER, &ram("a"), &subsystem("s", &["a"])].concat());
+    assert_eq!(fewer.absent(&snapshot(&fewer, Some(&second))).count(), 0);
+}
+
+#[test]
 fn a_disk_that_stays_is_the_same_disk_and_keeps_its_counters() {
     let first = snapshot(&plan(&two_disks()), None);
     let counted = first.subsystems[0].namespace(1).expect("namespace 1");

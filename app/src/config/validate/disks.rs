@@ -6,13 +6,13 @@ use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::Pages;
 
 use super::super::document::{Errors, Node, Place};
-use super::super::machine::{self, Medium, PathState};
+use super::super::machine::{self, Machine, Medium, PathState};
 use super::super::plan::{DiskKind, DiskPlan};
 use super::super::tree::At;
 use crate::size::Bytes;
 
 /// The disks of the file.
-pub fn plan(nodes: &[Node], errors: &Errors) -> Vec<DiskPlan> {
+pub fn plan(nodes: &[Node], machine: &Machine, errors: &Errors) -> Vec<DiskPlan> {
     let mut names: Vec<At<String>> = Vec::new();
     let mut media: Vec<((u64, u64), Place, bool)> = Vec::new();
     let mut drives: Vec<((PciAddress, u32), Place)> = Vec::new();
@@ -24,7 +24,7 @@ pub fn plan(nodes: &[Node], errors: &Errors) -> Vec<DiskPlan> {
             }
             names.push(name);
         }
-        let plan = disk(node, &mut media, errors);
+        let plan = disk(node, machine, &mut media, errors);
         if let Some(DiskKind::Nvme { address, namespace }) = plan.as_ref().map(|plan| &plan.kind)
             && let Some(place) = node.given::<PciAddress>("nvme").map(|at| at.place)
         {
@@ -41,11 +41,16 @@ pub fn plan(nodes: &[Node], errors: &Errors) -> Vec<DiskPlan> {
     disks
 }
 
-fn disk(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) -> Option<DiskPlan> {
+fn disk(
+    node: &Node,
+    machine: &Machine,
+    media: &mut Vec<((u64, u64), Place, bool)>,
+    errors: &Errors,
+) -> Option<DiskPlan> {
     let kind = kind_of(node, errors)?;
     refuse_foreign_keys(node, &kind, errors);
     match kind.as_str() {
-        "nvme" => return nvme(node, errors),
+        "nvme" => return nvme(node, machine, errors),
         "ng" => return ng(node, media, errors),
         _ => {}
     }
@@ -95,14 +100,21 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
     Some(kind.value)
 }
 
-/// A namespace of a drive. What it is is known when it is open.
-fn nvme(node: &Node, errors: &Errors) -> Option<DiskPlan> {
+/// A namespace of a drive. What it is is known when it is open. A drive that is missing does not keep the
+/// other disks from being served; whoever only looks is told.
+fn nvme(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("nvme") {
         let words = "missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\"";
         node.place.inside("nvme").refuse(errors, words);
     }
     let address = node.find::<PciAddress>("nvme")?;
-    if let Err(error) = machine::look_at_function(address.value) {
+    let found = match machine::look_at_function(address.value) {
+        Ok(false) if !machine.is_to_start => {
+            Err("there is no such PCI function; spindle nvme list shows the drives".to_owned())
+        }
+        found => found,
+    };
+    if let Err(error) = found {
         address.place.refuse(errors, format!("must be a drive of this machine: {error}"));
     }
     let kind = DiskKind::Nvme { address: address.value, namespace: node.get("namespace") };

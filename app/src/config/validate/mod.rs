@@ -57,7 +57,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     let pool = pool(root, errors);
     let tcp = tcp(root.section("tcp"), &limits);
     let rdma = rdma(root.section("rdma"));
-    let disks = disks::plan(root.sections("disk"), errors);
+    let disks = disks::plan(root.sections("disk"), machine, errors);
     let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
     let subsystems = subsystems::subsystems(root, &listeners, errors);
     let plan = Plan {

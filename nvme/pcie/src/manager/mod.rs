@@ -31,7 +31,7 @@ use crate::dma::DmaError;
 use crate::function::{Bus, Function, MapError, OpenFunctionError};
 use crate::member::Order;
 use crate::rules::UnfitNamespace;
-use crate::shared::{Shared, TICK_MS};
+use crate::shared::{NotOpened, Shared, TICK_MS};
 
 use bring_up::Controller;
 use queues::Place;
@@ -67,6 +67,29 @@ pub(crate) enum Trouble {
     Another { field: &'static str, value: String, was: String },
     #[error("closing")]
     Closing,
+}
+
+impl Trouble {
+    /// The drive is not there or does not work, as opposed to one that does not fit or cannot be had here.
+    fn is_the_drives(&self) -> bool {
+        match self {
+            Trouble::Gone
+            | Trouble::Removal
+            | Trouble::Fatal
+            | Trouble::NotReady
+            | Trouble::Slow { .. }
+            | Trouble::Refused { .. }
+            | Trouble::Stuck
+            | Trouble::Open(OpenFunctionError::Missing { .. }) => true,
+            Trouble::Unfit { .. }
+            | Trouble::Namespace(_)
+            | Trouble::Open(_)
+            | Trouble::Memory(_)
+            | Trouble::Map(_)
+            | Trouble::Another { .. }
+            | Trouble::Closing => false,
+        }
+    }
 }
 
 /// Function resets before a drive is given up.
@@ -143,7 +166,8 @@ impl Life {
             if was_first {
                 // Whoever opened it hears of it, and there is no drive.
                 self.forget().await;
-                self.shared.tell_first(Err(end.to_string()));
+                let failure = NotOpened { why: end.to_string(), is_absent: end.is_the_drives() };
+                self.shared.tell_first(Err(failure));
                 break;
             }
             if matches!(end, Trouble::Closing) {
@@ -154,7 +178,7 @@ impl Life {
             self.pause(self.shared.settings.reopen_interval).await;
         }
         self.forget().await;
-        self.shared.tell_first(Err("closed".to_owned()));
+        self.shared.tell_first(Err(NotOpened { why: "closed".to_owned(), is_absent: false }));
     }
 
     /// One line for each reason, however often the drive is tried.

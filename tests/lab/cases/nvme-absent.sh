@@ -1,0 +1,24 @@
+# a drive that is missing at the start: the other is served, and the missing one once it is there
+# limit: 600 s
+. "$LAB/nvme-serve.sh"
+over tcp
+drives_for_spindle
+config_drives
+drive_unplug nv1
+drive_wait 60 drive_is_gone nv1
+start_target
+says_of "$DRIVE1" 'namespaces are left out until its drive is there' || fail "no word of it: $(lines_of "$DRIVE1")"
+connect
+wait_for_block 1
+verify_fio first --bs=16k --iodepth=8 --size=2M
+refused 'invalid namespace|identify|no such' nvme id-ns "/dev/$CTRL" -n 2
+# It comes, and the host hears of it and looks by itself.
+drive_plug nv1
+drive_wait 30 drive_is_there nv1
+expect 'its place' "$(drive_place nv1)" "$DRIVE1"
+"$SPINDLE" nvme bind "$DRIVE1"
+is_served() { grep -E 'serving, as the drive is now.*nsid=2' "$WORK/target.log" >/dev/null; }
+within 60 is_served
+wait_for_block 2
+verify_fio second --bs=16k --iodepth=8 --size=2M
+expect 'lines of it' "$(lines_of "$DRIVE1" | wc -l)" 1
