@@ -42,6 +42,8 @@ pub(crate) struct Rules {
     pub(crate) boundary_blocks: u32,
     /// Most blocks of one Write Zeroes.
     pub(crate) zeroing_blocks: u32,
+    /// Most blocks of one Dataset Management (DMRSL, DMSL).
+    pub(crate) dsm_blocks: u32,
     pub(crate) zeroing: Zeroing,
     pub(crate) deallocating: Deallocating,
     /// Without one, a flush has nothing to do.
@@ -73,6 +75,7 @@ impl Rules {
             transfer_blocks: u32::try_from(transfer).unwrap_or(NLB_MAX).clamp(1, NLB_MAX),
             boundary_blocks: namespace.boundary_blocks,
             zeroing_blocks: in_units(nvm.wzsl).min(in_units(nvm.wzdsl)),
+            dsm_blocks: dsm_blocks(nvm),
             zeroing: if oncs.write_zeroes() { Zeroing::Command } else { Zeroing::Writes },
             deallocating: if oncs.write_zeroes() && namespace.has_deac {
                 Deallocating::WriteZeroes
@@ -103,7 +106,8 @@ impl Rules {
             },
             Op::Deallocate => match self.deallocating {
                 Deallocating::WriteZeroes => left.blocks.min(self.zeroing_blocks),
-                Deallocating::DatasetManagement | Deallocating::No => left.blocks,
+                Deallocating::DatasetManagement => left.blocks.min(self.dsm_blocks),
+                Deallocating::No => left.blocks,
             },
         }
     }
@@ -119,6 +123,12 @@ impl Rules {
         let room = boundary - left.lba % boundary;
         blocks.min(u32::try_from(room).unwrap_or(blocks))
     }
+}
+
+/// Blocks that one range, and all ranges together, may have; ours are one range.
+fn dsm_blocks(nvm: &IdentifyControllerNvm) -> u32 {
+    let limit = |blocks: u64| if blocks == 0 { u32::MAX } else { u32::try_from(blocks).unwrap_or(u32::MAX) };
+    limit(nvm.dmrsl.get().into()).min(limit(nvm.dmsl.get()))
 }
 
 /// Why a namespace cannot be served.
@@ -280,6 +290,18 @@ mod tests {
         }
         let zeroes = Op::WriteZeroes { deallocate: false, fua: false };
         assert_eq!(rules.piece_blocks(zeroes, range(5, 100_000)), 65_536);
+    }
+
+    #[test]
+    fn a_deallocation_is_no_larger_than_the_drive_takes() {
+        let namespace = namespace(|id| id.dlfeat = 1).expect("fits");
+        let oncs = Oncs::new().with_dataset_management(true);
+        let id = IdentifyController { oncs: oncs.into(), ..IdentifyController::default() };
+        for (dmrsl, dmsl, most) in [(0, 0, 500), (100, 0, 100), (0, 64, 64), (100, 1 << 40, 100)] {
+            let nvm = IdentifyControllerNvm { dmrsl: dmrsl.into(), dmsl: dmsl.into(), ..Default::default() };
+            let rules = Rules::new(&namespace, &id, &nvm, 0);
+            assert_eq!(rules.piece_blocks(Op::Deallocate, BlockRange { lba: 1, blocks: 500 }), most);
+        }
     }
 
     #[test]
