@@ -148,7 +148,7 @@ impl Life {
             if member.word().order() != Order::Gone {
                 let (drive, core, nsid) = (&self.shared.address, member.core, member.nsid);
                 let queue_pairs = controller.queue_pairs;
-                tracing::error!(%drive, core, nsid, queue_pairs, "no such namespace, or no queue for this core");
+                tracing::error!(%drive, core, nsid, queue_pairs, "no namespace or no queue for this core");
                 member.order(Order::Gone);
             }
             return Ok(());
