@@ -196,6 +196,8 @@ impl Namespace {
             return unfit("NSZE", blocks, "must be 1 block to 2^63 bytes");
         }
         let own = Nsfeat::from_bits(id.nsfeat).atomics().then(|| id.nawun_z.get());
+        // NABSN: a write that crosses one of these is changed in several steps.
+        let has_atomic_boundaries = id.nabsn_z.get() != 0;
         Ok(Namespace {
             nsid,
             nguid: id.nguid,
@@ -205,7 +207,11 @@ impl Namespace {
             boundary_blocks: u32::from(id.noiob.get()),
             reads_zeroes: id.dlfeat & 7 == 1,
             has_deac: id.dlfeat & 8 != 0,
-            atomic_blocks: u32::from(own.unwrap_or(controller.awun_z.get())) + 1,
+            atomic_blocks: if has_atomic_boundaries {
+                1
+            } else {
+                u32::from(own.unwrap_or(controller.awun_z.get())) + 1
+            },
             is_read_only: id.nsattr & 1 != 0,
         })
     }
@@ -290,6 +296,21 @@ mod tests {
         }
         let zeroes = Op::WriteZeroes { deallocate: false, fua: false };
         assert_eq!(rules.piece_blocks(zeroes, range(5, 100_000)), 65_536);
+    }
+
+    #[test]
+    fn a_write_is_one_step_only_where_no_boundary_may_cut_it() {
+        let atomic = |change: fn(&mut IdentifyNamespace)| {
+            let namespace = namespace(|id| {
+                (id.nsfeat, id.nawun_z) = (Nsfeat::new().with_atomics(true).into_bits(), U16::new(7));
+                change(id);
+            });
+            let namespace = namespace.expect("fits");
+            namespace.geometry(&rules(&namespace, 0)).atomic_blocks
+        };
+        assert_eq!(atomic(|_| ()), 8);
+        assert_eq!(atomic(|id| id.nabsn_z = U16::new(255)), 1);
+        assert_eq!(atomic(|id| id.noiob = U16::new(256)), 1);
     }
 
     #[test]
