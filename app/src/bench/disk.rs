@@ -194,9 +194,9 @@ impl Engine {
         let refuse = |option, value: String, rule: String| Err(DiskBenchError::Size { option, value, rule });
         let (bytes, qd) = (args.load.bs.get(), args.load.qd);
         let block = u64::from(geometry.block_bytes);
-        let Some(unit_bytes) = u32::try_from(bytes).ok().filter(|_| bytes % block == 0 && bytes <= 16 << 20)
-        else {
-            let rule = format!("it must be a multiple of the disk's blocks of {block} bytes, at most 16 MiB");
+        let is_fit = bytes > 0 && bytes % block == 0 && bytes <= 16 << 20;
+        let Some(unit_bytes) = u32::try_from(bytes).ok().filter(|_| is_fit) else {
+            let rule = format!("it must be 1 or more of the disk's blocks of {block} bytes, at most 16 MiB");
             return refuse("--bs", args.load.bs.to_string(), rule);
         };
         let span = args.span.map_or(geometry.bytes(), Bytes::get);
@@ -343,6 +343,17 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_of_no_bytes_is_refused_with_what_is_allowed() {
+        use crate::cli::{BenchCommand, Cli, Command};
+        use clap::Parser;
+        let words = ["spindle", "bench", "disk", "null:", "--bs", "0", "--seconds", "0.01"];
+        let Cli { command: Command::Bench(bench) } = Cli::parse_from(words) else { panic!("no bench") };
+        let Some(BenchCommand::Disk(args)) = &bench.command else { panic!("no bench disk") };
+        let error = run(args).expect_err("refused").to_string();
+        assert!(error.contains("--bs is 0") && error.contains("blocks of 512 bytes"), "{error}");
+    }
 
     #[test]
     fn a_disk_is_named_by_kind_and_place() {

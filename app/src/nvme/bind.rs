@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use spindle_nvme_pcie::PciAddress;
 
-use super::change::{Machine, Step};
+use super::change::{Held, Machine, Step};
 use super::drive::{self, Drive, NVME, NVME_CLASS, VFIO, folder};
 use super::root::Root;
 use super::uses::UseKind;
@@ -109,12 +109,13 @@ impl Plan {
     }
 
     fn run(&self, machine: &dyn Machine, drives: &[&Drive], out: Out<'_>) -> Result<(), NvmeError> {
+        let held = hold(machine, drives)?;
         for step in modules(machine.root(), drives) {
             let failed = |error| Failure::new("bind", &step, error, "no drive was moved".to_owned());
             make(machine, &step, out).map_err(failed)?;
         }
-        for drive in drives {
-            bind(machine, drive, out)?;
+        for (drive, held) in drives.iter().zip(held) {
+            bind(machine, drive, held, out)?;
         }
         let mut short = Vec::new();
         for step in self.page_steps() {
@@ -212,8 +213,24 @@ fn moves(drive: &Drive) -> Vec<Step> {
     steps
 }
 
+/// The disks of each drive, so that what was found unused stays so until the kernel's driver has let go.
+fn hold(machine: &dyn Machine, drives: &[&Drive]) -> Result<Vec<Vec<Held>>, NvmeError> {
+    let mut held = Vec::new();
+    for drive in drives {
+        let disks = drive.disks.iter().map(|disk| {
+            machine.hold(&format!("/dev/{}", disk.name)).map_err(|error| {
+                let (address, value) = (drive.address.to_string(), format!("{}: {error}", disk.name));
+                Refusal::new(&address, "in use", value, allowed_use(UseKind::Exclusive))
+            })
+        });
+        let disks: Result<Vec<Held>, Refusal> = disks.collect();
+        held.push(disks.map_err(|refusal| NvmeError::Refused(vec![refusal]))?);
+    }
+    Ok(held)
+}
+
 /// Move a drive, or leave it as it was.
-fn bind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), NvmeError> {
+fn bind(machine: &dyn Machine, drive: &Drive, mut held: Vec<Held>, out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     let group = drive.group_path().unwrap_or_default();
     if drive.is_bound_to(VFIO) {
@@ -221,6 +238,10 @@ fn bind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), NvmeEr
         return Ok(());
     }
     for step in moves(drive) {
+        if matches!(&step, Step::Echo { path, .. } if path == PROBE) {
+            // The disks are gone; whoever has one open keeps its number from the next.
+            held.clear();
+        }
         if let Err(error) = make(machine, &step, out) {
             return Err(Failure::new("bind", &step, error, take_back(machine, drive, out)).into());
         }

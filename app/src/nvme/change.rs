@@ -2,6 +2,7 @@
 //!
 //! A plan is a list of steps before any is made, so that `--dry-run` prints just what would be done.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::process::{Command, Stdio};
@@ -78,6 +79,9 @@ pub enum Busy {
     Unknown(String),
 }
 
+/// What is held until it is dropped.
+pub type Held = Box<dyn Any>;
+
 /// The machine that is looked at and changed.
 pub trait Machine {
     /// Its files.
@@ -94,6 +98,13 @@ pub trait Machine {
 
     /// Whether somebody has a block device open exclusively.
     fn ask_exclusive(&self, path: &str) -> Busy;
+
+    /// Have a block device open exclusively until what is returned is dropped, so that nobody mounts it or
+    /// takes it for a volume meanwhile.
+    ///
+    /// # Errors
+    /// The system's: `EBUSY` where somebody has it.
+    fn hold(&self, path: &str) -> io::Result<Held>;
 
     /// Whether a process has a VFIO group open; a group is open once at a time.
     fn ask_group(&self, path: &str) -> Busy;
@@ -144,6 +155,11 @@ impl Machine for ThisMachine {
 
     fn ask_exclusive(&self, path: &str) -> Busy {
         self.ask(path, OFlags::RDONLY | OFlags::EXCL)
+    }
+
+    fn hold(&self, path: &str) -> io::Result<Held> {
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        Ok(Box::new(rustix::fs::open(self.0.at(path), flags, Mode::empty())?))
     }
 
     fn ask_group(&self, path: &str) -> Busy {

@@ -78,6 +78,9 @@ const FAILED_DEADLINE: Duration = Duration::from_secs(1);
 /// disks have in flight, and one that hangs must not keep the process.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
+/// How long drives may take to be shut down after a shutdown that did not go well.
+const DRIVES_MAX: Duration = Duration::from_secs(5);
+
 /// `spindle serve [-c FILE]`: until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -122,11 +125,14 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         deadline_ms = deadline.as_millis(),
         "shutting down: commands in flight end, hosts are disconnected"
     );
-    running.shut_down(deadline)?;
-    // Drives are told that power may go, and until then the process stays.
+    let end = running.shut_down(deadline);
+    // Drives are told that power may go, and until then the process stays. Not for ever where a core hangs.
     drop(served);
-    spindle_nvme_pcie::finish();
-    Ok(())
+    match &end {
+        Ok(()) => spindle_nvme_pcie::finish(),
+        Err(_) => drop(spindle_nvme_pcie::finish_within(DRIVES_MAX)),
+    }
+    end
 }
 
 /// The signals, until a core has failed. From a thread of their own, which goes with the process.

@@ -61,7 +61,9 @@ fn main() -> ExitCode {
 
 fn open(vfio: &Arc<Vfio>, address: &str) -> Outcome<Arc<dyn Function>> {
     let address: PciAddress = address.parse()?;
-    Ok(VfioBus::new(Arc::clone(vfio), address).open()?)
+    let function = VfioBus::new(Arc::clone(vfio), address).open()?;
+    function.set_bus_master(true)?;
+    Ok(function)
 }
 
 /// Holds what is not so against the drive, or us.

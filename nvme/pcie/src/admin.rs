@@ -60,6 +60,12 @@ impl Admin {
         (queue.sq_iova(), queue.cq_iova(), self.layout.sq_entries)
     }
 
+    /// The memory of its queues and of that page. The controller may write to it until it is off, however
+    /// long this value lives.
+    pub(crate) fn memory(&self) -> Arc<DmaMemory> {
+        Arc::clone(&self.memory)
+    }
+
     /// Where data of a command goes: a page.
     pub(crate) fn data_iova(&self) -> Iova {
         self.memory.iova().plus(self.layout.list_offset(0) as u64)
@@ -95,7 +101,9 @@ impl Admin {
     pub(crate) fn poll(&self) {
         let mut queue = self.queue.borrow_mut();
         let mut slots = self.slots.borrow_mut();
-        while let Some(completion) = queue.pop() {
+        // At most a queue of them: a drive that writes them without end does not keep the manager.
+        for _ in 0..self.layout.cq_entries {
+            let Some(completion) = queue.pop() else { break };
             match slots.get_mut(usize::from(completion.cid)) {
                 Some(slot @ Slot::Waits) if completion.sqid == 0 => *slot = Slot::Ended(completion),
                 Some(Slot::Free | Slot::Waits | Slot::Ended(_)) | None => {

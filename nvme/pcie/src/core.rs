@@ -85,6 +85,8 @@ pub(crate) struct NvmeCore {
     /// since.
     changes: u64,
     flushed: u64,
+    /// Losses that a flush of this core has told of.
+    losses_told: u64,
 }
 
 impl NvmeCore {
@@ -97,6 +99,8 @@ impl NvmeCore {
         let depth = member.depth as usize;
         NvmeCore {
             word: member.word(),
+            // What nobody was told of yet is for whoever comes as well.
+            losses_told: shared.losses_told.load(Ordering::Relaxed),
             shared,
             namespace,
             rules,
@@ -163,9 +167,10 @@ impl NvmeCore {
         let is_unsafe = self.changes != self.flushed && self.rules().has_volatile_cache;
         if is_unsafe && self.shared.may_lose_cache.load(Ordering::Relaxed) {
             self.flushed = self.changes;
-            if !self.shared.is_cache_lost.swap(true, Ordering::Relaxed) {
+            let before = self.shared.losses.fetch_add(1, Ordering::Relaxed);
+            if before == self.shared.losses_told.load(Ordering::Relaxed) {
                 tracing::error!(drive = %self.shared.address, "what was not flushed may be lost: the next \
-                    flush fails");
+                    flush of each core fails");
             }
         }
     }
@@ -174,10 +179,13 @@ impl NvmeCore {
     #[cold]
     fn end_flush(&mut self, changes: u64) -> Result<(), DiskError> {
         self.flushed = self.flushed.max(changes);
-        if self.shared.is_cache_lost.swap(false, Ordering::Relaxed) {
-            return Err(DiskError::MediaWrite);
+        let losses = self.shared.losses.load(Ordering::Relaxed);
+        if losses == self.losses_told {
+            return Ok(());
         }
-        Ok(())
+        self.losses_told = losses;
+        self.shared.losses_told.fetch_max(losses, Ordering::Relaxed);
+        Err(DiskError::MediaWrite)
     }
 
     /// What took too long is to be aborted; what the Abort did not end either costs a reset.
@@ -391,6 +399,10 @@ impl NvmeCore {
             let is_ours = setup.queue.qid() == completion.sqid;
             let Some(command) = self.commands.find(completion.cid).filter(|_| is_ours) else {
                 self.shared.strays.fetch_add(1, Ordering::Relaxed);
+                // A drive that writes them without end does not keep the core.
+                if count >= usize::from(setup.queue.layout().cq_entries) {
+                    break;
+                }
                 continue;
             };
             if command.request.is_none() && completion.status.is_success() {

@@ -32,6 +32,20 @@ pub fn finish() {
     }
 }
 
+/// The same for no longer than `limit`: a core that hangs keeps its drive's manager for ever. False when some
+/// are left to the kernel.
+pub fn finish_within(limit: Duration) -> bool {
+    let closing = std::mem::take(&mut *CLOSING.lock().unwrap_or_else(PoisonError::into_inner));
+    let end = Instant::now() + limit;
+    while closing.iter().any(|thread| !thread.is_finished()) {
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(STEP_BUSY);
+    }
+    true
+}
+
 /// Why a drive cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("NVMe drive {address}: {why}")]
@@ -260,5 +274,57 @@ impl DiskSource for NvmeDisk {
 
     fn usage(&self) -> Usage {
         Usage { bytes_used: self.geometry().bytes() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emulator::{Emulator, EmulatorSpec};
+    use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+
+    /// Steps the emulator beside the managers.
+    fn step_beside(emulator: &Emulator) -> impl Drop {
+        struct Beside(Arc<std::sync::atomic::AtomicBool>, Option<JoinHandle<()>>);
+        impl Drop for Beside {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+                self.1.take().map(JoinHandle::join);
+            }
+        }
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (its, emulator) = (Arc::clone(&stop), emulator.clone());
+        let thread = std::thread::spawn(move || {
+            while !its.load(Ordering::Relaxed) {
+                emulator.step();
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        Beside(stop, Some(thread))
+    }
+
+    #[test]
+    fn a_core_that_hangs_keeps_the_process_no_longer_than_is_allowed() {
+        let emulator = Emulator::new(EmulatorSpec::default());
+        let _beside = step_beside(&emulator);
+        let drive = Drive::open(Arc::new(emulator.clone()), Settings::default()).expect("opens");
+        let disk = drive.disk("disk", 1).expect("namespace 1");
+        let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("a pool");
+        let mut core = disk.open(&CoreContext { core: 0, pool, depth: 4 }).expect("opens");
+        let mut done = Vec::with_capacity(4);
+        for _ in 0..200 {
+            core.poll(&mut done);
+            std::thread::sleep(STEP_BUSY);
+        }
+        drop((disk, drive));
+        // It does not answer any more.
+        assert!(!finish_within(Duration::from_millis(100)));
+        assert!(emulator.is_open());
+        drop(core);
+        let end = Instant::now() + Duration::from_secs(20);
+        while emulator.is_open() {
+            assert!(Instant::now() < end, "its manager goes on when the core is gone");
+            std::thread::sleep(STEP_BUSY);
+        }
     }
 }

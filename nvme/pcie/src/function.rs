@@ -64,7 +64,8 @@ pub enum OpenFunctionError {
     },
 }
 
-/// One PCI function, held open. Bus mastering is on.
+/// One PCI function, held open. Bus mastering is off until it is turned on: a controller that somebody left
+/// enabled knows addresses at which other memory may be mapped now.
 pub trait Function: Send + Sync {
     /// Its registers: BAR 0. A clone keeps them mapped, and a function that was asked to go
     /// ([`Function::is_removal_asked`]) goes when the last one is dropped.

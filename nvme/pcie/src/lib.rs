@@ -43,7 +43,7 @@ pub mod vfio;
 pub use address::{PciAddress, PciAddressError};
 pub use bar::Bar;
 pub use dma::{DmaMemory, Iova};
-pub use drive::{Drive, DriveError, NvmeDisk, finish};
+pub use drive::{Drive, DriveError, NvmeDisk, finish, finish_within};
 pub use drives::Drives;
 pub use function::{Bus, Function, Mapping, OpenFunctionError};
 pub use manager::Manager;

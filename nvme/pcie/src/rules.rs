@@ -42,6 +42,8 @@ pub(crate) struct Rules {
     pub(crate) boundary_blocks: u32,
     /// Most blocks of one Write Zeroes.
     pub(crate) zeroing_blocks: u32,
+    /// Most blocks of one Dataset Management (DMRSL, DMSL).
+    pub(crate) dsm_blocks: u32,
     pub(crate) zeroing: Zeroing,
     pub(crate) deallocating: Deallocating,
     /// Without one, a flush has nothing to do.
@@ -73,6 +75,7 @@ impl Rules {
             transfer_blocks: u32::try_from(transfer).unwrap_or(NLB_MAX).clamp(1, NLB_MAX),
             boundary_blocks: namespace.boundary_blocks,
             zeroing_blocks: in_units(nvm.wzsl).min(in_units(nvm.wzdsl)),
+            dsm_blocks: dsm_blocks(nvm),
             zeroing: if oncs.write_zeroes() { Zeroing::Command } else { Zeroing::Writes },
             deallocating: if oncs.write_zeroes() && namespace.has_deac {
                 Deallocating::WriteZeroes
@@ -103,7 +106,8 @@ impl Rules {
             },
             Op::Deallocate => match self.deallocating {
                 Deallocating::WriteZeroes => left.blocks.min(self.zeroing_blocks),
-                Deallocating::DatasetManagement | Deallocating::No => left.blocks,
+                Deallocating::DatasetManagement => left.blocks.min(self.dsm_blocks),
+                Deallocating::No => left.blocks,
             },
         }
     }
@@ -119,6 +123,12 @@ impl Rules {
         let room = boundary - left.lba % boundary;
         blocks.min(u32::try_from(room).unwrap_or(blocks))
     }
+}
+
+/// Blocks that one range, and all ranges together, may have; ours are one range.
+fn dsm_blocks(nvm: &IdentifyControllerNvm) -> u32 {
+    let limit = |blocks: u64| if blocks == 0 { u32::MAX } else { u32::try_from(blocks).unwrap_or(u32::MAX) };
+    limit(nvm.dmrsl.get().into()).min(limit(nvm.dmsl.get()))
 }
 
 /// Why a namespace cannot be served.
@@ -186,6 +196,8 @@ impl Namespace {
             return unfit("NSZE", blocks, "must be 1 block to 2^63 bytes");
         }
         let own = Nsfeat::from_bits(id.nsfeat).atomics().then(|| id.nawun_z.get());
+        // NABSN: a write that crosses one of these is changed in several steps.
+        let has_atomic_boundaries = id.nabsn_z.get() != 0;
         Ok(Namespace {
             nsid,
             nguid: id.nguid,
@@ -195,7 +207,11 @@ impl Namespace {
             boundary_blocks: u32::from(id.noiob.get()),
             reads_zeroes: id.dlfeat & 7 == 1,
             has_deac: id.dlfeat & 8 != 0,
-            atomic_blocks: u32::from(own.unwrap_or(controller.awun_z.get())) + 1,
+            atomic_blocks: if has_atomic_boundaries {
+                1
+            } else {
+                u32::from(own.unwrap_or(controller.awun_z.get())) + 1
+            },
             is_read_only: id.nsattr & 1 != 0,
         })
     }
@@ -280,6 +296,33 @@ mod tests {
         }
         let zeroes = Op::WriteZeroes { deallocate: false, fua: false };
         assert_eq!(rules.piece_blocks(zeroes, range(5, 100_000)), 65_536);
+    }
+
+    #[test]
+    fn a_write_is_one_step_only_where_no_boundary_may_cut_it() {
+        let atomic = |change: fn(&mut IdentifyNamespace)| {
+            let namespace = namespace(|id| {
+                (id.nsfeat, id.nawun_z) = (Nsfeat::new().with_atomics(true).into_bits(), U16::new(7));
+                change(id);
+            });
+            let namespace = namespace.expect("fits");
+            namespace.geometry(&rules(&namespace, 0)).atomic_blocks
+        };
+        assert_eq!(atomic(|_| ()), 8);
+        assert_eq!(atomic(|id| id.nabsn_z = U16::new(255)), 1);
+        assert_eq!(atomic(|id| id.noiob = U16::new(256)), 1);
+    }
+
+    #[test]
+    fn a_deallocation_is_no_larger_than_the_drive_takes() {
+        let namespace = namespace(|id| id.dlfeat = 1).expect("fits");
+        let oncs = Oncs::new().with_dataset_management(true);
+        let id = IdentifyController { oncs: oncs.into(), ..IdentifyController::default() };
+        for (dmrsl, dmsl, most) in [(0, 0, 500), (100, 0, 100), (0, 64, 64), (100, 1 << 40, 100)] {
+            let nvm = IdentifyControllerNvm { dmrsl: dmrsl.into(), dmsl: dmsl.into(), ..Default::default() };
+            let rules = Rules::new(&namespace, &id, &nvm, 0);
+            assert_eq!(rules.piece_blocks(Op::Deallocate, BlockRange { lba: 1, blocks: 500 }), most);
+        }
     }
 
     #[test]

@@ -101,8 +101,11 @@ pub(crate) struct Shared {
     /// With the order `Stop` or `Gone`: the drive may have lost its power, and with it what was in its
     /// volatile write cache.
     pub(crate) may_lose_cache: AtomicBool,
-    /// What was acknowledged and not flushed may be lost: the next flush, of whichever core, fails.
-    pub(crate) is_cache_lost: AtomicBool,
+    /// How often what was acknowledged and not flushed may have been lost. The next flush of each core fails:
+    /// whose writes they were is not known, and each host is to hear of it.
+    pub(crate) losses: AtomicU64,
+    /// Those that a flush has told of.
+    pub(crate) losses_told: AtomicU64,
     /// Completions that named no command.
     pub(crate) strays: AtomicU64,
     /// Commands that failed for good.
@@ -118,7 +121,8 @@ impl Shared {
             changed: Condvar::new(),
             is_closing: AtomicBool::new(false),
             may_lose_cache: AtomicBool::new(false),
-            is_cache_lost: AtomicBool::new(false),
+            losses: AtomicU64::new(0),
+            losses_told: AtomicU64::new(0),
             strays: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         })

@@ -35,6 +35,7 @@ impl Host {
     fn new(spec: EmulatorSpec) -> Host {
         let emulator = Emulator::new(spec);
         let function = emulator.open().expect("opens");
+        function.set_bus_master(true).expect("on");
         let memory = DmaMemory::new(&*function, 1 << 20).expect("maps");
         let (bar, iova) = (function.bar(), memory.iova().0);
         bar.write32(u64::from(AQA), Aqa::new().with_asqs_z(15).with_acqs_z(15).into_bits());

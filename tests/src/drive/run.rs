@@ -358,17 +358,27 @@ impl Sim {
             if self.in_flight.is_empty() && self.absence == Absence::No {
                 break;
             }
-            self.go_on();
-            if self.absence == Absence::No && self.is_gone() {
-                self.absence = Absence::Pulled(self.world.now);
-            }
+            self.go_on_to_settle();
         }
         let left: Vec<_> = self.in_flight.values().map(|it| (it.core, it.op, it.range)).take(3).collect();
         assert!(left.is_empty(), "commands that never end: {left:?}");
         for core in 0..self.plan.cores {
-            if self.world.cores.get(core).is_some_and(|core| core.disk.is_none()) {
+            // One that has just vanished, unnoticed, is not opened; it is plugged again.
+            for _ in 0..TURNS_MAX {
+                if self.world.cores.get(core).is_none_or(|core| core.disk.is_some()) {
+                    break;
+                }
+                self.go_on_to_settle();
                 self.world.open(core);
             }
+        }
+    }
+
+    /// Who has vanished by itself comes back.
+    fn go_on_to_settle(&mut self) {
+        self.go_on();
+        if self.absence == Absence::No && self.is_gone() {
+            self.absence = Absence::Pulled(self.world.now);
         }
     }
 

@@ -128,6 +128,27 @@ fn each_use_of_a_drive_is_refused_with_the_device_and_what_to_do() {
 }
 
 #[test]
+fn a_drive_is_held_from_the_last_look_until_the_kernel_has_let_go() {
+    let fake = Fake::new();
+    done(&fake, "bind 01:00.0 02:00.0");
+    let (a, b) = (vec!["/dev/nvme0n1"], vec!["/dev/nvme1n1"]);
+    let both = [a.clone(), b.clone()].concat();
+    // The module; of each drive the override, the unbind, the probe.
+    let expected = [both.clone(), both.clone(), both, b.clone(), b.clone(), b, vec![]];
+    assert_eq!(*fake.held_at.borrow(), expected);
+    assert!(fake.held.borrow().is_empty());
+}
+
+#[test]
+fn a_drive_that_is_taken_after_the_last_look_stays_where_it_is() {
+    let fake = Fake::new();
+    *fake.is_taken_next.borrow_mut() = Some("/dev/nvme1n1".to_owned());
+    assert_refused(&fake, "bind 01:00.0 02:00.0", &["0000:02:00.0: in use = nvme1n1: ", "must not be open"]);
+    assert!(fake.held.borrow().is_empty());
+    assert_eq!((fake.state(A), fake.state(B)), (kernel(), kernel()));
+}
+
+#[test]
 fn what_is_no_drive_is_refused_with_what_there_is() {
     let fake = Fake::new();
     fake.function("0000:00:1f.2", "0x010601");

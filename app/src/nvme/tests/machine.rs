@@ -6,9 +6,10 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::nvme::change::{Busy, Machine, Step};
+use crate::nvme::change::{Busy, Held, Machine, Step};
 use crate::nvme::root::Root;
 
 /// Two drives of most tests.
@@ -27,6 +28,12 @@ pub struct Fake {
     pub refusing: RefCell<BTreeSet<&'static str>>,
     /// Block devices, groups that somebody has open.
     pub busy: RefCell<BTreeSet<String>>,
+    /// Somebody takes this device as soon as it was asked for and was free.
+    pub is_taken_next: RefCell<Option<String>>,
+    /// Devices that are held.
+    pub held: Rc<RefCell<BTreeSet<String>>>,
+    /// Those that were held at each step.
+    pub held_at: RefCell<Vec<Vec<String>>>,
     pub is_root: Cell<bool>,
     /// The most huge pages that a file gives.
     pub pages_max: Cell<u64>,
@@ -54,6 +61,9 @@ impl Fake {
             fails_at: Cell::default(),
             refusing: RefCell::default(),
             busy: RefCell::default(),
+            is_taken_next: RefCell::default(),
+            held: Rc::default(),
+            held_at: RefCell::default(),
             is_root: Cell::new(true),
             pages_max: Cell::new(u64::MAX),
             pauses: Cell::default(),
@@ -279,6 +289,18 @@ impl Fake {
     }
 }
 
+/// A device that is held.
+struct HeldDevice {
+    path: String,
+    all: Rc<RefCell<BTreeSet<String>>>,
+}
+
+impl Drop for HeldDevice {
+    fn drop(&mut self) {
+        self.all.borrow_mut().remove(&self.path);
+    }
+}
+
 impl Machine for Fake {
     fn root(&self) -> &Root {
         &self.root
@@ -293,7 +315,18 @@ impl Machine for Fake {
     }
 
     fn ask_exclusive(&self, path: &str) -> Busy {
-        self.ask(path)
+        let found = self.ask(path);
+        if self.is_taken_next.borrow().as_deref() == Some(path) {
+            self.busy.borrow_mut().extend(self.is_taken_next.take());
+        }
+        found
+    }
+
+    fn hold(&self, path: &str) -> io::Result<Held> {
+        if self.ask(path) != Busy::No || !self.held.borrow_mut().insert(path.to_owned()) {
+            return Err(io::Error::from_raw_os_error(16));
+        }
+        Ok(Box::new(HeldDevice { path: path.to_owned(), all: Rc::clone(&self.held) }))
     }
 
     fn ask_group(&self, path: &str) -> Busy {
@@ -306,6 +339,7 @@ impl Machine for Fake {
 
     fn apply(&self, step: &Step) -> io::Result<()> {
         let at = self.steps.borrow().len();
+        self.held_at.borrow_mut().push(self.held.borrow().iter().cloned().collect());
         self.steps.borrow_mut().push(step.clone());
         if self.fails_at.get() == Some(at) {
             return Err(io::Error::from_raw_os_error(22));

@@ -297,6 +297,9 @@ impl Controller {
 
 /// Registers up to the last doorbell, in whole pages.
 pub(super) fn bar_bytes(spec: &EmulatorSpec) -> usize {
+    if spec.bar_bytes != 0 {
+        return spec.bar_bytes;
+    }
     let end = cq_head_doorbell(spec.queue_pairs, spec.dstrd) + 4;
     usize::try_from(end.next_multiple_of(4096).max(8192)).unwrap_or(8192)
 }

@@ -132,6 +132,8 @@ impl Bus for Emulator {
         controller.opening += 1;
         controller.host.unmap_all();
         controller.reset_function();
+        // Until the host turns it on.
+        controller.host.is_bus_master = false;
         let token = Arc::new(());
         controller.holder = Arc::downgrade(&token);
         let opening = controller.opening;

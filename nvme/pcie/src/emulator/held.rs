@@ -80,11 +80,15 @@ impl Controller {
     pub(super) fn execute_late(&mut self) {
         for index in 0..self.held.len() {
             let Some(held) = self.held.get_mut(index) else { return };
-            if matches!(held.rest, Rest::Execute(at) if at <= self.now) && held.sqid != 0 {
+            // Of admin commands those with data, which change nothing else; also those that seemed lost.
+            let data = [AdminOpcode::IDENTIFY, AdminOpcode::GET_LOG_PAGE];
+            let has_data = held.sqid == 0 && data.contains(&held.sqe.admin_opcode());
+            let is_due = matches!(held.rest, Rest::Execute(at) if at <= self.now);
+            if is_due && (held.sqid != 0 || has_data) || has_data && matches!(held.rest, Rest::Swallowed) {
                 held.rest = Rest::Dropped;
-                let sqe = held.sqe;
+                let (sqid, sqe) = (held.sqid, held.sqe);
                 // Nobody is told how it ended.
-                let _ = self.execute_io(&sqe);
+                let _ = self.execute(sqid, &sqe);
             }
         }
     }

@@ -297,6 +297,20 @@ impl Emulator {
         self.lock().raise(event)
     }
 
+    /// A namespace is formatted by somebody else: it is empty, its blocks have another size; the host is told
+    /// by an event, if it wants to know.
+    ///
+    /// # Panics
+    /// When there is no such namespace.
+    pub fn format_namespace(&self, nsid: u32, block_bytes: u32) {
+        let mut controller = self.lock();
+        let blocks = controller.blocks_of(nsid, 0, 0).blocks;
+        *controller.blocks_of(nsid, 0, 0) = medium::Medium::new(blocks, block_bytes, 0);
+        let index = controller.namespace(nsid).expect("a namespace of the emulator");
+        controller.spec.namespaces.get_mut(index).expect("a namespace").block_bytes = block_bytes;
+        controller.note_changed(nsid);
+    }
+
     /// A namespace has another size from now on; the host is told by an event, if it wants to know. What is
     /// beyond the new end is lost.
     ///

@@ -69,6 +69,8 @@ pub struct EmulatorSpec {
     pub dstrd: u8,
     /// How many pairs of I/O queues it grants, at least 1.
     pub queue_pairs: u16,
+    /// Bytes of BAR 0, at least 4096; 0 for as many as its doorbells need.
+    pub bar_bytes: usize,
     /// SGLS.
     pub sgl: SglSupport,
     /// ONCS: Compare, Dataset Management, Write Zeroes, Verify, Copy, and Save and Select are there if their
@@ -105,6 +107,7 @@ impl Default for EmulatorSpec {
             queue_entries_max: 1024,
             dstrd: 0,
             queue_pairs: 64,
+            bar_bytes: 0,
             sgl: SglSupport::Bytes,
             oncs: Oncs::new()
                 .with_compare(true)
@@ -136,6 +139,7 @@ impl EmulatorSpec {
         assert!((2..=65_536).contains(&entries), "queues of {entries} entries");
         assert!(self.queue_pairs >= 1, "no I/O queues");
         assert!(self.dstrd <= 15, "DSTRD has 4 bits");
+        assert!(self.bar_bytes == 0 || self.bar_bytes >= 4096, "BAR 0 of {} bytes", self.bar_bytes);
         assert!(self.commands_a_step >= 1, "a step that does nothing");
     }
 

@@ -17,7 +17,7 @@ use super::{Life, SLACK, Trouble, look, look_ready};
 use crate::admin::Admin;
 use crate::bar::Bar;
 use crate::dma::{DmaMemory, PAGE_BYTES};
-use crate::function::Function;
+use crate::function::{Function, OpenFunctionError};
 use crate::queue::{Completion, Shadow};
 use crate::rules::{Namespace, Rules};
 use crate::shared::DriveFacts;
@@ -51,7 +51,9 @@ impl Life {
             return Err(Trouble::Gone);
         }
         check_cap(cap)?;
+        check_doorbells(&bar, cap)?;
         let admin = Admin::new(function.as_ref(), bar.clone(), cap.dstrd())?;
+        self.told_of.push(admin.memory());
         self.enable(&bar, function, cap, &admin).await?;
         let mut controller = Controller { admin, bar, cap, id: Box::default(), shadow: None, queue_pairs: 0 };
         let sqe = Sqe::identify(0, Cns::CONTROLLER, 0, 0);
@@ -91,6 +93,12 @@ impl Life {
             look(bar, function)?;
             return Err(Trouble::Slow { what: "CSTS.RDY to become 0", limit });
         }
+        // Not before: it may have been enabled, with addresses of a time before us.
+        function.set_bus_master(true).map_err(|source| OpenFunctionError::System {
+            address: self.shared.address.clone(),
+            verb: "switch it on as bus master".to_owned(),
+            source,
+        })?;
         let (sq, cq, entries) = admin.place();
         let aqa = Aqa::new().with_asqs_z(entries - 1).with_acqs_z(entries - 1);
         bar.write32(register::AQA.into(), aqa.into_bits());
@@ -159,7 +167,8 @@ impl Life {
         let answer = self.command(function, controller, sqe, "Set Features (Number of Queues)").await?;
         let [a, b, c, d, ..] = answer.result.to_le_bytes();
         let given = NumberOfQueues::from_bits(u32::from_le_bytes([a, b, c, d])).pairs();
-        controller.queue_pairs = given.min(wanted);
+        let fitting = queue_pairs_in(controller.bar.bytes(), controller.cap.dstrd());
+        controller.queue_pairs = given.min(wanted).min(fitting);
         Ok(())
     }
 
@@ -178,8 +187,15 @@ impl Life {
         for nsid in list.iter().take(NAMESPACES_MAX) {
             let mut id: Box<IdentifyNamespace> = Box::default();
             let sqe = Sqe::identify(0, Cns::NAMESPACE, nsid, 0);
-            self.ask(function, controller, sqe, "Identify Namespace").await?;
-            controller.admin.data(id.as_mut_bytes());
+            match self.ask(function, controller, sqe, "Identify Namespace").await {
+                Ok(_) => controller.admin.data(id.as_mut_bytes()),
+                // Of another command set, or just detached: the others are none the worse for it.
+                Err(refused @ Trouble::Refused { .. }) if !self.is_used(nsid) => {
+                    tracing::warn!(drive = %self.shared.address, nsid, "cannot be served: {refused}");
+                    continue;
+                }
+                Err(other) => return Err(other),
+            }
             match Namespace::new(nsid, &id, &controller.id) {
                 Ok(namespace) => {
                     let rules = Rules::new(&namespace, &controller.id, nvm, controller.cap.mpsmin());
@@ -191,6 +207,11 @@ impl Life {
             }
         }
         Ok(found)
+    }
+
+    /// A core has this namespace open.
+    pub(super) fn is_used(&self, nsid: u32) -> bool {
+        self.shared.state().members.iter().any(|member| member.nsid == nsid && !member.is_closed())
     }
 
     /// Take over what the drive is; refuse another one than before.
@@ -220,8 +241,7 @@ impl Life {
                 let nsid = namespace.nsid;
                 let is_used = state.members.iter().any(|member| member.nsid == nsid && !member.is_closed());
                 if is_used && !found.iter().any(|(now, _)| now.is_same(namespace)) {
-                    let was = format!("{} of {} bytes a block", namespace.nsid, 1_u64 << namespace.shift);
-                    return another("namespace", "missing or of another identity or format", &was);
+                    return Err(Trouble::another(namespace));
                 }
             }
         }
@@ -241,7 +261,7 @@ impl Life {
 
     /// Doorbells in memory, where the drive has them and they fit a page.
     async fn shadow_doorbells(
-        &self,
+        &mut self,
         function: &Arc<dyn Function>,
         controller: &mut Controller,
     ) -> Result<(), Trouble> {
@@ -249,6 +269,7 @@ impl Life {
             return Ok(());
         }
         let memory = DmaMemory::new(function.as_ref(), 2 * PAGE_BYTES as usize)?;
+        self.told_of.push(Arc::clone(&memory));
         let (shadow, event) = (memory.iova(), memory.iova().plus(PAGE_BYTES.into()));
         let sqe = Sqe::doorbell_buffer_config(0, shadow.0, event.0);
         match self.command(function, controller, sqe, "Doorbell Buffer Config").await {
@@ -292,6 +313,24 @@ fn check_cap(cap: Cap) -> Result<(), Trouble> {
     Ok(())
 }
 
+/// A doorbell that is not in the registers would be rung for nobody.
+fn check_doorbells(bar: &Bar, cap: Cap) -> Result<(), Trouble> {
+    if queue_pairs_in(bar.bytes(), cap.dstrd()) > 0 {
+        return Ok(());
+    }
+    let value = format!("{}, and BAR 0 has {} bytes", cap.dstrd(), bar.bytes());
+    let allowed = "the doorbells of the admin queue and of one I/O queue pair must lie in BAR 0";
+    Err(Trouble::Unfit { field: "CAP.DSTRD", value, allowed })
+}
+
+/// I/O queue pairs whose doorbells, behind those of the admin queue, lie in so many bytes of registers.
+fn queue_pairs_in(bytes: usize, dstrd: u8) -> u32 {
+    let bytes = (bytes as u64).saturating_sub(u64::from(register::DOORBELLS));
+    // The last one needs its own 4 bytes only.
+    let doorbells = bytes.saturating_sub(4) / (4 << (dstrd & 0xf)) + u64::from(bytes >= 4);
+    u32::try_from(doorbells / 2).unwrap_or(u32::MAX).saturating_sub(1)
+}
+
 fn check_entries(id: &IdentifyController) -> Result<(), Trouble> {
     let fits = |size: u8, needed: u8| {
         let size = EntrySize::from_bits(size);
@@ -302,4 +341,23 @@ fn check_entries(id: &IdentifyController) -> Result<(), Trouble> {
     }
     let value = format!("{:#x} and {:#x}", id.sqes, id.cqes);
     Err(Trouble::Unfit { field: "SQES and CQES", value, allowed: "must have entries of 64 and of 16 bytes" })
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme_spec::pcie::cq_head_doorbell;
+
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_fits_when_its_last_doorbell_lies_in_the_registers() {
+        for dstrd in [0, 1, 4, 15] {
+            for pairs in [1_u16, 2, 63, 1000] {
+                let end = usize::try_from(cq_head_doorbell(pairs, dstrd) + 4).expect("small");
+                assert_eq!(queue_pairs_in(end, dstrd), u32::from(pairs), "{dstrd}");
+                assert_eq!(queue_pairs_in(end - 1, dstrd), u32::from(pairs) - 1, "{dstrd}");
+            }
+            assert_eq!((queue_pairs_in(0, dstrd), queue_pairs_in(0x1000, dstrd)), (0, 0));
+        }
+    }
 }

@@ -27,10 +27,10 @@ use nvme_spec::register;
 use nvme_spec::status::Status;
 
 use crate::bar::Bar;
-use crate::dma::DmaError;
+use crate::dma::{DmaError, DmaMemory};
 use crate::function::{Bus, Function, MapError, OpenFunctionError};
 use crate::member::Order;
-use crate::rules::UnfitNamespace;
+use crate::rules::{Namespace, UnfitNamespace};
 use crate::shared::{NotOpened, Shared, TICK_MS};
 
 use bring_up::Controller;
@@ -90,6 +90,13 @@ impl Trouble {
             | Trouble::Closing => false,
         }
     }
+
+    /// A namespace that is used is another now.
+    fn another(namespace: &Namespace) -> Trouble {
+        let was = format!("{} of {} bytes a block", namespace.nsid, 1_u64 << namespace.shift);
+        let value = "missing or of another identity or format".to_owned();
+        Trouble::Another { field: "namespace", value, was }
+    }
 }
 
 /// Function resets before a drive is given up.
@@ -113,6 +120,7 @@ impl Manager {
             now: Rc::clone(&now),
             is_busy: Rc::clone(&is_busy),
             places: Vec::new(),
+            told_of: Vec::new(),
             has_served: false,
             told: String::new(),
         };
@@ -152,6 +160,9 @@ struct Life {
     now: Rc<Cell<u64>>,
     is_busy: Rc<Cell<bool>>,
     places: Vec<Place>,
+    /// What the controller was told of besides: the admin queue, doorbells. Let go when it is off or cut off:
+    /// until then it may write there, and another drive of the container would get the same addresses.
+    told_of: Vec<Arc<DmaMemory>>,
     /// It was in service once: afterwards it is the same drive or none.
     has_served: bool,
     /// Why it is not in service, as it was logged; empty while it is.
@@ -216,6 +227,9 @@ impl Life {
                 Err(trouble) => trouble,
             };
             let is_off = self.disable(&bar, &function).await;
+            if is_off {
+                self.told_of.clear();
+            }
             let address = &self.shared.address;
             match (&trouble, is_off) {
                 (Trouble::Closing, _) => {
@@ -246,12 +260,13 @@ impl Life {
     }
 
     /// The drive reaches no memory from here on.
-    fn cut_off(&self, function: &Arc<dyn Function>, is_off: bool) {
+    fn cut_off(&mut self, function: &Arc<dyn Function>, is_off: bool) {
         if let Err(error) = function.set_bus_master(false)
             && !is_off
         {
             tracing::warn!(drive = %self.shared.address, %error, "bus mastering cannot be turned off");
         }
+        self.told_of.clear();
     }
 
     /// Every core ends what it has and lets go of the drive; then it is closed.

@@ -141,14 +141,18 @@ impl Life {
         };
         let window = Window::new(&member.pool, pool.iova());
         place.pool = Some(pool);
-        let rules = self.shared.rules(member.nsid);
-        let Some(rules) = rules else {
+        let qid = place.qid;
+        // A drive that came back may have fewer queues than it had.
+        let has_queue = u32::from(qid) <= controller.queue_pairs;
+        let Some(rules) = self.shared.rules(member.nsid).filter(|_| has_queue) else {
             if member.word().order() != Order::Gone {
+                let (drive, core, nsid) = (&self.shared.address, member.core, member.nsid);
+                let queue_pairs = controller.queue_pairs;
+                tracing::error!(%drive, core, nsid, queue_pairs, "no namespace or no queue for this core");
                 member.order(Order::Gone);
             }
             return Ok(());
         };
-        let qid = place.qid;
         memory.clear();
         let queue = QueuePair::new(qid, layout, memory, controller.bar.clone(), controller.cap.dstrd())
             .with_shadow(controller.shadow.clone());

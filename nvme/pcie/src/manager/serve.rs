@@ -218,10 +218,13 @@ impl Life {
                         known.set_blocks(to);
                     }
                 }
-                Ok(_) | Err(_) => {
-                    tracing::error!(drive = %self.shared.address, nsid = known.nsid,
-                        "namespace has another format or identity now; its old size is kept");
+                // Detached: the drive refuses what comes, by its number.
+                _ if id.nsze.get() == 0 => {
+                    tracing::error!(drive = %self.shared.address, nsid = known.nsid, "namespace is gone");
                 }
+                // The drive would take the blocks of a command for larger ones, and write behind its buffer.
+                Ok(_) | Err(_) if self.is_used(known.nsid) => return Err(Trouble::another(&known)),
+                Ok(_) | Err(_) => {}
             }
         }
         Ok(())

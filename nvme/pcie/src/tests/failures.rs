@@ -194,6 +194,21 @@ fn commands_on_several_cores_that_hang_cost_one_reset() {
 }
 
 #[test]
+fn memory_of_an_admin_command_is_kept_until_the_controller_is_off() {
+    let spec = EmulatorSpec { timeout: 2, ready_steps: 100, ..small_blocks() };
+    let mut world = World::with(spec, settings(), 1);
+    world.read(3, 1).expect("the queues are made");
+    world.run_for(50);
+    // The health log, written when that has timed out and CC.EN is 0 already, but CSTS.RDY not yet.
+    world.emulator.inject_admin(Injection::Delay { steps: 2050, is_executed_late: true });
+    world.emulator.set_health(|health| health.critical_warning = CriticalWarning::new().with_spare(true));
+    world.run_for(4000);
+    assert_eq!((world.emulator.counters().delayed, world.emulator.counters().enables), (1, 2));
+    world.read(3, 1).expect("after the reset");
+    world.end();
+}
+
+#[test]
 fn health_is_read_and_a_warning_is_seen_when_it_comes() {
     let mut world = world();
     world.run_for(100);
@@ -224,6 +239,27 @@ fn a_storm_of_events_costs_no_command_and_one_line_a_second() {
     let admin = world.emulator.counters().admin_commands;
     assert!(admin > 500, "events were taken: {admin}");
     assert!(lines <= 6, "{lines} lines");
+    world.end();
+}
+
+#[test]
+fn a_loss_of_power_is_told_to_each_core_that_flushes() {
+    let mut world = World::with(small_blocks(), settings(), 3);
+    world.write(3, &[1; 512], false).expect("written");
+    let buf = world.pool.take(512).expect("room");
+    world.submit_on(1, Op::Write { fua: false }, range(4, 1), Some(buf)).0.expect("written");
+    world.emulator.vanish();
+    world.emulator.power_cut(1);
+    world.run_for(100);
+    world.emulator.plug();
+    world.run_for(3000);
+    for core in 0..3 {
+        let (first, _) = world.submit_on(core, Op::Flush, range(0, 0), None);
+        assert_eq!(first, Err(DiskError::MediaWrite), "core {core}");
+    }
+    for core in 0..3 {
+        world.submit_on(core, Op::Flush, range(0, 0), None).0.expect("told once");
+    }
     world.end();
 }
 

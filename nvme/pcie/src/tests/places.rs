@@ -1,5 +1,6 @@
 //! Drives that come and go, cores that open and close, and what drives cannot do.
 
+use nvme_spec::Status;
 use nvme_spec::identify::{Dlfeat, Oncs};
 use nvme_spec::register::{CC, CSTS, Cc, Csts, ShutdownNotification};
 use spindle_disk::{CoreContext, DiskError, DiskSource, Op, OpenError};
@@ -115,6 +116,62 @@ fn more_cores_than_queue_pairs_is_an_error_that_names_them() {
     assert!(["fast", "cores", "3", "2 queue pairs", "0000:e0:00.0"].iter().all(|word| text.contains(word)));
     drop(source);
     world.read(3, 1).expect("the others work");
+    world.end();
+}
+
+#[test]
+fn queues_whose_doorbells_are_not_in_the_registers_are_not_used() {
+    // Doorbells of the admin queue and of two more pairs.
+    let spec = EmulatorSpec { bar_bytes: 4096 + 3 * 8, ..small_blocks() };
+    let mut world = World::with(spec, settings(), 2);
+    assert_eq!(world.drive.facts().expect("in service").queue_pairs, 2);
+    world.read(3, 1).expect("read");
+    world.end();
+    let world = World::with(EmulatorSpec { dstrd: 15, bar_bytes: 16_384, ..small_blocks() }, settings(), 1);
+    let why = world.drive.failure().expect("not opened");
+    assert!(why.starts_with("CAP.DSTRD is 15, and BAR 0 has 16384 bytes: the doorbells"), "{why}");
+}
+
+#[test]
+fn a_drive_that_grants_fewer_queues_than_before_serves_as_many_cores() {
+    let mut world = World::with(small_blocks(), settings(), 2);
+    world.emulator.plug_other(EmulatorSpec { queue_pairs: 1, ..small_blocks() });
+    world.run_for(8000);
+    let enables = world.emulator.counters().enables;
+    world.read(3, 1).expect("the first core has its queue");
+    let (result, _) = world.submit_on(1, Op::Flush, range(0, 0), None);
+    assert_eq!(result, Err(DiskError::Gone));
+    world.run_for(3000);
+    assert_eq!(world.emulator.counters().enables, enables, "no reset after reset");
+    world.end();
+}
+
+#[test]
+fn a_namespace_that_nobody_uses_may_be_refused() {
+    let spec = EmulatorSpec { namespaces: vec![small_blocks().namespaces.remove(0); 2], ..small_blocks() };
+    let mut world = World::with(spec, settings(), 1);
+    world.emulator.set_fatal();
+    // Controller, the same for NVM, queues, the list, namespace 1, and namespace 2.
+    for _ in 0..5 {
+        world.emulator.inject_admin(Injection::Delay { steps: 1, is_executed_late: true });
+    }
+    world.emulator.inject_admin(Injection::Error(Status::INVALID_FIELD.dnr()));
+    world.read(3, 1).expect("namespace 1");
+    assert_eq!(world.emulator.counters().enables, 2);
+    assert!(world.drive.disk("second", 2).is_err());
+    world.end();
+}
+
+#[test]
+fn a_namespace_that_is_formatted_behind_us_is_not_touched_again() {
+    let mut world = World::with(small_blocks(), settings(), 1);
+    world.read(3, 1).expect("read");
+    let commands = world.emulator.counters().commands;
+    world.emulator.format_namespace(1, 4096);
+    world.run_for(100);
+    // Told of so many blocks of 4096 bytes, the drive would write behind the end of the buffer.
+    assert_eq!(world.read(3, 8), Err(DiskError::Gone));
+    assert_eq!(world.emulator.counters().commands, commands);
     world.end();
 }
 

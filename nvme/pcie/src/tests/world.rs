@@ -145,9 +145,20 @@ impl World {
         range: BlockRange,
         buf: Option<Buf>,
     ) -> (Result<(), DiskError>, Option<Buf>) {
+        self.submit_on(0, op, range, buf)
+    }
+
+    /// One command on a core, to its end.
+    pub(super) fn submit_on(
+        &mut self,
+        core: usize,
+        op: Op,
+        range: BlockRange,
+        buf: Option<Buf>,
+    ) -> (Result<(), DiskError>, Option<Buf>) {
         self.tokens += 1;
         let token = Token(self.tokens);
-        if let Some(done) = self.cores[0].submit(token, op, range, buf) {
+        if let Some(done) = self.cores[core].submit(token, op, range, buf) {
             return (done.result, done.buf);
         }
         self.until(|world| world.done.iter().any(|done| done.token == token));

@@ -29,6 +29,10 @@ const MEMORY_SPACE: u16 = 1 << 1;
 /// It may access memory itself.
 const BUS_MASTER: u16 = 1 << 2;
 
+/// It raises no interrupt by its pin, which VFIO enables. Completions of the admin queue do, nobody listens,
+/// and the kernel would switch the line off for whoever shares it.
+const INTERRUPT_DISABLE: u16 = 1 << 10;
+
 /// Less cannot hold the registers and a page of doorbells.
 const BAR_BYTES_MIN: u64 = DOORBELLS as u64 + 0x1000;
 
@@ -70,8 +74,8 @@ impl VfioFunction {
             .map_err(|error| refuse(address, "make an event", error.into()))?;
         system::arm_removal(&device, removal.as_fd())
             .map_err(|source| refuse(address, "be told of its removal", source))?;
-        write_command(&device, configuration, true)
-            .map_err(|source| refuse(address, "switch it on as bus master", source))?;
+        write_command(&device, configuration, false)
+            .map_err(|source| refuse(address, "switch its registers on", source))?;
         let bytes = usize::try_from(mappable).unwrap_or(usize::MAX);
         let registers = Registers::map(&device, region.head.offset, bytes)
             .map_err(|source| refuse(address, "map its registers", source))?;
@@ -97,7 +101,7 @@ fn region(address: PciAddress, device: &File, index: u32) -> Result<Region, Open
 /// The command word that follows `now`. Memory space stays on whatever was read: see the module on SIGBUS.
 fn command_word(now: u16, is_master: bool) -> u16 {
     let master = if is_master { BUS_MASTER } else { 0 };
-    now & !BUS_MASTER | MEMORY_SPACE | master
+    now & !BUS_MASTER | MEMORY_SPACE | INTERRUPT_DISABLE | master
 }
 
 fn write_command(device: &File, configuration: u64, is_master: bool) -> io::Result<()> {
@@ -155,13 +159,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_space_is_never_switched_off_and_the_rest_of_the_word_is_left() {
+    fn memory_space_is_never_switched_off_nor_the_interrupt_on_and_the_rest_of_the_word_is_left() {
         for now in [0, 0x0400, 0x0406, 0xffff] {
             for is_master in [true, false] {
                 let word = command_word(now, is_master);
                 assert_ne!(word & MEMORY_SPACE, 0, "{now:#x}");
+                assert_ne!(word & INTERRUPT_DISABLE, 0, "{now:#x}");
                 assert_eq!(word & BUS_MASTER != 0, is_master, "{now:#x}");
-                assert_eq!((word ^ now) & !(MEMORY_SPACE | BUS_MASTER), 0, "{now:#x}");
+                assert_eq!((word ^ now) & !(MEMORY_SPACE | BUS_MASTER | INTERRUPT_DISABLE), 0, "{now:#x}");
             }
         }
     }

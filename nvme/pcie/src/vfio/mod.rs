@@ -3,7 +3,7 @@
 //! ```text
 //!   VfioBus::open ─> sysfs: is it an NVMe drive, is there an IOMMU, is it bound to vfio-pci?
 //!                 ─> Vfio::join: its group into the container   (container.rs; made with the first drive)
-//!                 ─> the device out of its group: BAR 0 mapped, the removal request armed, bus master on
+//!                 ─> the device out of its group: BAR 0 mapped, the removal request armed
 //!   Function::map ─> Table::map: one address for all drives     (table.rs, iova.rs)
 //! ```
 //!

@@ -11,6 +11,8 @@ use crate::function::OpenFunctionError;
 const CLASS: u32 = 0x01_08_02;
 /// The driver that gives functions to processes.
 pub(super) const DRIVER: &str = "vfio-pci";
+/// Name of a group without an IOMMU.
+const NO_IOMMU: &str = "vfio-noiommu";
 /// Drivers that reach no memory through the IOMMU, and so may share a group with us.
 const HARMLESS: [&str; 4] = [DRIVER, "pci-stub", "pcieport", "shpchp"];
 
@@ -49,6 +51,11 @@ impl Sysfs {
                  and intel_iommu=on or amd_iommu=on on the kernel's command line";
             return Err(unfit(address, "iommu_group", "none", allowed));
         };
+        // Also a group has one that the kernel made for want of an IOMMU (enable_unsafe_noiommu_mode).
+        if self.read(address, "iommu_group/name").is_ok_and(|name| name == NO_IOMMU) {
+            let allowed = "the machine needs an IOMMU that is on; without one a drive reaches all memory";
+            return Err(unfit(address, "iommu_group", format!("{group}, {NO_IOMMU}"), allowed));
+        }
         let group =
             group.parse().map_err(|_| unfit(address, "iommu_group", &group, "allowed is a number"))?;
         let driver = target(&path.join("driver")).unwrap_or_else(|| "none".to_owned());
@@ -211,6 +218,17 @@ mod tests {
             assert!(said.starts_with("0000:01:00.0: iommu_group is none: "), "{said}");
             assert!(said.contains("intel_iommu=on"), "{said}");
         }
+    }
+
+    #[test]
+    fn a_group_without_an_iommu_behind_it_is_refused() {
+        let tree = Tree::new("noiommu").with("0000:01:00.0", "0x010802", Some("0"), Some("vfio-pci"));
+        fs::write(tree.0.join("kernel/iommu_groups/0/name"), "vfio-noiommu\n").expect("a file");
+        let said = refusal(&tree);
+        assert!(
+            said.starts_with("0000:01:00.0: iommu_group is 0, vfio-noiommu: the machine needs"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -65,6 +65,7 @@ impl Host {
     /// A host that has opened a drive.
     pub fn opened(emulator: &Emulator, dstrd: u8) -> Host {
         let function = emulator.open().expect("opens");
+        function.set_bus_master(true).expect("on");
         let queues = DmaMemory::new(&*function, (QUEUE_BYTES * QUEUES) as usize).expect("maps");
         let data = DmaMemory::new(&*function, DATA_BYTES).expect("maps");
         let bar = function.bar();
