@@ -91,6 +91,10 @@ impl DiskSource for FaultDisk {
         self.inner.health()
     }
 
+    fn deallocated_is_zero(&self) -> bool {
+        self.inner.deallocated_is_zero()
+    }
+
     fn area(&self) -> Option<Area> {
         self.inner.area()
     }

@@ -95,7 +95,8 @@ pub enum Op {
         /// Force unit access.
         fua: bool,
     },
-    /// The host does not need the range any more; it reads as zeroes afterwards and gives its space back.
+    /// The host does not need the range any more; it reads as zeroes afterwards, where
+    /// [`DiskSource::deallocated_is_zero`], and gives its space back.
     Deallocate,
 }
 

@@ -120,6 +120,12 @@ pub trait DiskSource: Send + Sync {
         None
     }
 
+    /// What was deallocated ([`Op::Deallocate`](crate::Op::Deallocate)) reads as zeroes, for certain. Where not,
+    /// it may read as before: Dataset Management is a hint to a drive (NVM Command Set 3.2.3).
+    fn deallocated_is_zero(&self) -> bool {
+        true
+    }
+
     /// Memory of its own in which the data of commands lies, to be registered with devices; `None` where all
     /// of it is the core's pool.
     fn area(&self) -> Option<Area> {

@@ -96,7 +96,9 @@ impl Controller {
         id.nsfeat = nsfeat(geometry.can_deallocate).into_bits();
         id.nmic = Nmic::new().with_shared(true).into_bits();
         if geometry.can_deallocate {
-            let dlfeat = Dlfeat::new().with_read_behavior(Dlfeat::READS_ZEROES);
+            let is_zero = namespace.source.deallocated_is_zero();
+            let reads = if is_zero { Dlfeat::READS_ZEROES } else { Dlfeat::READS_NOT_REPORTED };
+            let dlfeat = Dlfeat::new().with_read_behavior(reads);
             id.dlfeat = dlfeat.with_deallocate_in_write_zeroes(true).into_bits();
         }
         id.nvmcap = U128::new(u128::from(geometry.bytes()));

@@ -129,6 +129,16 @@ fn a_thin_namespace_says_what_it_holds_and_how_it_deallocates() {
 }
 
 #[test]
+fn a_drive_that_takes_a_deallocation_as_a_hint_is_not_said_to_read_zeroes() {
+    let mut world = World::new();
+    let drive = Arc::new(Shape::new(THIN_512));
+    drive.warn(CriticalWarning::new(), 300);
+    *world.subsystem() = subsystem(SUBSYSTEM, AllowedHosts::Any, &[namespace_of(1, THIN_512, drive)]);
+    let id = identify(&world, &mut world.io(), Cns::NAMESPACE, 1).unwrap();
+    assert_eq!((id[24], id[33]), (0b1_0001, 0b1000), "thin; reads not reported, DEAC of Write Zeroes");
+}
+
+#[test]
 fn a_thick_read_only_namespace_promises_nothing_about_deallocation() {
     let mut world = World::new();
     let geometry = Geometry { is_read_only: true, ..THICK_4096 };

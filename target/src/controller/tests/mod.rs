@@ -93,6 +93,11 @@ impl DiskSource for Shape {
         Usage { bytes_used: self.bytes_used }
     }
 
+    /// A drive (see [`Shape::warn`]) promises nothing.
+    fn deallocated_is_zero(&self) -> bool {
+        self.kelvin.load(Ordering::Relaxed) == 0
+    }
+
     fn health(&self) -> Option<Health> {
         let temperature_kelvin = self.kelvin.load(Ordering::Relaxed);
         (temperature_kelvin != 0).then(|| Health {
