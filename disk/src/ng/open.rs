@@ -211,8 +211,8 @@ fn facts(place: &NgPlace, limits: &Limits, controller: &IdentifyController, path
     let mut notes = Vec::new();
     if !place.can_poll {
         notes.push(format!(
-            "{path} completes by interrupts, because its drive has no queues to poll; nvme.poll_queues=N on \
-             the kernel's command line gives it N"
+            "{path} completes by interrupts, because its drive has no queues to poll (nvme.poll_queues=N on \
+             the kernel's command line gives it N), or the kernel is older than 6.1"
         ));
     }
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();

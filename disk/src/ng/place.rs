@@ -19,7 +19,7 @@ pub struct NgPlace {
     pub bytes: u64,
     /// Bytes of a block.
     pub block_bytes: u32,
-    /// The drive has queues whose completions are asked for.
+    /// The drive has queues whose completions are asked for, and the kernel does so for passthrough.
     pub can_poll: bool,
     /// Most bytes that the driver takes in one command.
     pub(super) transfer_bytes_max: u64,
@@ -63,11 +63,18 @@ impl NgPlace {
             block_number: rustix::fs::makedev(block_major.ok()?, block_minor.ok()?),
             bytes: number("size")?.checked_mul(SECTOR_BYTES)?,
             block_bytes: u32::try_from(number("queue/logical_block_size")?).ok()?,
-            can_poll: number("queue/io_poll") == Some(1),
+            can_poll: number("queue/io_poll") == Some(1)
+                && polls_passthrough(&rustix::system::uname().release().to_string_lossy()),
             transfer_bytes_max: number("queue/max_hw_sectors_kb")?.checked_mul(1024)?,
             segments_max: number("queue/max_segments")?,
             zero_bytes_max: number("queue/write_zeroes_max_bytes").unwrap_or(0),
             is_zoned: value("queue/zoned").is_some_and(|zoned| zoned != "none"),
         })
     }
+}
+
+/// Linux 6.1 is the first that polls passthrough commands; those before refuse each of them.
+pub(super) fn polls_passthrough(release: &str) -> bool {
+    let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6, 1))
 }

@@ -17,7 +17,7 @@ use spindle_reactor::uring::{PassCommand, PassDone, PassError};
 
 use super::medium::{Drive, NgMedium};
 use super::open::Limits;
-use super::place::NgPlace;
+use super::place::{NgPlace, polls_passthrough};
 use super::{NgSpec, Shared};
 use crate::medium::{MediumCore, requests_of};
 use crate::testing::model::check;
@@ -392,6 +392,16 @@ fn limits_of(
 ) -> Result<Limits, String> {
     let spec = NgSpec::new("/dev/ng0n1");
     Limits::of("d", &spec, place, id, controller).map_err(|error| error.to_string())
+}
+
+#[test]
+fn kernels_before_6_1_do_not_poll_passthrough() {
+    for release in ["6.1.0", "6.12.117+deb12-amd64", "7.0-rc1", "10.2.3"] {
+        assert!(polls_passthrough(release), "{release}");
+    }
+    for release in ["6.0.19", "5.19.0-21-generic", "4.18", "6", "", "six.one"] {
+        assert!(!polls_passthrough(release), "{release}");
+    }
 }
 
 #[test]

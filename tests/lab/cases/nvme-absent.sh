@@ -11,7 +11,8 @@ says_of "$DRIVE1" 'namespaces are left out until its drive is there' || fail "no
 connect
 wait_for_block 1
 verify_fio first --bs=16k --iodepth=8 --size=2M
-refused 'invalid namespace|identify|no such' nvme id-ns "/dev/$CTRL" -n 2
+active() { nvme list-ns "/dev/$CTRL" | grep -c 0x; }
+expect 'active namespaces' "$(active)" 1
 # It comes, and the host hears of it and looks by itself.
 drive_plug nv1
 drive_wait 30 drive_is_there nv1
@@ -20,5 +21,6 @@ expect 'its place' "$(drive_place nv1)" "$DRIVE1"
 is_served() { grep -E 'serving, as the drive is now.*nsid=2' "$WORK/target.log" >/dev/null; }
 within 60 is_served
 wait_for_block 2
+expect 'active namespaces' "$(active)" 2
 verify_fio second --bs=16k --iodepth=8 --size=2M
 expect 'lines of it' "$(lines_of "$DRIVE1" | wc -l)" 1
