@@ -54,6 +54,11 @@ impl Admin {
         })
     }
 
+    /// What the controller accesses while it is enabled.
+    pub(crate) fn memory(&self) -> &Arc<DmaMemory> {
+        &self.memory
+    }
+
     /// ASQ, ACQ, and the entries of each.
     pub(crate) fn place(&self) -> (Iova, Iova, u16) {
         let queue = self.queue.borrow();

@@ -52,6 +52,7 @@ impl Life {
         }
         check_cap(cap)?;
         let admin = Admin::new(function.as_ref(), bar.clone(), cap.dstrd())?;
+        self.kept.borrow_mut().push(Arc::clone(admin.memory()));
         self.enable(&bar, function, cap, &admin).await?;
         let mut controller = Controller { admin, bar, cap, id: Box::default(), shadow: None, queue_pairs: 0 };
         let sqe = Sqe::identify(0, Cns::CONTROLLER, 0, 0);
@@ -249,6 +250,7 @@ impl Life {
             return Ok(());
         }
         let memory = DmaMemory::new(function.as_ref(), 2 * PAGE_BYTES as usize)?;
+        self.kept.borrow_mut().push(Arc::clone(&memory));
         let (shadow, event) = (memory.iova(), memory.iova().plus(PAGE_BYTES.into()));
         let sqe = Sqe::doorbell_buffer_config(0, shadow.0, event.0);
         match self.command(function, controller, sqe, "Doorbell Buffer Config").await {

@@ -14,7 +14,7 @@ mod bring_up;
 mod queues;
 mod serve;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -27,7 +27,7 @@ use nvme_spec::register;
 use nvme_spec::status::Status;
 
 use crate::bar::Bar;
-use crate::dma::DmaError;
+use crate::dma::{DmaError, DmaMemory};
 use crate::function::{Bus, Function, MapError, OpenFunctionError};
 use crate::member::Order;
 use crate::rules::UnfitNamespace;
@@ -90,6 +90,7 @@ impl Manager {
             now: Rc::clone(&now),
             is_busy: Rc::clone(&is_busy),
             places: Vec::new(),
+            kept: RefCell::default(),
             has_served: false,
             told: String::new(),
         };
@@ -129,6 +130,8 @@ struct Life {
     now: Rc<Cell<u64>>,
     is_busy: Rc<Cell<bool>>,
     places: Vec<Place>,
+    /// What the controller may access besides the cores' memory, until it is off or cut off.
+    kept: RefCell<Vec<Arc<DmaMemory>>>,
     /// It was in service once: afterwards it is the same drive or none.
     has_served: bool,
     /// Why it is not in service, as it was logged; empty while it is.
@@ -192,6 +195,9 @@ impl Life {
                 Err(trouble) => trouble,
             };
             let is_off = self.disable(&bar, &function).await;
+            if is_off {
+                self.kept.borrow_mut().clear();
+            }
             let address = &self.shared.address;
             match (&trouble, is_off) {
                 (Trouble::Closing, _) => {
@@ -228,6 +234,7 @@ impl Life {
         {
             tracing::warn!(drive = %self.shared.address, %error, "bus mastering cannot be turned off");
         }
+        self.kept.borrow_mut().clear();
     }
 
     /// Every core ends what it has and lets go of the drive; then it is closed.
