@@ -3,12 +3,17 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme_spec::identify::{IdentifyController, IdentifyControllerNvm, IdentifyNamespace, Nsfeat, Oncs, Vwc};
-use spindle_disk::{BlockRange, Geometry, Op};
+use spindle_disk::{Abilities, BlockRange, Geometry, Op};
 
+use crate::dma::PAGE_BYTES;
+use crate::entry::Task;
 use crate::pointers::TRANSFER_BYTES_MAX;
 
 /// Most blocks of a command but Dataset Management: NLB has 16 bits.
 const NLB_MAX: u32 = 1 << 16;
+
+/// Most source ranges of one Copy: a page of them.
+const COPY_RANGES_MAX: u32 = PAGE_BYTES / 32;
 
 /// How a range becomes zeroes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +35,24 @@ pub(crate) enum Deallocating {
     No,
 }
 
+/// What one Copy command takes; nothing where the drive has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Copying {
+    /// Most blocks of a source range.
+    pub(crate) range_blocks: u32,
+    /// Most blocks of all its ranges, as many as fit one page.
+    pub(crate) blocks: u32,
+}
+
+impl Copying {
+    /// From MSSRL, MCL and MSRC.
+    fn new(mssrl: u16, mcl: u32, msrc_z: u8) -> Copying {
+        let range_blocks = u32::from(mssrl).min(mcl);
+        let ranges = (u32::from(msrc_z) + 1).min(COPY_RANGES_MAX);
+        Copying { range_blocks, blocks: mcl.min(range_blocks * ranges) }
+    }
+}
+
 /// What one namespace of one controller allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rules {
@@ -46,6 +69,11 @@ pub(crate) struct Rules {
     pub(crate) deallocating: Deallocating,
     /// Without one, a flush has nothing to do.
     pub(crate) has_volatile_cache: bool,
+    /// The drive has Compare.
+    pub(crate) has_compare: bool,
+    /// Most blocks of one Verify; 0 where the drive has none.
+    pub(crate) verify_blocks: u32,
+    pub(crate) copying: Copying,
 }
 
 impl Rules {
@@ -82,6 +110,29 @@ impl Rules {
                 Deallocating::No
             },
             has_volatile_cache: Vwc::from_bits(controller.vwc).present(),
+            has_compare: oncs.compare(),
+            verify_blocks: if oncs.verify() { in_units(nvm.vsl) } else { 0 },
+            // Bit 0 of CDFS (OCFS in Base 2.0): descriptor format 0h.
+            copying: if oncs.copy() && controller.cdfs.get() & 1 != 0 {
+                namespace.copying
+            } else {
+                Copying::default()
+            },
+        }
+    }
+
+    /// What the drive does itself.
+    pub(crate) fn abilities(&self) -> Abilities {
+        Abilities { compare: self.has_compare, verify: self.verify_blocks > 0, copy: self.copying.blocks > 0 }
+    }
+
+    /// The drive has said that it does not have a command for this.
+    pub(crate) fn forget(&mut self, task: Task) {
+        match task {
+            Task::Op(Op::Compare) => self.has_compare = false,
+            Task::Op(Op::Verify) => self.verify_blocks = 0,
+            Task::Copy { .. } => self.copying = Copying::default(),
+            Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate) => {}
         }
     }
 
@@ -95,7 +146,8 @@ impl Rules {
     #[inline]
     pub(crate) fn piece_blocks(&self, op: Op, left: BlockRange) -> u32 {
         match op {
-            Op::Read | Op::Write { .. } => self.data_blocks(left),
+            Op::Read | Op::Write { .. } | Op::Compare => self.data_blocks(left),
+            Op::Verify => left.blocks.min(self.verify_blocks),
             Op::Flush => left.blocks,
             Op::WriteZeroes { .. } => match self.zeroing {
                 Zeroing::Command => left.blocks.min(self.zeroing_blocks),
@@ -155,6 +207,8 @@ pub struct Namespace {
     has_deac: bool,
     /// Blocks that one write changes in one step.
     atomic_blocks: u32,
+    /// MSSRL, MCL and MSRC.
+    copying: Copying,
     /// NSATTR: it is write protected.
     is_read_only: bool,
 }
@@ -196,6 +250,7 @@ impl Namespace {
             reads_zeroes: id.dlfeat & 7 == 1,
             has_deac: id.dlfeat & 8 != 0,
             atomic_blocks: u32::from(own.unwrap_or(controller.awun_z.get())) + 1,
+            copying: Copying::new(id.mssrl.get(), id.mcl.get(), id.msrc_z),
             is_read_only: id.nsattr & 1 != 0,
         })
     }

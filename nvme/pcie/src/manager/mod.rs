@@ -157,6 +157,7 @@ impl Life {
             self.pause(self.shared.settings.reopen_interval).await;
         }
         self.forget().await;
+        self.shared.offloaded.tell(&self.shared.address);
         self.shared.tell_first(Err("closed".to_owned()));
     }
 
