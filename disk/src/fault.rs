@@ -27,8 +27,8 @@ use spindle_reactor::mem::{Area, Buf};
 pub use control::{Broken, Fault, FaultControl, OpKind};
 
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Health, Op, OpenError,
-    ResizeError, Token, Usage,
+    Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Health, Op,
+    OpenError, ResizeError, Token, Usage,
 };
 
 /// The layer, shared by all cores. See the module.
@@ -128,6 +128,7 @@ impl Draws {
 enum Call {
     Op { op: Op, range: BlockRange, buf: Option<Buf> },
     CompareAndWrite { range: BlockRange, expected: Buf, data: Buf },
+    Copy { from: BlockRange, to: u64, fua: bool },
 }
 
 impl Call {
@@ -136,6 +137,7 @@ impl Call {
         match self {
             Call::Op { buf, .. } => buf,
             Call::CompareAndWrite { data, .. } => Some(data),
+            Call::Copy { .. } => None,
         }
     }
 }
@@ -199,7 +201,8 @@ pub struct FaultCore {
 
 impl FaultCore {
     /// Decide what happens to a command. Always draws equally often.
-    fn judge(&mut self, token: Token, kind: OpKind, range: BlockRange) -> Plan {
+    /// `from` is what a copy reads.
+    fn judge(&mut self, token: Token, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Plan {
         if self.broken_generation != self.control.broken_generation() {
             self.broken_generation = self.control.copy_broken(&mut self.broken);
         }
@@ -231,7 +234,7 @@ impl FaultCore {
         if control.is_gone() {
             plan.error = Some(DiskError::Gone);
             plan.has_effect = false;
-        } else if let Some(error) = self.broken.iter().find_map(|broken| broken.error(kind, range)) {
+        } else if let Some(error) = self.broken_error(kind, range, from) {
             plan.error = Some(error);
             plan.has_effect = false;
         }
@@ -242,6 +245,12 @@ impl FaultCore {
             control.count(fault);
         }
         plan
+    }
+
+    /// The error of the first broken blocks that a command meets.
+    fn broken_error(&self, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Option<DiskError> {
+        let of_source = |broken: &Broken| from.and_then(|from| broken.error(OpKind::Read, from));
+        self.broken.iter().find_map(|broken| of_source(broken).or_else(|| broken.error(kind, range)))
     }
 
     fn begin(&mut self, plan: Plan, call: Call) -> Option<Done> {
@@ -269,6 +278,7 @@ impl FaultCore {
             Call::CompareAndWrite { range, expected, data } => {
                 self.inner.compare_and_write(token, range, expected, data)
             }
+            Call::Copy { from, to, fua } => self.inner.copy(token, from, to, fua),
         };
         done.and_then(|done| self.on_inner_done(done))
     }
@@ -345,7 +355,7 @@ impl Disk for FaultCore {
     }
 
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
-        let plan = self.judge(token, OpKind::of(op), range);
+        let plan = self.judge(token, OpKind::of(op), range, None);
         self.begin(plan, Call::Op { op, range, buf })
     }
 
@@ -356,8 +366,18 @@ impl Disk for FaultCore {
         expected: Buf,
         data: Buf,
     ) -> Option<Done> {
-        let plan = self.judge(token, OpKind::CompareAndWrite, range);
+        let plan = self.judge(token, OpKind::CompareAndWrite, range, None);
         self.begin(plan, Call::CompareAndWrite { range, expected, data })
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
+        let range = BlockRange { lba: to, blocks: from.blocks };
+        let plan = self.judge(token, OpKind::Copy, range, Some(from));
+        self.begin(plan, Call::Copy { from, to, fua })
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> bool {

@@ -98,6 +98,23 @@ pub enum Op {
     /// The host does not need the range any more; it reads as zeroes afterwards, where
     /// [`DiskSource::deallocated_is_zero`], and gives its space back.
     Deallocate,
+    /// The range holds the bytes of the buffer, else [`DiskError::CompareDiffers`]. Nothing is changed. Where
+    /// [`Abilities::compare`]; [`DiskError::NotSupported`] elsewhere.
+    Compare,
+    /// The range can be read. Where [`Abilities::verify`]; [`DiskError::NotSupported`] elsewhere.
+    Verify,
+}
+
+/// What a disk does itself of what its user can put together from reads and writes: see
+/// [`Disk::abilities`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Abilities {
+    /// [`Op::Compare`].
+    pub compare: bool,
+    /// [`Op::Verify`].
+    pub verify: bool,
+    /// [`Disk::copy`].
+    pub copy: bool,
 }
 
 /// Why a disk could not do it. The target core maps these to NVMe status codes.
@@ -118,7 +135,7 @@ pub enum DiskError {
     /// This kind cannot do that at all.
     #[error("not supported by this disk")]
     NotSupported,
-    /// The bytes on the disk are not those expected (compare-and-write).
+    /// The bytes on the disk are not those expected (compare, compare-and-write).
     #[error("compare failed")]
     CompareDiffers,
     /// Something else, which may pass.
@@ -140,8 +157,16 @@ pub struct Done {
     pub token: Token,
     /// How.
     pub result: Result<(), DiskError>,
-    /// The buffer of a read, filled; or the one of a write, back (a disk that keeps it gives `None`).
+    /// The buffer of a read, filled; or the one of a write or a compare, back (a disk that keeps it gives
+    /// `None`).
     pub buf: Option<Buf>,
+}
+
+impl Done {
+    /// The end of a command that this kind of disk does not have; the buffer goes back untouched.
+    pub(crate) fn not_supported(token: Token, buf: Option<Buf>) -> Done {
+        Done { token, result: Err(DiskError::NotSupported), buf }
+    }
 }
 
 /// Who provides a command's memory.
@@ -177,8 +202,9 @@ pub trait Disk {
     }
 
     /// Begin a command. `Some` when it ended at once. `buf` is the destination of a read (`None` where
-    /// [`Disk::read_buffers`] says `Disk`), the data of a write, `None` for the others. A command beyond what
-    /// the disk can have in flight is queued by the disk, in order.
+    /// [`Disk::read_buffers`] says `Disk`), the data of a write, the bytes that a compare expects (of the
+    /// core's pool, whatever [`Disk::write_buffers`] says), `None` for the others. A command beyond what the
+    /// disk can have in flight is queued by the disk, in order.
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done>;
 
     /// Write `data` to the range of one block if it holds `expected` now, in one step as seen by every core.
@@ -192,6 +218,21 @@ pub trait Disk {
     ) -> Option<Done> {
         let _ = (range, expected, data);
         Some(Done { token, result: Err(DiskError::NotSupported), buf: None })
+    }
+
+    /// Which commands it does itself now, of any length: a disk whose device has limits cuts them. It may be
+    /// asked before each command; a command whose ability went meanwhile ends with an error.
+    fn abilities(&self) -> Abilities {
+        Abilities::default()
+    }
+
+    /// Copy the blocks `from` to as many blocks from `to` on; the caller has checked that both are on the
+    /// disk and that they do not overlap. One that fails may have copied any of them. It is a write as
+    /// [`Disk::compare_and_write`] sees it: a disk that has both keeps them apart. Where
+    /// [`Abilities::copy`]; [`DiskError::NotSupported`] elsewhere.
+    fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
+        let _ = (from, to, fua);
+        Some(Done::not_supported(token, None))
     }
 
     /// Collect what has ended, at most what fits `done`'s spare capacity (it is never grown), and send what

@@ -111,6 +111,7 @@ impl Disk for NullCore {
         let buf = match op {
             Op::Read => Some(Buf::zeroes(range.data_bytes(block_shift(self.block_bytes)))),
             Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => buf,
+            Op::Compare | Op::Verify => return Some(Done::not_supported(token, buf)),
         };
         Some(Done { token, result: Ok(()), buf })
     }

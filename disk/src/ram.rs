@@ -316,6 +316,7 @@ impl Disk for RamCore {
             Op::Flush => Some(Done { token, result: Ok(()), buf: None }),
             Op::WriteZeroes { deallocate, .. } => self.submit_zeroes(token, range, deallocate),
             Op::Deallocate => self.submit_zeroes(token, range, true),
+            Op::Compare | Op::Verify => Some(Done::not_supported(token, buf)),
         }
     }
 

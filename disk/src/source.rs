@@ -120,8 +120,8 @@ pub trait DiskSource: Send + Sync {
         None
     }
 
-    /// What was deallocated ([`Op::Deallocate`](crate::Op::Deallocate)) reads as zeroes, for certain. Where not,
-    /// it may read as before: Dataset Management is a hint to a drive (NVM Command Set 3.2.3).
+    /// What was deallocated ([`Op::Deallocate`](crate::Op::Deallocate)) reads as zeroes, for certain. Where
+    /// not, it may read as before: Dataset Management is a hint to a drive (NVM Command Set 3.2.3).
     fn deallocated_is_zero(&self) -> bool {
         true
     }

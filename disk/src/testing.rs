@@ -1,5 +1,6 @@
 //! What the tests of all kinds share: a core that drives a disk, files that go away, random numbers.
 
+pub(crate) mod able;
 pub(crate) mod model;
 pub(crate) mod steady;
 
@@ -105,7 +106,12 @@ impl Driver {
             (Op::Read, BufferFrom::Pool) => {
                 Some(self.pool.take(self.bytes(range)).expect("a buffer is free"))
             }
-            (Op::Read | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate, _) => None,
+            (Op::Compare, _) => {
+                let mut buf = self.pool.take(self.bytes(range)).expect("a buffer is free");
+                buf.copy_in(0, data);
+                Some(buf)
+            }
+            (Op::Read | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate | Op::Verify, _) => None,
         };
         self.ended.extend(self.disk.submit(token, op, range, buf));
         token
@@ -121,6 +127,14 @@ impl Driver {
         let data = self.buffer(range, data);
         self.ended.extend(self.disk.compare_and_write(token, range, expects, data));
         token
+    }
+
+    /// A copy, to its end.
+    pub(crate) fn copy(&mut self, from: BlockRange, to: u64, fua: bool) -> Result<(), DiskError> {
+        let token = Token(self.token_next);
+        self.token_next += 1;
+        self.ended.extend(self.disk.copy(token, from, to, fua));
+        self.wait(token).result
     }
 
     /// One turn.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use nvme_spec::Sqe;
 use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{BlockRange, DiskSource, Done, FileDisk, FileSpec, NullDisk, NullSpec, Op, Token};
+use spindle_disk::{
+    BlockRange, DiskError, DiskSource, Done, FileDisk, FileSpec, NullDisk, NullSpec, Op, Token,
+};
 use spindle_nvme_pcie::Settings;
 use spindle_nvme_pcie::emulator::EmulatorSpec;
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
@@ -186,7 +188,10 @@ fn no_command_on_a_drive_of_our_own_allocates() {
 
 /// 24 commands, from beginning to end; what was allocated for them.
 fn drive_round(world: &mut World, done: &mut Vec<Done>, number: u64) -> u64 {
-    const OPS: [(Op, u32); 8] = [
+    const OPS: [(Op, u32); 10] = [
+        (Op::Compare, 1),
+        // A copy follows.
+        (Op::Verify, 100),
         (Op::Read, 1),
         (Op::Write { fua: false }, 1),
         (Op::Read, 16),
@@ -199,24 +204,32 @@ fn drive_round(world: &mut World, done: &mut Vec<Done>, number: u64) -> u64 {
     ];
     let (emulator, core) = (&world.emulator, &mut world.cores[0]);
     let disk = core.disk.as_mut().expect("open");
-    let mut count = 0;
+    let (mut count, mut left) = (0, 24);
     for command in 0..24 {
-        let (op, blocks) = OPS[usize::try_from((command + number) % 8).expect("small")];
-        let has_data = matches!(op, Op::Read | Op::Write { .. });
+        let (op, blocks) = OPS[usize::try_from((command + number) % 10).expect("small")];
+        let has_data = matches!(op, Op::Read | Op::Write { .. } | Op::Compare);
         let buf = has_data.then(|| core.pool.take(blocks * 4096).expect("room"));
         let range = BlockRange { lba: command * 512 + number % 7, blocks };
         let before = allocations_here();
         let ended = disk.submit(Token(command), op, range, buf);
         count += allocations_here() - before;
         assert!(ended.is_none());
+        if op == Op::Verify {
+            let before = allocations_here();
+            let ended = disk.copy(Token(24 + command), range, range.lba + 200, false);
+            count += allocations_here() - before;
+            assert!(ended.is_none());
+            left += 1;
+        }
     }
-    let mut left = 24;
     while left > 0 {
         emulator.step();
         let before = allocations_here();
         disk.poll(done);
         count += allocations_here() - before;
-        left -= done.drain(..).inspect(|done| assert_eq!(done.result, Ok(()))).count();
+        // What a compare expects is whatever was in the buffer.
+        let is_fine = |done: &Done| matches!(done.result, Ok(()) | Err(DiskError::CompareDiffers));
+        left -= done.drain(..).inspect(|done| assert!(is_fine(done), "{done:?}")).count();
     }
     count
 }

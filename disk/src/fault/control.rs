@@ -36,17 +36,26 @@ pub enum OpKind {
     Deallocate,
     /// [`crate::Disk::compare_and_write`].
     CompareAndWrite,
+    /// [`Op::Compare`].
+    Compare,
+    /// [`Op::Verify`].
+    Verify,
+    /// [`crate::Disk::copy`].
+    Copy,
 }
 
 impl OpKind {
     /// All of them.
-    pub const ALL: [OpKind; 6] = [
+    pub const ALL: [OpKind; 9] = [
         OpKind::Read,
         OpKind::Write,
         OpKind::Flush,
         OpKind::WriteZeroes,
         OpKind::Deallocate,
         OpKind::CompareAndWrite,
+        OpKind::Compare,
+        OpKind::Verify,
+        OpKind::Copy,
     ];
 
     /// The kind of an op.
@@ -58,14 +67,18 @@ impl OpKind {
             Op::Flush => OpKind::Flush,
             Op::WriteZeroes { .. } => OpKind::WriteZeroes,
             Op::Deallocate => OpKind::Deallocate,
+            Op::Compare => OpKind::Compare,
+            Op::Verify => OpKind::Verify,
         }
     }
 
     /// The error that this kind ends with unless told otherwise.
     fn error_default(self) -> DiskError {
         match self {
-            OpKind::Read => DiskError::MediaRead,
-            OpKind::Write | OpKind::WriteZeroes | OpKind::CompareAndWrite => DiskError::MediaWrite,
+            OpKind::Read | OpKind::Compare | OpKind::Verify => DiskError::MediaRead,
+            OpKind::Write | OpKind::WriteZeroes | OpKind::CompareAndWrite | OpKind::Copy => {
+                DiskError::MediaWrite
+            }
             OpKind::Flush | OpKind::Deallocate => DiskError::Internal,
         }
     }
@@ -76,9 +89,9 @@ impl OpKind {
 pub struct Broken {
     /// Which.
     pub lba: Range<u64>,
-    /// Reads of them fail, and compare-and-writes.
+    /// Reads of them fail: compares, verifies, compare-and-writes and copies from them too.
     pub reads: bool,
-    /// Writes, zeroing and deallocation of them fail, and compare-and-writes.
+    /// Writes, zeroing and deallocation of them fail, and compare-and-writes and copies to them.
     pub writes: bool,
 }
 
@@ -88,8 +101,9 @@ impl Broken {
             return None;
         }
         let (reads, writes) = match kind {
-            OpKind::Read => (true, false),
-            OpKind::Write | OpKind::WriteZeroes | OpKind::Deallocate => (false, true),
+            OpKind::Read | OpKind::Compare | OpKind::Verify => (true, false),
+            // Where it copies to; where from is looked at as a read.
+            OpKind::Write | OpKind::WriteZeroes | OpKind::Deallocate | OpKind::Copy => (false, true),
             OpKind::CompareAndWrite => (true, true),
             OpKind::Flush => (false, false),
         };

@@ -3,6 +3,7 @@
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
 use super::*;
+use crate::testing::able::Able;
 use crate::{NullDisk, NullSpec, RamDisk, RamSpec};
 
 const ALWAYS: u32 = 1_000_000;
@@ -158,6 +159,40 @@ fn broken_blocks_fail_until_healed_and_a_gone_disk_fails_all() {
     );
     control.set_gone(false);
     assert_eq!(result(Op::Read, 0, 1), Ok(()));
+}
+
+#[test]
+fn what_the_disk_does_itself_fails_as_its_parts_do_and_is_held() {
+    let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base };
+    let able = Arc::new(Able(RamDisk::new("r", spec).expect("ram disk")));
+    let (source, control) = FaultDisk::new(able, 1);
+    let mut disk = source.open(&context(0)).expect("opens");
+    assert_eq!(disk.abilities(), Abilities { compare: true, verify: true, copy: true });
+    control.fail_range(Broken { lba: 3..4, reads: true, writes: false });
+    control.fail_range(Broken { lba: 5..7, reads: false, writes: true });
+    let range = |lba, blocks| BlockRange { lba, blocks };
+    let mut look = |op, lba, blocks: u32| {
+        let buf = (op == Op::Compare).then(|| Buf::zeroes(blocks * 4096));
+        disk.submit(Token(0), op, range(lba, blocks), buf).expect("at once").result
+    };
+    for op in [Op::Compare, Op::Verify] {
+        assert_eq!((look(op, 2, 2), look(op, 4, 4)), (Err(DiskError::MediaRead), Ok(())), "{op:?}");
+    }
+    let mut copy = |from, to, blocks| disk.copy(Token(0), range(from, blocks), to, false).map(|it| it.result);
+    assert_eq!(copy(2, 20, 2), Some(Err(DiskError::MediaRead)), "it reads what is broken");
+    assert_eq!(copy(20, 2, 2), Some(Ok(())), "where writes work");
+    assert_eq!(copy(20, 4, 2), Some(Err(DiskError::MediaWrite)));
+    assert_eq!(copy(5, 20, 2), Some(Ok(())), "where reads work");
+    control.set(Fault::Drop, OpKind::Copy, ALWAYS);
+    assert!(copy(20, 30, 1).is_none());
+    control.set(Fault::Error, OpKind::Verify, ALWAYS);
+    control.set_error(OpKind::Verify, DiskError::Internal);
+    let done = disk.submit(Token(1), Op::Verify, range(0, 1), None).expect("at once");
+    assert_eq!((done.result, disk.in_flight()), (Err(DiskError::Internal), 1));
+    control.release_dropped();
+    let mut done = Vec::with_capacity(1);
+    assert!(disk.poll(&mut done));
+    assert_eq!((done[0].token, done[0].result), (Token(0), Ok(())));
 }
 
 #[test]

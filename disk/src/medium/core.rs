@@ -116,14 +116,21 @@ impl<M: Medium> MediumCore<M> {
                 let token = u64::from(slot.to_wire());
                 match request.op {
                     Op::Write { fua } => self.medium.write(token, offset, buf, fua),
-                    Op::Read | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => {
-                        self.medium.read(token, offset, buf);
-                    }
+                    Op::Read
+                    | Op::Flush
+                    | Op::WriteZeroes { .. }
+                    | Op::Deallocate
+                    | Op::Compare
+                    | Op::Verify => self.medium.read(token, offset, buf),
                 }
             }
             Op::Flush => self.step_sync(slot),
             Op::WriteZeroes { deallocate, .. } => self.step_zeroing(slot, offset, deallocate),
             Op::Deallocate => self.step_zeroing(slot, offset, true),
+            Op::Compare | Op::Verify => {
+                let buf = request.buf.take();
+                self.end(slot, Err(DiskError::NotSupported), buf);
+            }
         }
     }
 

@@ -59,7 +59,7 @@ impl<W> Request<W> {
     #[inline]
     pub(crate) fn is_write(&self) -> bool {
         match self.op {
-            Op::Read | Op::Flush => false,
+            Op::Read | Op::Flush | Op::Compare | Op::Verify => false,
             Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate => true,
         }
     }

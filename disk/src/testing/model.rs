@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::able::Able;
 use super::{Driver, Random, TEST_TIME_MAX, TempPath};
 use crate::{
     BlockRange, DiskError, DiskSource, Fault, FaultDisk, FileDisk, FileSpec, Op, OpKind, RamDisk, RamSpec,
@@ -110,7 +111,11 @@ pub(crate) fn check(source: &dyn DiskSource, seed: u64, rounds: u32, may_fail: b
                 Op::Write { .. } => model.at(range).copy_from_slice(&data),
                 Op::WriteZeroes { .. } | Op::Deallocate => model.at(range).fill(0),
                 Op::Flush => {}
+                Op::Compare | Op::Verify => unreachable!("not of a batch"),
             }
+        }
+        if random.below(4) == 0 {
+            check_abilities(&mut driver, &mut model, &mut random, may_fail);
         }
         if random.below(8) == 0 {
             check_swap(&mut driver, &mut model, &mut random, may_fail);
@@ -138,6 +143,40 @@ fn check_swap(driver: &mut Driver, model: &mut Model, random: &mut Random, may_f
     }
 }
 
+/// What the disk does itself it does as reads and writes would have; the rest it refuses.
+fn check_abilities(driver: &mut Driver, model: &mut Model, random: &mut Random, may_fail: bool) {
+    let abilities = driver.disk.abilities();
+    let range = random_range(random, driver.block_bytes, Op::Read);
+    let mut expected = model.at(range).to_vec();
+    let is_right = random.below(2) == 0;
+    if !is_right {
+        let at = random.below(expected.len() as u64);
+        expected[usize::try_from(at).expect("small")] ^= 1;
+    }
+    let judge = |result: Result<(), DiskError>, wanted, is_able: bool| match result {
+        Err(DiskError::NotSupported) if !is_able => {}
+        Err(error) if may_fail && Err(error) != wanted => assert_ne!(error, DiskError::CompareDiffers),
+        result => assert_eq!((result, is_able), (wanted, true)),
+    };
+    let token = driver.submit(Op::Compare, range, &expected);
+    let done = driver.wait(token);
+    assert!(done.buf.is_some_and(|buf| buf.equals_at(0, &expected)), "what was expected comes back");
+    let wanted = if is_right { Ok(()) } else { Err(DiskError::CompareDiffers) };
+    judge(done.result, wanted, abilities.compare);
+    judge(driver.run(Op::Verify, range.lba, range.blocks), Ok(()), abilities.verify);
+    let blocks = BYTES / u64::from(driver.block_bytes);
+    let to = random.below(blocks - u64::from(range.blocks) + 1);
+    if to < range.lba + u64::from(range.blocks) && range.lba < to + u64::from(range.blocks) {
+        return;
+    }
+    let result = driver.copy(range, to, random.below(8) == 0);
+    judge(result, Ok(()), abilities.copy);
+    if result.is_ok() {
+        let bytes = model.at(range).to_vec();
+        model.at(BlockRange { lba: to, ..range }).copy_from_slice(&bytes);
+    }
+}
+
 fn ram(block_bytes: u32) -> Arc<dyn DiskSource> {
     RamDisk::new("ram", RamSpec { bytes: BYTES, block_bytes, pages: Pages::Base }).expect("ram disk")
 }
@@ -151,6 +190,13 @@ fn file(at: &TempPath, block_bytes: u32, is_direct: bool) -> Arc<FileDisk> {
 fn a_ram_disk_reads_what_was_written() {
     for (seed, block_bytes) in [(1, 512), (2, 4096), (3, 512), (4, 4096)] {
         check(&*ram(block_bytes), seed, 300, false);
+    }
+}
+
+#[test]
+fn what_a_disk_does_itself_is_what_reads_and_writes_would_have_done() {
+    for (seed, block_bytes) in [(1, 512), (2, 4096)] {
+        check(&Able(ram(block_bytes)), seed, 300, false);
     }
 }
 
@@ -176,7 +222,11 @@ fn a_file_disk_in_memory_reads_what_was_written_although_it_knows_no_zero_range(
 fn what_a_faulty_disk_acknowledges_is_as_it_says() {
     for seed in 0..4 {
         let at = TempPath::new();
-        let below: Arc<dyn DiskSource> = if seed % 3 == 0 { file(&at, 4096, true) } else { ram(512) };
+        let below: Arc<dyn DiskSource> = match seed {
+            0 | 3 => file(&at, 4096, true),
+            1 => Arc::new(Able(ram(512))),
+            _ => ram(512),
+        };
         let (source, control) = FaultDisk::new(below, seed);
         control.set_all(Fault::Error, 50_000);
         control.set_all(Fault::Delay, 300_000);

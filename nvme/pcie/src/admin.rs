@@ -54,16 +54,15 @@ impl Admin {
         })
     }
 
+    /// What the controller accesses while it is enabled.
+    pub(crate) fn memory(&self) -> &Arc<DmaMemory> {
+        &self.memory
+    }
+
     /// ASQ, ACQ, and the entries of each.
     pub(crate) fn place(&self) -> (Iova, Iova, u16) {
         let queue = self.queue.borrow();
         (queue.sq_iova(), queue.cq_iova(), self.layout.sq_entries)
-    }
-
-    /// The memory of its queues and of that page. The controller may write to it until it is off, however
-    /// long this value lives.
-    pub(crate) fn memory(&self) -> Arc<DmaMemory> {
-        Arc::clone(&self.memory)
     }
 
     /// Where data of a command goes: a page.

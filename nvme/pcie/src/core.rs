@@ -14,19 +14,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nvme_spec::io::{DsmRange, ReadWriteCdw12};
 use nvme_spec::sqe::Sqe;
-use nvme_spec::zerocopy;
-use spindle_disk::{BlockRange, Disk, DiskError, Done, Geometry, Op, Token};
+use nvme_spec::status::Status;
+use spindle_disk::{Abilities, BlockRange, Disk, DiskError, Done, Geometry, Op, Token};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 
-use crate::commands::{Commands, slot_of};
-use crate::dma::{Iova, PAGE_BYTES};
+use crate::commands::Commands;
+use crate::entry::{Task, entry};
 use crate::member::{Member, Order, Setup, Word};
-use crate::pointers::ListPage;
 use crate::queue::Completion;
-use crate::rules::{Deallocating, Namespace, Rules, Zeroing};
+use crate::rules::{Deallocating, Namespace, Rules};
 use crate::shared::Shared;
 use crate::status::{disk_error, is_passing};
 
@@ -34,14 +32,14 @@ use crate::status::{disk_error, is_passing};
 const TRIES_MAX: u8 = 3;
 
 /// What the disk was asked for.
-struct Request {
+pub(crate) struct Request {
     token: Token,
-    op: Op,
+    pub(crate) task: Task,
     /// What no command was made of yet.
     left: BlockRange,
     /// First block of all of it. Of a flush: how many changes were acknowledged when it came.
-    lba: u64,
-    buf: Option<Buf>,
+    pub(crate) lba: u64,
+    pub(crate) buf: Option<Buf>,
     /// Commands made and not ended.
     outstanding: u32,
     result: Result<(), DiskError>,
@@ -219,9 +217,9 @@ impl NvmeCore {
             Some(request) => request,
             None => {
                 let left = BlockRange { lba: range.lba, blocks: 0 };
-                let (token, op, buf) = (command.token, command.op, command.buf.take());
+                let (token, task, buf) = (command.token, Task::Op(command.op), command.buf.take());
                 let request =
-                    Request { token, op, left, lba: range.lba, buf, outstanding: 1, result: Ok(()) };
+                    Request { token, task, left, lba: range.lba, buf, outstanding: 1, result: Ok(()) };
                 match self.requests.insert(request) {
                     Ok(slot) => slot,
                     Err(request) => {
@@ -269,17 +267,17 @@ impl NvmeCore {
             let (Some(setup), Some(request)) = (&self.setup, self.requests.get_mut(slot)) else {
                 return true;
             };
-            if request.left.blocks == 0 && !matches!(request.op, Op::Flush) {
+            let is_flush = request.task == Task::Op(Op::Flush);
+            if request.left.blocks == 0 && !is_flush {
                 return true;
             }
             if !has_room {
                 return false;
             }
             let left = request.left;
-            let blocks = setup.rules.piece_blocks(request.op, left).max(1).min(left.blocks);
+            let blocks = request.task.piece_blocks(&setup.rules, left).max(1).min(left.blocks);
             request.left = BlockRange { lba: left.lba + u64::from(blocks), blocks: left.blocks - blocks };
             request.outstanding += 1;
-            let is_flush = matches!(request.op, Op::Flush);
             let part = Part { request: slot, range: BlockRange { lba: left.lba, blocks }, tries: 1 };
             self.start(part);
             if is_flush {
@@ -295,7 +293,10 @@ impl NvmeCore {
         (command.request, command.range, command.tries) = (Some(part.request), part.range, part.tries);
         (command.tick, command.is_abort_asked) = (self.word.tick(), false);
         match entry(setup, request, part.range, cid) {
-            Some(sqe) => setup.queue.push(sqe),
+            Some(sqe) => {
+                self.shared.offloaded.count(request.task);
+                setup.queue.push(sqe);
+            }
             None => self.refuse(cid),
         }
     }
@@ -307,7 +308,7 @@ impl NvmeCore {
         let (is_read, fua, is_change) = match op {
             Op::Read => (true, false, false),
             Op::Write { fua } => (false, fua, !fua),
-            Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => return false,
+            Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate | Op::Compare | Op::Verify => return false,
         };
         let is_clear = self.pending.is_empty() && self.partial.is_empty() && self.again.is_empty();
         if !self.has_room() || !is_clear || self.requests.len() >= self.requests_max {
@@ -341,8 +342,8 @@ impl NvmeCore {
     #[cold]
     fn refuse(&mut self, cid: u16) {
         let Some(part) = self.take_part(cid) else { return };
-        let error = match self.requests.get(part.request).map(|request| request.op) {
-            Some(Op::Deallocate) => DiskError::NotSupported,
+        let error = match self.requests.get(part.request).map(|request| request.task) {
+            Some(Task::Op(Op::Deallocate)) => DiskError::NotSupported,
             _ => DiskError::Internal,
         };
         if let Some(done) = self.end_part(part.request, Err(error)) {
@@ -367,10 +368,10 @@ impl NvmeCore {
         let request = self.requests.remove(slot)?;
         let mut result = request.result;
         if result.is_ok() {
-            if matches!(request.op, Op::Flush) {
+            if request.task == Task::Op(Op::Flush) {
                 result = self.end_flush(request.lba);
             }
-            self.changes += u64::from(is_change(request.op));
+            self.changes += u64::from(request.task.is_change());
         }
         Some(ended(request, result))
     }
@@ -430,11 +431,17 @@ impl NvmeCore {
     #[cold]
     fn on_failure(&mut self, part: Part, completion: Completion) -> Option<Done> {
         let status = completion.status;
-        let request = self.requests.get(part.request)?;
-        let error = disk_error(status, !matches!(request.op, Op::Read));
+        let task = self.requests.get(part.request)?.task;
+        let error = disk_error(status, task.writes(status));
         if is_passing(status) {
             self.try_again(part, error);
             return None;
+        }
+        if status.code() == Status::INVALID_OPCODE
+            && let Some(setup) = &mut self.setup
+        {
+            // What ONCS says is not so: it is not asked again before its next start.
+            setup.rules.forget(task);
         }
         self.shared.failures.fetch_add(1, Ordering::Relaxed);
         self.end_part(part.request, Err(error))
@@ -484,91 +491,8 @@ impl NvmeCore {
     }
 }
 
-/// A loss of power may undo it, unless it is flushed.
-#[inline]
-fn is_change(op: Op) -> bool {
-    match op {
-        Op::Read | Op::Flush => false,
-        Op::Write { fua } | Op::WriteZeroes { fua, .. } => !fua,
-        Op::Deallocate => true,
-    }
-}
-
 fn ended(request: Request, result: Result<(), DiskError>) -> Done {
     Done { token: request.token, result, buf: request.buf }
-}
-
-/// The entry of a command; `None` when its data cannot be said.
-#[inline]
-fn entry(setup: &Setup, request: &Request, range: BlockRange, cid: u16) -> Option<Sqe> {
-    let Setup { queue, pointers, rules } = setup;
-    let (nsid, lba, blocks) = (rules.nsid, range.lba, range.blocks);
-    let list = list_page(setup, slot_of(cid));
-    let bytes = (blocks as usize) << rules.shift;
-    let sqe = match request.op {
-        Op::Read => Sqe::read(cid, nsid, lba, blocks),
-        Op::Write { fua } => Sqe::write(cid, nsid, lba, blocks, fua),
-        Op::Flush => return Some(Sqe::flush(cid, nsid).with_prp(0, 0)),
-        Op::WriteZeroes { deallocate, fua } => {
-            return match rules.zeroing {
-                Zeroing::Command => {
-                    let is_given_back = deallocate && rules.deallocating == Deallocating::WriteZeroes;
-                    Some(zeroes(cid, rules, range, is_given_back, fua))
-                }
-                Zeroing::Writes => {
-                    // Every page of the data is the same page of zeroes.
-                    let page = queue.memory().iova().plus(queue.layout().zeroes_offset() as u64);
-                    zero_pages(Sqe::write(cid, nsid, lba, blocks, fua), page, bytes, list)
-                }
-            };
-        }
-        Op::Deallocate => return deallocation(cid, rules, range, list),
-    };
-    let buf = request.buf.as_ref()?;
-    let offset = usize::try_from((lba - request.lba) << rules.shift).ok()?;
-    pointers.point(sqe, buf, offset, bytes, list)
-}
-
-#[inline]
-fn list_page(setup: &Setup, slot: usize) -> ListPage<'_> {
-    let offset = setup.queue.layout().list_offset(slot);
-    let memory = setup.queue.memory();
-    let words = memory.words().get(offset / 8..(offset + PAGE_BYTES as usize) / 8).unwrap_or_default();
-    ListPage { words, iova: memory.iova().plus(offset as u64) }
-}
-
-fn zeroes(cid: u16, rules: &Rules, range: BlockRange, is_given_back: bool, fua: bool) -> Sqe {
-    let mut sqe = Sqe::write_zeroes(cid, rules.nsid, range.lba, range.blocks, is_given_back).with_prp(0, 0);
-    sqe.cdw12 = ReadWriteCdw12::from(sqe.cdw12).with_fua(fua).into();
-    sqe
-}
-
-fn deallocation(cid: u16, rules: &Rules, range: BlockRange, list: ListPage<'_>) -> Option<Sqe> {
-    match rules.deallocating {
-        Deallocating::WriteZeroes => Some(zeroes(cid, rules, range, true, false)),
-        Deallocating::DatasetManagement => {
-            let words: [u64; 2] = zerocopy::transmute!(DsmRange::new(range.lba, range.blocks));
-            for (word, value) in list.words.iter().zip(words) {
-                word.store(value, Ordering::Relaxed);
-            }
-            Some(Sqe::dsm(cid, rules.nsid, 1).with_prp(list.iova.0, 0))
-        }
-        Deallocating::No => None,
-    }
-}
-
-/// A write of zeroes: `page` as often as it takes.
-fn zero_pages(sqe: Sqe, page: Iova, bytes: usize, list: ListPage<'_>) -> Option<Sqe> {
-    let pages = bytes.div_ceil(PAGE_BYTES as usize);
-    for word in list.words.get(..pages.saturating_sub(1))? {
-        word.store(page.0.to_le(), Ordering::Relaxed);
-    }
-    let second = match pages {
-        0 | 1 => 0,
-        2 => page.0,
-        _ => list.iova.0,
-    };
-    Some(sqe.with_prp(page.0, second))
 }
 
 impl Disk for NvmeCore {
@@ -581,7 +505,16 @@ impl Disk for NvmeCore {
         if self.start_whole(token, op, range, &mut buf) {
             return None;
         }
-        self.submit_other(token, op, range, buf)
+        self.submit_other(token, Task::Op(op), range, buf)
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.rules().abilities()
+    }
+
+    fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
+        let range = BlockRange { lba: to, blocks: from.blocks };
+        self.submit_other(token, Task::Copy { from: from.lba, fua }, range, None)
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> bool {
@@ -622,9 +555,15 @@ impl Disk for NvmeCore {
 impl NvmeCore {
     /// What is not one command now.
     #[inline(never)]
-    fn submit_other(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
-        let lba = if matches!(op, Op::Flush) { self.changes } else { range.lba };
-        let request = Request { token, op, left: range, lba, buf, outstanding: 0, result: Ok(()) };
+    fn submit_other(
+        &mut self,
+        token: Token,
+        task: Task,
+        range: BlockRange,
+        buf: Option<Buf>,
+    ) -> Option<Done> {
+        let lba = if task == Task::Op(Op::Flush) { self.changes } else { range.lba };
+        let request = Request { token, task, left: range, lba, buf, outstanding: 0, result: Ok(()) };
         if let Some(result) = self.at_once(&request) {
             return Some(ended(request, result));
         }
@@ -648,18 +587,22 @@ impl NvmeCore {
         if self.word.order() == Order::Gone {
             return Some(Err(DiskError::Gone));
         }
-        match request.op {
-            Op::Read | Op::Write { .. } if request.buf.is_none() || request.left.blocks == 0 => {
-                return Some(Err(DiskError::Internal));
+        let (is_empty, rules) = (request.left.blocks == 0, self.rules());
+        let does = rules.abilities();
+        match request.task {
+            Task::Op(Op::Flush) => (!rules.has_volatile_cache).then_some(Ok(())),
+            Task::Op(Op::Compare) if !does.compare => Some(Err(DiskError::NotSupported)),
+            Task::Op(Op::Verify) if !does.verify => Some(Err(DiskError::NotSupported)),
+            Task::Copy { .. } if !does.copy => Some(Err(DiskError::NotSupported)),
+            Task::Op(Op::Read | Op::Write { .. } | Op::Compare) => {
+                (is_empty || request.buf.is_none()).then_some(Err(DiskError::Internal))
             }
-            Op::WriteZeroes { .. } | Op::Deallocate if request.left.blocks == 0 => return Some(Ok(())),
-            Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => {}
-        }
-        let rules = self.rules();
-        match request.op {
-            Op::Flush if !rules.has_volatile_cache => Some(Ok(())),
-            Op::Deallocate if rules.deallocating == Deallocating::No => Some(Err(DiskError::NotSupported)),
-            Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => None,
+            Task::Op(Op::Deallocate) if !is_empty && rules.deallocating == Deallocating::No => {
+                Some(Err(DiskError::NotSupported))
+            }
+            Task::Op(Op::WriteZeroes { .. } | Op::Deallocate | Op::Verify) | Task::Copy { .. } => {
+                is_empty.then_some(Ok(()))
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::core::NvmeCore;
 use crate::function::Bus;
 use crate::manager::Manager;
 use crate::member::Member;
-use crate::rules::{Namespace, Rules};
+use crate::rules::{Deallocating, Namespace, Rules};
 use crate::shared::{DriveFacts, NotOpened, Settings, Shared};
 
 /// Between steps of a manager that works on something, and of one that only watches.
@@ -274,6 +274,10 @@ impl DiskSource for NvmeDisk {
 
     fn usage(&self) -> Usage {
         Usage { bytes_used: self.geometry().bytes() }
+    }
+
+    fn deallocated_is_zero(&self) -> bool {
+        self.rules.deallocating == Deallocating::WriteZeroes
     }
 }
 

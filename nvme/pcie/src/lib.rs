@@ -28,6 +28,7 @@ pub mod dma;
 mod drive;
 mod drives;
 pub mod emulator;
+mod entry;
 pub mod function;
 mod manager;
 mod member;

@@ -3,12 +3,17 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme_spec::identify::{IdentifyController, IdentifyControllerNvm, IdentifyNamespace, Nsfeat, Oncs, Vwc};
-use spindle_disk::{BlockRange, Geometry, Op};
+use spindle_disk::{Abilities, BlockRange, Geometry, Op};
 
+use crate::dma::PAGE_BYTES;
+use crate::entry::Task;
 use crate::pointers::TRANSFER_BYTES_MAX;
 
 /// Most blocks of a command but Dataset Management: NLB has 16 bits.
 const NLB_MAX: u32 = 1 << 16;
+
+/// Most source ranges of one Copy: a page of them.
+const COPY_RANGES_MAX: u32 = PAGE_BYTES / 32;
 
 /// How a range becomes zeroes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,15 +24,34 @@ pub(crate) enum Zeroing {
     Writes,
 }
 
-/// How a range gives its space back and reads as zeroes afterwards.
+/// How a range gives its space back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Deallocating {
-    /// Write Zeroes with DEAC.
+    /// Write Zeroes with DEAC: it reads as zeroes afterwards.
     WriteZeroes,
-    /// Dataset Management, where DLFEAT says that it reads as zeroes afterwards.
+    /// Dataset Management: a hint. What the drive leaves allocated, as the ends of a range that are smaller
+    /// than its unit, reads as before, and DLFEAT does not speak of that.
     DatasetManagement,
     /// Not at all.
     No,
+}
+
+/// What one Copy command takes; nothing where the drive has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Copying {
+    /// Most blocks of a source range.
+    pub(crate) range_blocks: u32,
+    /// Most blocks of all its ranges, as many as fit one page.
+    pub(crate) blocks: u32,
+}
+
+impl Copying {
+    /// From MSSRL, MCL and MSRC.
+    fn new(mssrl: u16, mcl: u32, msrc_z: u8) -> Copying {
+        let range_blocks = u32::from(mssrl).min(mcl);
+        let ranges = (u32::from(msrc_z) + 1).min(COPY_RANGES_MAX);
+        Copying { range_blocks, blocks: mcl.min(range_blocks * ranges) }
+    }
 }
 
 /// What one namespace of one controller allows.
@@ -48,6 +72,11 @@ pub(crate) struct Rules {
     pub(crate) deallocating: Deallocating,
     /// Without one, a flush has nothing to do.
     pub(crate) has_volatile_cache: bool,
+    /// The drive has Compare.
+    pub(crate) has_compare: bool,
+    /// Most blocks of one Verify; 0 where the drive has none.
+    pub(crate) verify_blocks: u32,
+    pub(crate) copying: Copying,
 }
 
 impl Rules {
@@ -79,12 +108,35 @@ impl Rules {
             zeroing: if oncs.write_zeroes() { Zeroing::Command } else { Zeroing::Writes },
             deallocating: if oncs.write_zeroes() && namespace.has_deac {
                 Deallocating::WriteZeroes
-            } else if oncs.dataset_management() && namespace.reads_zeroes {
+            } else if oncs.dataset_management() {
                 Deallocating::DatasetManagement
             } else {
                 Deallocating::No
             },
             has_volatile_cache: Vwc::from_bits(controller.vwc).present(),
+            has_compare: oncs.compare(),
+            verify_blocks: if oncs.verify() { in_units(nvm.vsl) } else { 0 },
+            // Bit 0 of CDFS (OCFS in Base 2.0): descriptor format 0h.
+            copying: if oncs.copy() && controller.cdfs.get() & 1 != 0 {
+                namespace.copying
+            } else {
+                Copying::default()
+            },
+        }
+    }
+
+    /// What the drive does itself.
+    pub(crate) fn abilities(&self) -> Abilities {
+        Abilities { compare: self.has_compare, verify: self.verify_blocks > 0, copy: self.copying.blocks > 0 }
+    }
+
+    /// The drive has said that it does not have a command for this.
+    pub(crate) fn forget(&mut self, task: Task) {
+        match task {
+            Task::Op(Op::Compare) => self.has_compare = false,
+            Task::Op(Op::Verify) => self.verify_blocks = 0,
+            Task::Copy { .. } => self.copying = Copying::default(),
+            Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate) => {}
         }
     }
 
@@ -98,7 +150,8 @@ impl Rules {
     #[inline]
     pub(crate) fn piece_blocks(&self, op: Op, left: BlockRange) -> u32 {
         match op {
-            Op::Read | Op::Write { .. } => self.data_blocks(left),
+            Op::Read | Op::Write { .. } | Op::Compare => self.data_blocks(left),
+            Op::Verify => left.blocks.min(self.verify_blocks),
             Op::Flush => left.blocks,
             Op::WriteZeroes { .. } => match self.zeroing {
                 Zeroing::Command => left.blocks.min(self.zeroing_blocks),
@@ -159,12 +212,12 @@ pub struct Namespace {
     blocks: AtomicU64,
     /// NOIOB.
     boundary_blocks: u32,
-    /// DLFEAT: deallocated blocks read as zeroes.
-    reads_zeroes: bool,
     /// DLFEAT: Write Zeroes takes DEAC.
     has_deac: bool,
     /// Blocks that one write changes in one step.
     atomic_blocks: u32,
+    /// MSSRL, MCL and MSRC.
+    copying: Copying,
     /// NSATTR: it is write protected.
     is_read_only: bool,
 }
@@ -205,13 +258,13 @@ impl Namespace {
             shift,
             blocks: AtomicU64::new(blocks),
             boundary_blocks: u32::from(id.noiob.get()),
-            reads_zeroes: id.dlfeat & 7 == 1,
             has_deac: id.dlfeat & 8 != 0,
             atomic_blocks: if has_atomic_boundaries {
                 1
             } else {
                 u32::from(own.unwrap_or(controller.awun_z.get())) + 1
             },
+            copying: Copying::new(id.mssrl.get(), id.mcl.get(), id.msrc_z),
             is_read_only: id.nsattr & 1 != 0,
         })
     }
@@ -326,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn deallocation_is_offered_only_where_zeroes_come_of_it() {
+    fn a_range_is_deallocated_by_the_command_that_makes_zeroes_of_it_where_there_is_one() {
         let way = |dlfeat, oncs: Oncs| {
             let namespace = namespace(|id| id.dlfeat = dlfeat).expect("fits");
             let id = IdentifyController { oncs: oncs.into(), ..IdentifyController::default() };
@@ -335,8 +388,8 @@ mod tests {
         let both = Oncs::new().with_write_zeroes(true).with_dataset_management(true);
         assert_eq!(way(9, both), Deallocating::WriteZeroes);
         assert_eq!(way(1, both), Deallocating::DatasetManagement);
-        assert_eq!(way(0, both), Deallocating::No);
-        assert_eq!(way(2, both), Deallocating::No);
+        assert_eq!(way(0, both), Deallocating::DatasetManagement);
+        assert_eq!(way(1, Oncs::new().with_write_zeroes(true)), Deallocating::No);
         assert_eq!(way(9, Oncs::new()), Deallocating::No);
     }
 }

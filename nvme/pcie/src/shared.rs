@@ -5,7 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvme_spec::log::SmartLog;
+use spindle_disk::Op;
 
+use crate::entry::Task;
 use crate::function::Function;
 use crate::member::Member;
 use crate::rules::{Namespace, Rules};
@@ -69,6 +71,39 @@ pub struct DriveFacts {
     pub has_shadow_doorbells: bool,
 }
 
+/// How many commands drives were given for what their users could have put together from reads and writes.
+#[derive(Debug, Default)]
+pub(crate) struct Offloaded {
+    pub(crate) compares: AtomicU64,
+    pub(crate) verifies: AtomicU64,
+    pub(crate) copies: AtomicU64,
+}
+
+impl Offloaded {
+    #[inline]
+    pub(crate) fn count(&self, task: Task) {
+        let count = match task {
+            Task::Op(Op::Compare) => &self.compares,
+            Task::Op(Op::Verify) => &self.verifies,
+            Task::Copy { .. } => &self.copies,
+            Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate) => {
+                return;
+            }
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// When the drive is let go.
+    pub(crate) fn tell(&self, drive: &str) {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let (compares, verifies, copies) =
+            (count(&self.compares), count(&self.verifies), count(&self.copies));
+        if compares + verifies + copies > 0 {
+            tracing::info!(%drive, compares, verifies, copies, "commands of hosts that the drive did itself");
+        }
+    }
+}
+
 /// What changes seldom, behind a lock that the data path does not take.
 #[derive(Default)]
 pub(crate) struct State {
@@ -110,6 +145,7 @@ pub(crate) struct Shared {
     pub(crate) strays: AtomicU64,
     /// Commands that failed for good.
     pub(crate) failures: AtomicU64,
+    pub(crate) offloaded: Offloaded,
 }
 
 impl Shared {
@@ -125,6 +161,7 @@ impl Shared {
             losses_told: AtomicU64::new(0),
             strays: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            offloaded: Offloaded::default(),
         })
     }
 

@@ -554,6 +554,48 @@ mod tests {
     }
 
     #[test]
+    fn compare_verify_and_copy_are_these_64_bytes() {
+        let compare = Sqe::compare(0x1001, 1, 0x01_2345_6789, 8).with_prp(0x1_0000_2000, 0x3000);
+        #[rustfmt::skip]
+        let bytes = [
+            0x05, 0, 0x01, 0x10, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 1, 0, 0, 0,
+            0, 0x30, 0, 0, 0, 0, 0, 0, 0x89, 0x67, 0x45, 0x23, 0x01, 0, 0, 0,
+            7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(compare.as_bytes(), bytes);
+        let verify = Sqe::verify(2, 3, 0x0a0b, 65_536).with_prp(0, 0);
+        #[rustfmt::skip]
+        let bytes = [
+            0x0c, 0, 2, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0x0b, 0x0a, 0, 0, 0, 0, 0, 0,
+            0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(verify.as_bytes(), bytes);
+        let mut copy = Sqe::copy(0x0203, 1, 0x01_2345_6789, 128).with_prp(0x5000, 0);
+        copy.cdw12 = CopyCdw12::from(copy.cdw12).with_fua(true).into();
+        #[rustfmt::skip]
+        let bytes = [
+            0x19, 0, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0x89, 0x67, 0x45, 0x23, 0x01, 0, 0, 0,
+            127, 0, 0, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(copy.as_bytes(), bytes);
+    }
+
+    #[test]
+    fn a_source_range_of_a_copy_is_these_32_bytes() {
+        #[rustfmt::skip]
+        let bytes = [
+            0, 0, 0, 0, 0, 0, 0, 0, 0x89, 0x67, 0x45, 0x23, 0x01, 0, 0, 0,
+            0x34, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(CopyRangeFormat0::new(0x01_2345_6789, 0x1235).as_bytes(), bytes);
+    }
+
+    #[test]
     fn ranges_are_little_endian() {
         assert_eq!(DsmRange::new(0x0102, 3).as_bytes(), [0, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
         let range = CopyRangeFormat0::new(0x0102, 65_536);

@@ -1,12 +1,15 @@
 //! Commands of several disk steps: Compare, Verify, Copy, Deallocate with its ranges, Flush of all
 //! namespaces.
 //!
+//! Compare, Verify and Copy are the disk's own commands where it has them (`Disk::abilities`), else reads and
+//! writes: which of both is decided once, when the command begins.
+//!
 //! One loop drives them all: ask for the next [`Step`], submit it, feed its result back. A disk that answers
 //! at once (RAM) stays in the loop, but for at most [`STEPS_PER_TURN`] pieces: then the command waits for its
 //! next turn, so that a long one does not hold up the core.
 
 use nvme_spec::status::Status;
-use spindle_disk::{BlockRange, BufferFrom, DiskError, Op};
+use spindle_disk::{BlockRange, BufferFrom, Disk, DiskError, Done, Op, Token};
 use spindle_reactor::mem::{Buf, Pool};
 use spindle_reactor::slab::Slot;
 
@@ -34,6 +37,13 @@ enum Step {
         range: BlockRange,
         buf: Option<Buf>,
     },
+    /// The disk's own copy.
+    Copy {
+        disk: usize,
+        from: BlockRange,
+        to: u64,
+        fua: bool,
+    },
     /// Again in a later turn: no memory for the next piece.
     Wait,
     Finish,
@@ -60,6 +70,22 @@ fn piece_bytes(pool: &Pool) -> u32 {
     PIECE_BYTES_MAX.min(pool.buffer_bytes_max())
 }
 
+/// True for a command that the disk does itself.
+pub(super) fn is_disks(disk: &dyn Disk, op: IoOp) -> bool {
+    match op {
+        IoOp::Compare => disk.abilities().compare,
+        IoOp::Verify => disk.abilities().verify,
+        IoOp::Copy { .. } => disk.abilities().copy,
+        IoOp::Read
+        | IoOp::Write { .. }
+        | IoOp::Flush
+        | IoOp::FlushAll
+        | IoOp::WriteZeroes { .. }
+        | IoOp::Deallocate { .. }
+        | IoOp::Hint => false,
+    }
+}
+
 /// Bytes of the buffer that Copy and Verify carry their pieces in.
 pub(super) fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
     let most = piece_bytes(pool);
@@ -80,13 +106,14 @@ impl<T: Transport> Qpair<T> {
             assert_eq!(request.state, State::Executing, "a step of a request that is elsewhere");
             let Work::Io(io) = request.work else { return };
             let Role::Io(role) = &self.role else { return };
-            match next_step(request, &io, role, env, done.take()) {
-                Step::Submit { disk, op, range, buf } => {
+            let step = next_step(request, &io, role, env, done.take());
+            match step {
+                Step::Submit { disk, .. } | Step::Copy { disk, .. } => {
                     let Some(handle) = env.disk(disk) else {
                         self.fail(env, slot, &io, DiskError::Gone);
                         return;
                     };
-                    match handle.submit(token(id, slot), op, range, buf) {
+                    match begin(handle, token(id, slot), step) {
                         Some(ended) => done = Some((ended.result, ended.buf)),
                         None => return,
                     }
@@ -171,6 +198,15 @@ impl<T: Transport> Qpair<T> {
     }
 }
 
+/// Give a step to the disk.
+fn begin(disk: &mut dyn Disk, token: Token, step: Step) -> Option<Done> {
+    match step {
+        Step::Submit { op, range, buf, .. } => disk.submit(token, op, range, buf),
+        Step::Copy { from, to, fua, .. } => disk.copy(token, from, to, fua),
+        Step::Wait | Step::Finish | Step::Refuse(_) | Step::Fail(_) => None,
+    }
+}
+
 /// Deallocate is a hint: a disk that cannot has done all that was asked.
 fn is_hint_refused(io: &IoCommand, error: DiskError) -> bool {
     error == DiskError::NotSupported && matches!(io.op, IoOp::Deallocate { .. })
@@ -185,13 +221,32 @@ fn next_step(
 ) -> Step {
     match done {
         Some((Err(error), _)) if is_hint_refused(io, error) => {}
+        // It could when the command began: the host may ask again, and it is done the other way.
+        Some((Err(DiskError::NotSupported), _)) if request.progress.is_disks => {
+            return Step::Fail(DiskError::Internal);
+        }
         Some((Err(error), _)) => return Step::Fail(error),
         Some((Ok(()), buf)) => return after_step(request, io, role, env, buf),
         None => {}
     }
+    if request.progress == Progress::default() {
+        let disk = env.disks.get(io.disk).and_then(|disk| disk.as_deref());
+        request.progress.is_disks = disk.is_some_and(|disk| is_disks(disk, io.op));
+        if request.progress.is_disks {
+            request.aux = None;
+        }
+    }
     match io.op {
         IoOp::Compare => {
-            Step::Submit { disk: io.disk, op: Op::Read, range: io.range, buf: request.aux.take() }
+            let (op, buf) = if request.progress.is_disks {
+                (Op::Compare, request.buf.take())
+            } else {
+                (Op::Read, request.aux.take())
+            };
+            Step::Submit { disk: io.disk, op, range: io.range, buf }
+        }
+        IoOp::Verify if request.progress.is_disks => {
+            Step::Submit { disk: io.disk, op: Op::Verify, range: io.range, buf: None }
         }
         IoOp::Verify => verify_next(request, io, &env.pool, false),
         IoOp::Copy { ranges, fua } => copy_begin(request, io, env, ranges, fua),
@@ -204,6 +259,7 @@ fn next_step(
 /// A step went well.
 fn after_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut Env, buf: Option<Buf>) -> Step {
     match io.op {
+        IoOp::Compare | IoOp::Verify if request.progress.is_disks => Step::Finish,
         IoOp::Compare => compare_end(request, buf),
         IoOp::Verify => {
             request.aux = keep_piece(env, io, buf);
@@ -331,7 +387,7 @@ fn copied_before(request: &Request, index: u32) -> u64 {
 }
 
 fn copy_begin(request: &mut Request, io: &IoCommand, env: &mut Env, ranges: u16, fua: bool) -> Step {
-    if request.progress != Progress::default() {
+    if !request.progress.is_disks && request.progress != Progress::default() {
         // Waited between a piece's read and its write.
         return match request.aux.take() {
             Some(read) => copy_write(request, io, env, read, fua),
@@ -366,8 +422,22 @@ fn copy_begin(request: &mut Request, io: &IoCommand, env: &mut Env, ranges: u16,
             return Step::Refuse(Refusal::at(Status::OVERLAPPING_IO_RANGE, field::CDW10));
         }
     }
+    if request.progress.is_disks {
+        return copy_range(request, io, ranges, fua);
+    }
     let piece = request.aux.take();
     copy_read(request, io, &env.pool, piece, ranges)
+}
+
+/// The next source range for the disk to copy, or the end. One at a time, so that the one that fails is
+/// known.
+fn copy_range(request: &Request, io: &IoCommand, ranges: u16, fua: bool) -> Step {
+    let index = request.progress.index;
+    if index >= u32::from(ranges) {
+        return Step::Finish;
+    }
+    let to = io.range.lba + copied_before(request, index);
+    Step::Copy { disk: io.disk, from: copy_source(request, index), to, fua }
 }
 
 /// Read the next piece, or end.
@@ -384,7 +454,7 @@ fn copy_read(request: &mut Request, io: &IoCommand, pool: &Pool, piece: Option<B
     Step::Submit { disk: io.disk, op: Op::Read, range, buf: fit(piece, blocks << io.block_shift) }
 }
 
-/// A piece was read: write it. A piece was written: go on.
+/// A range was copied, or a piece was written: go on. A piece was read: write it.
 fn copy_done(
     request: &mut Request,
     io: &IoCommand,
@@ -393,6 +463,10 @@ fn copy_done(
     ranges: u16,
     fua: bool,
 ) -> Step {
+    if request.progress.is_disks {
+        request.progress.index += 1;
+        return copy_range(request, io, ranges, fua);
+    }
     if !request.progress.is_writing {
         request.progress.is_writing = true;
         return match buf {

@@ -4,7 +4,7 @@
 //! that finds the pool empty, but then it waits alone: others pass it by, and a core may sleep meanwhile.
 
 use spindle_disk::{BufferFrom, Disk};
-use spindle_reactor::mem::Buf;
+use spindle_reactor::mem::{Buf, Pool};
 use spindle_reactor::slab::Slot;
 
 use super::request::{IoCommand, IoOp, Request, State, Work};
@@ -76,12 +76,11 @@ impl<T: Transport> Qpair<T> {
 pub(super) fn needs_memory(env: &Env, io: &IoCommand) -> bool {
     match io.op {
         IoOp::Read => reads_into_pool(env, io.disk),
-        IoOp::Write { .. }
-        | IoOp::Compare
-        | IoOp::Deallocate { .. }
-        | IoOp::Hint
-        | IoOp::Copy { .. }
-        | IoOp::Verify => true,
+        IoOp::Write { .. } | IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint | IoOp::Copy { .. } => true,
+        IoOp::Verify => {
+            let disk = env.disks.get(io.disk).and_then(|disk| disk.as_deref());
+            disk.is_some_and(|disk| piece_bytes(disk, &env.pool, io) > 0)
+        }
         IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => false,
     }
 }
@@ -94,11 +93,21 @@ fn pool_bytes(env: &Env, request: &Request, io: &IoCommand) -> Option<u32> {
         IoOp::Read => reads_there.then_some(request.first_bytes(io)),
         IoOp::Write { .. } => (disk.write_buffers() == BufferFrom::Pool).then_some(request.first_bytes(io)),
         IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint => Some(io.data_bytes),
-        IoOp::Copy { .. } | IoOp::Verify => {
-            let piece = if reads_there { compound::first_piece_bytes(io, &env.pool) } else { 0 };
-            Some(piece.max(if io.op == IoOp::Verify { 0 } else { io.data_bytes }))
-        }
+        IoOp::Copy { .. } => Some(piece_bytes(disk, &env.pool, io).max(io.data_bytes)),
+        IoOp::Verify => Some(piece_bytes(disk, &env.pool, io)),
         IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => None,
+    }
+}
+
+/// Bytes of the buffer into which a Compare, Verify or Copy is read, piece by piece; 0 where it is not read,
+/// or into memory of the disk.
+fn piece_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
+    if disk.read_buffers() == BufferFrom::Disk || compound::is_disks(disk, io.op) {
+        0
+    } else if io.op == IoOp::Compare {
+        io.data_bytes
+    } else {
+        compound::first_piece_bytes(io, pool)
     }
 }
 
@@ -130,7 +139,7 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand)
             set(&mut request.buf, buf)
         }
         IoOp::Compare => {
-            let pieces = [io.data_bytes, if reads_pinned(disk) { 0 } else { io.data_bytes }];
+            let pieces = [io.data_bytes, piece_bytes(disk, &env.pool, io)];
             share.take_both(pieces).is_some_and(|(first, second)| {
                 request.aux = second;
                 set(&mut request.buf, first)
@@ -138,16 +147,12 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand)
         }
         IoOp::Deallocate { .. } | IoOp::Hint => set(&mut request.buf, share.take(io.data_bytes)),
         IoOp::Copy { .. } | IoOp::Verify => {
-            let piece = if reads_pinned(disk) { 0 } else { compound::first_piece_bytes(io, &env.pool) };
+            let piece = piece_bytes(disk, &env.pool, io);
             let list = if io.op == IoOp::Verify { 0 } else { io.data_bytes };
             share.take_both([list, piece]).map(|both| (request.buf, request.aux) = both).is_some()
         }
         IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => true,
     }
-}
-
-fn reads_pinned(disk: &dyn Disk) -> bool {
-    disk.read_buffers() == BufferFrom::Disk
 }
 
 pub(super) fn set(place: &mut Option<Buf>, buf: Option<Buf>) -> bool {

@@ -195,6 +195,8 @@ pub struct Progress {
     pub piece: u32,
     /// Copy: the piece was read, its write is in flight or next.
     pub is_writing: bool,
+    /// Compare, Verify, Copy: the disk does it itself.
+    pub is_disks: bool,
     /// A step ended well as the turn ended; its buffer is in `aux`.
     pub has_outcome: bool,
 }

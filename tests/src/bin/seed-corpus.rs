@@ -56,6 +56,18 @@ fn drive_seeds(folder: &Path) {
         }
         write(folder, &format!("step-{step}"), &bytes);
     }
+    // Compares, verifies and copies, of all sizes, with something odd and time between them.
+    let mut bytes = vec![0, 0];
+    for round in 0..40_u8 {
+        for op in [5, 6, 7] {
+            bytes.extend([0, round % 2, op, round.wrapping_mul(11), round.wrapping_mul(37)]);
+        }
+        if round % 4 == 3 {
+            bytes.extend([7, 9, round / 4]);
+        }
+        bytes.extend([1, round % 2, 2, 3, 1, round % 2, 3, 20]);
+    }
+    write(folder, "offload", &bytes);
 }
 
 /// The bytes that a host sends for these commands, R2Ts answered by the target itself.

@@ -62,6 +62,13 @@ fn faults(rng: &mut Rng, seed: u64) -> Faults {
 }
 
 impl Plan {
+    /// The drive takes a deallocation as a hint, and leaves all as it was.
+    #[must_use]
+    pub fn is_deallocation_a_hint(&self) -> bool {
+        let is_hint = |it: &NamespaceSpec| it.dlfeat.read_behavior() != Dlfeat::READS_ZEROES;
+        self.spec.namespaces.first().is_some_and(is_hint)
+    }
+
     /// What `seed` draws.
     #[must_use]
     pub fn draw(seed: u64) -> Plan {
@@ -80,6 +87,9 @@ impl Plan {
             noiob: rng.pick(&[0, 0, 8, 7, 32, 256]),
             metadata_bytes: 0,
             dlfeat,
+            mssrl: rng.pick(&[1, 3, 128, u16::MAX]),
+            mcl: u32::try_from(rng.pick(&[1_u64, 10, 128, 65_536])).unwrap_or(1),
+            msrc_z: rng.pick(&[0, 1, 15, 255]),
         };
         let spec = EmulatorSpec {
             namespaces: vec![namespace],
@@ -88,12 +98,18 @@ impl Plan {
             dstrd: rng.pick(&[0, 0, 1, 4]),
             queue_pairs: rng.pick(&[4, 5, 64]),
             sgl: rng.pick(&[SglSupport::None, SglSupport::Bytes, SglSupport::Dwords]),
-            oncs: Oncs::new().with_write_zeroes(rng.permille(600)).with_dataset_management(rng.permille(700)),
+            oncs: Oncs::new()
+                .with_write_zeroes(rng.permille(600))
+                .with_dataset_management(rng.permille(700))
+                .with_compare(rng.permille(700))
+                .with_verify(rng.permille(700))
+                .with_copy(rng.permille(700)),
             has_write_cache: rng.permille(600),
             has_doorbell_buffer: rng.permille(400),
             timeout: 2,
             acl_z: rng.pick(&[0, 3, 255]),
             wzsl: rng.pick(&[0, 0, 2, 6]),
+            vsl: rng.pick(&[0, 0, 1, 5]),
             ready_steps: rng.between(1, 20),
             commands_a_step: u32::try_from(rng.pick(&[1_u64, 4, 32])).unwrap_or(1),
             ..EmulatorSpec::default()

@@ -17,6 +17,9 @@ use crate::sim::model::fill;
 const TURNS_MAX: u64 = 100_000;
 /// Commands in flight, from which on no more are submitted.
 const IN_FLIGHT_MAX: usize = 100;
+/// Copies in flight, and blocks of one: what a block may be multiplies with both.
+const COPIES_MAX: usize = 3;
+const COPY_BLOCKS_MAX: u32 = 512;
 
 /// What a run did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,9 +38,23 @@ pub struct Report {
     pub counters: Counters,
 }
 
+/// What a core was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    Op(Op),
+    Copy { from: u64, fua: bool },
+}
+
+impl Task {
+    /// It has a buffer, which comes back.
+    fn has_data(self) -> bool {
+        matches!(self, Task::Op(Op::Read | Op::Write { .. } | Op::Compare))
+    }
+}
+
 struct InFlight {
     core: usize,
-    op: Op,
+    task: Task,
     range: BlockRange,
     began: Stamp,
 }
@@ -60,6 +77,8 @@ struct Sim {
     absence: Absence,
     /// Bytes that cores which were closed have kept from use.
     leaked: Vec<u64>,
+    /// Completions may have any status.
+    may_lie: bool,
     report: Report,
 }
 
@@ -79,6 +98,7 @@ pub fn run(seed: u64, commands: u64) -> Report {
     let mut sim = Sim {
         rng: Rng::new(seed ^ 0x5117),
         leaked: vec![0; plan.cores],
+        may_lie: plan.faults.wrong_status != 0,
         plan,
         world,
         model,
@@ -172,21 +192,41 @@ impl Sim {
         Some(BlockRange { lba, blocks: u32::try_from(blocks).ok()? })
     }
 
-    fn submit(&mut self) {
-        let core = self.rng.size(0, self.plan.cores - 1);
-        let Some(range) = self.range(core) else { return };
+    /// What to ask for; `None` where it cannot be.
+    fn draw(&mut self, core: usize, range: BlockRange) -> Option<Task> {
         let fua = self.rng.permille(200);
-        let op = match self.rng.below(20) {
+        Some(Task::Op(match self.rng.below(25) {
             0..8 => Op::Read,
             8..15 => Op::Write { fua },
             15..17 => Op::Flush,
             17..19 => Op::WriteZeroes { deallocate: self.rng.permille(500), fua },
-            _ => Op::Deallocate,
-        };
-        let has_data = matches!(op, Op::Read | Op::Write { .. });
+            19 => Op::Deallocate,
+            20 | 21 => Op::Compare,
+            22 => Op::Verify,
+            _ => {
+                let disk = self.world.cores.get(core)?.disk.as_ref()?;
+                let (able, size) = (disk.abilities().copy, disk.geometry().block_count);
+                let blocks = u64::from(range.blocks);
+                let is_copy = |it: &&InFlight| matches!(it.task, Task::Copy { .. });
+                let is_enough = self.in_flight.values().filter(is_copy).count() >= COPIES_MAX;
+                if !able || is_enough || range.blocks > COPY_BLOCKS_MAX {
+                    return None;
+                }
+                let from = self.rng.below(size - blocks + 1);
+                let is_apart = from + blocks <= range.lba || range.lba + blocks <= from;
+                // What lies behind the part that is judged is not known.
+                return (is_apart && self.model.is_judged(from + blocks)).then_some(Task::Copy { from, fua });
+            }
+        }))
+    }
+
+    fn submit(&mut self) {
+        let core = self.rng.size(0, self.plan.cores - 1);
+        let Some(range) = self.range(core) else { return };
+        let Some(task) = self.draw(core, range) else { return };
         let bytes = range.blocks * self.plan.spec.namespaces.first().map_or(512, |it| it.block_bytes);
         let pool = &self.world.cores.get(core).expect("a core").pool;
-        let mut buf = if has_data {
+        let mut buf = if task.has_data() {
             let Some(buf) = pool.take(bytes) else { return };
             Some(buf)
         } else {
@@ -194,22 +234,40 @@ impl Sim {
         };
         let began = self.tick();
         let command = began;
-        let first = usize::try_from(range.lba).expect("small");
-        match op {
-            Op::Write { .. } => {
+        let (first, count) = (usize::try_from(range.lba).expect("small"), range.blocks as usize);
+        match task {
+            Task::Op(Op::Write { .. }) => {
                 let tag_of = |block: u32| command << 20 | u64::from(block) << 1 | 1;
                 self.model.begin(command, first, (0..range.blocks).map(tag_of));
                 write_tags(buf.as_mut().expect("taken"), range.blocks, tag_of);
             }
-            Op::WriteZeroes { .. } | Op::Deallocate => {
+            Task::Op(Op::Deallocate) if self.plan.is_deallocation_a_hint() => {}
+            Task::Op(Op::WriteZeroes { .. } | Op::Deallocate) => {
                 self.model.begin(command, first, (0..range.blocks).map(|_| 0));
             }
-            Op::Read | Op::Flush => {}
+            Task::Op(Op::Compare) => {
+                let mut expected = self.model.guess(first, count);
+                if self.rng.permille(200) {
+                    let at = self.rng.size(0, expected.len() - 1);
+                    expected[at] ^= 0x40;
+                }
+                buf.as_mut().expect("taken").copy_in(0, &expected);
+            }
+            Task::Copy { from, .. } => {
+                self.model.begin_copy(command, usize::try_from(from).expect("small"), first, count);
+            }
+            Task::Op(Op::Read | Op::Flush | Op::Verify) => {}
         }
         self.report.commands += 1;
-        self.in_flight.insert(command, InFlight { core, op, range, began });
+        self.in_flight.insert(command, InFlight { core, task, range, began });
         let disk = self.world.cores.get_mut(core).and_then(|core| core.disk.as_mut()).expect("open");
-        if let Some(done) = disk.submit(Token(command), op, range, buf) {
+        let done = match task {
+            Task::Op(op) => disk.submit(Token(command), op, range, buf),
+            Task::Copy { from, fua } => {
+                disk.copy(Token(command), BlockRange { lba: from, ..range }, range.lba, fua)
+            }
+        };
+        if let Some(done) = done {
             self.end(done);
         }
     }
@@ -217,29 +275,25 @@ impl Sim {
     fn end(&mut self, done: Done) {
         let Done { token, result, buf } = done;
         let ended = self.in_flight.remove(&token.0).expect("ended once, and was in flight");
+        let InFlight { task, range, began, .. } = ended;
         if let Some(buf) = &buf {
-            assert!(
-                !self.world.holds(buf),
-                "{:?} {:?}: the drive still has the buffer",
-                ended.op,
-                ended.range
-            );
+            assert!(!self.world.holds(buf), "{task:?} {range:?}: the drive still has the buffer");
         }
         let now = self.tick();
         self.note(token.0);
         self.note(result.err().map_or(0, |error| 1 + error as u64));
+        let has_differed = (task, result) == (Task::Op(Op::Compare), Err(DiskError::CompareDiffers));
         self.report.errors += u64::from(result.is_err());
         self.report.gone += u64::from(result == Err(DiskError::Gone));
-        if self.plan.is_quiet && result != Err(DiskError::NotSupported) {
-            assert_eq!(result, Ok(()), "{:?} {:?} without any fault", ended.op, ended.range);
+        if self.plan.is_quiet && result != Err(DiskError::NotSupported) && !has_differed {
+            assert_eq!(result, Ok(()), "{task:?} {range:?} without any fault");
         }
-        let has_data = matches!(ended.op, Op::Read | Op::Write { .. });
-        assert_eq!(has_data, buf.is_some(), "a buffer comes back");
-        let first = usize::try_from(ended.range.lba).expect("small");
-        let (count, is_ok) = (ended.range.blocks as usize, result.is_ok());
-        let change = |is_durable| Change { command: token.0, began: ended.began, first, count, is_durable };
-        match ended.op {
-            Op::Read if is_ok => {
+        assert_eq!(task.has_data(), buf.is_some(), "a buffer comes back");
+        let first = usize::try_from(range.lba).expect("small");
+        let (count, is_ok) = (range.blocks as usize, result.is_ok());
+        let change = |is_durable| Change { command: token.0, began, first, count, is_durable };
+        match task {
+            Task::Op(Op::Read | Op::Compare) if is_ok || has_differed => {
                 let buf = buf.expect("just seen");
                 let mut bytes = vec![0; buf.len()];
                 buf.copy_out(0, &mut bytes);
@@ -247,12 +301,19 @@ impl Sim {
                     bytes.iter().step_by(509).fold(7, |sum, byte| sum * 31 % 65_521 + u64::from(*byte)),
                 );
                 let oldest = self.in_flight.values().map(|other| other.began).min().unwrap_or(now);
-                self.model.judge(first, &bytes, ended.began, now, oldest.min(ended.began));
+                if !has_differed {
+                    self.model.judge(first, &bytes, began, now, oldest.min(began));
+                } else if !self.may_lie {
+                    self.model.judge_differs(first, &bytes, began);
+                }
             }
-            Op::Read => {}
-            Op::Write { fua } | Op::WriteZeroes { fua, .. } => self.model.end(&change(fua), now, is_ok),
-            Op::Deallocate => self.model.end(&change(false), now, is_ok),
-            Op::Flush => self.model.flushed(ended.began, is_ok),
+            Task::Op(Op::Read | Op::Compare | Op::Verify) => {}
+            Task::Op(Op::Write { fua } | Op::WriteZeroes { fua, .. }) | Task::Copy { fua, .. } => {
+                self.model.end(&change(fua), now, is_ok);
+            }
+            Task::Op(Op::Deallocate) if self.plan.is_deallocation_a_hint() => {}
+            Task::Op(Op::Deallocate) => self.model.end(&change(false), now, is_ok),
+            Task::Op(Op::Flush) => self.model.flushed(began, is_ok),
         }
     }
 
@@ -360,8 +421,9 @@ impl Sim {
             }
             self.go_on_to_settle();
         }
-        let left: Vec<_> = self.in_flight.values().map(|it| (it.core, it.op, it.range)).take(3).collect();
+        let left: Vec<_> = self.in_flight.values().map(|it| (it.core, it.task, it.range)).take(3).collect();
         assert!(left.is_empty(), "commands that never end: {left:?}");
+        // One that was closed may hold its queue pair until the manager has deleted that.
         for core in 0..self.plan.cores {
             // One that has just vanished, unnoticed, is not opened; it is plugged again.
             for _ in 0..TURNS_MAX {
@@ -370,6 +432,7 @@ impl Sim {
                 }
                 self.go_on_to_settle();
                 self.world.open(core);
+                self.go_on();
             }
         }
     }
@@ -419,7 +482,7 @@ impl Sim {
             None
         };
         let command = self.tick();
-        self.in_flight.insert(command, InFlight { core, op, range, began: command });
+        self.in_flight.insert(command, InFlight { core, task: Task::Op(op), range, began: command });
         let disk = self.world.cores.get_mut(core).and_then(|core| core.disk.as_mut());
         if let Some(done) = disk.expect("open").submit(Token(command), op, range, buf) {
             self.end(done);

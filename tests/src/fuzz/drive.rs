@@ -47,13 +47,21 @@ struct Scene {
 /// When a promise is broken.
 pub fn run(bytes: &[u8]) {
     let mut bytes = Bytes::new(bytes);
-    let namespace = NamespaceSpec { blocks: BLOCKS, block_bytes: 512, ..NamespaceSpec::default() };
+    let namespace = NamespaceSpec {
+        blocks: BLOCKS,
+        block_bytes: 512,
+        mssrl: 16,
+        mcl: 50,
+        msrc_z: 3,
+        ..NamespaceSpec::default()
+    };
     let spec = EmulatorSpec {
         namespaces: vec![namespace],
         queue_entries_max: bytes.pick(&[1024, 2, 3, 9]),
         has_doorbell_buffer: bytes.below(2) == 1,
         has_write_cache: true,
         mdts: 1,
+        vsl: 2,
         timeout: 1,
         ..EmulatorSpec::default()
     };
@@ -130,25 +138,35 @@ impl Scene {
 
     fn submit(&mut self, bytes: &mut Bytes<'_>) {
         let index = bytes.below(CORES);
+        // `None`: a copy, to the other half.
         let op = bytes.pick(&[
-            Op::Read,
-            Op::Write { fua: false },
-            Op::Flush,
-            Op::WriteZeroes { deallocate: true, fua: true },
-            Op::Deallocate,
+            Some(Op::Read),
+            Some(Op::Write { fua: false }),
+            Some(Op::Flush),
+            Some(Op::WriteZeroes { deallocate: true, fua: true }),
+            Some(Op::Deallocate),
+            Some(Op::Compare),
+            Some(Op::Verify),
+            None,
         ]);
         let range = BlockRange { lba: u64::from(bytes.byte()), blocks: 1 + u32::from(bytes.byte()) % 128 };
         let Some(core) = self.world.cores.get_mut(index) else { return };
         let buf = match op {
-            Op::Read | Op::Write { .. } => {
+            Some(Op::Read | Op::Write { .. } | Op::Compare) => {
                 let Some(buf) = core.pool.take(range.blocks * 512) else { return };
                 Some(buf)
             }
-            Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => None,
+            Some(Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate | Op::Verify) | None => None,
         };
         let Some(disk) = &mut core.disk else { return };
         self.next += 1;
-        let done = disk.submit(Token(self.next), op, range, buf);
+        let done = match op {
+            Some(op) => disk.submit(Token(self.next), op, range, buf),
+            // They lie apart: 256 blocks, of which a command takes 128.
+            None => {
+                disk.copy(Token(self.next), range, (range.lba + 128) % 256, range.blocks.is_multiple_of(2))
+            }
+        };
         self.in_flight.insert(self.next, index);
         done.into_iter().for_each(|done| self.end(&done));
     }

@@ -12,9 +12,9 @@ use nvme_spec::log::LogId;
 use nvme_spec::register::CC;
 use nvme_spec::sqe::{Fuse, NSID_ALL};
 use nvme_spec::{Sqe, Status};
-use spindle_disk::DiskSource;
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_disk::ram::{RamDisk, RamSpec};
+use spindle_disk::{Abilities, DiskSource};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target::env::Message;
@@ -57,8 +57,9 @@ struct Program<'a> {
 /// # Panics
 /// When a promise is broken.
 pub fn run(bytes: &[u8]) {
+    let is_able = bytes.len() % 2 == 1;
     let bytes = Bytes::new(&bytes[..bytes.len().min(BYTES_MAX)]);
-    let mut program = Program::new(bytes);
+    let mut program = Program::new(bytes, is_able);
     while !program.bytes.is_empty() {
         program.step();
     }
@@ -66,8 +67,11 @@ pub fn run(bytes: &[u8]) {
 }
 
 impl<'a> Program<'a> {
-    fn new(bytes: Bytes<'a>) -> Program<'a> {
-        let (disk, _) = Probe::over(PoolDisk::create(512, BLOCKS), |geometry| geometry);
+    /// `is_able`: the first disk does Compare, Verify and Copy itself.
+    fn new(bytes: Bytes<'a>, is_able: bool) -> Program<'a> {
+        let abilities = Abilities { compare: is_able, verify: is_able, copy: is_able };
+        let disk = PoolDisk::with_abilities(512, BLOCKS, abilities);
+        let (disk, _) = Probe::over(disk, |geometry| geometry);
         let (disk, control) = FaultDisk::new(disk, 1);
         let spec = RamSpec { bytes: BLOCKS * 4096, block_bytes: 4096, pages: Pages::Base };
         let ram = RamDisk::with_slack("ram", spec, 64 << 10).expect("a disk");

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use spindle_disk::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token,
-    Usage,
+    Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError,
+    ResizeError, Token, Usage,
 };
 use spindle_reactor::mem::Buf;
 
@@ -15,6 +15,15 @@ pub enum Asked {
     Op(Op, BlockRange),
     /// A compare-and-write.
     CompareAndWrite(BlockRange),
+    /// A copy.
+    Copy {
+        /// Where from.
+        from: BlockRange,
+        /// Where to.
+        to: u64,
+        /// Force unit access.
+        fua: bool,
+    },
 }
 
 /// The layer, shared by all cores.
@@ -129,6 +138,20 @@ impl Disk for ProbeCore {
         let block_bytes = self.geometry().block_bytes as usize;
         assert_eq!((range.blocks, expected.len(), data.len()), (1, block_bytes, block_bytes));
         self.inner.compare_and_write(token, range, expected, data)
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
+        self.note(Asked::Copy { from, to, fua });
+        let (blocks, count) = (u64::from(from.blocks), self.geometry().block_count);
+        for lba in [from.lba, to] {
+            assert!(lba.checked_add(blocks).is_some_and(|end| end <= count), "{from:?} to {to} of {count}");
+        }
+        assert!(from.lba + blocks <= to || to + blocks <= from.lba, "{from:?} overlaps {to}");
+        self.inner.copy(token, from, to, fua)
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> bool {

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spindle_disk::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token,
-    Usage,
+    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError,
+    ResizeError, Token, Usage,
 };
 use spindle_reactor::mem::Buf;
 
@@ -12,12 +12,19 @@ use spindle_reactor::mem::Buf;
 pub struct PoolDisk {
     bytes: Arc<Mutex<Vec<u8>>>,
     geometry: Geometry,
+    abilities: Abilities,
 }
 
 impl PoolDisk {
     /// All zeroes.
     #[must_use]
     pub fn create(block_bytes: u32, block_count: u64) -> Arc<dyn DiskSource> {
+        PoolDisk::with_abilities(block_bytes, block_count, Abilities::default())
+    }
+
+    /// The same, and it does these itself.
+    #[must_use]
+    pub fn with_abilities(block_bytes: u32, block_count: u64, abilities: Abilities) -> Arc<dyn DiskSource> {
         let geometry = Geometry {
             block_bytes,
             block_count,
@@ -28,7 +35,7 @@ impl PoolDisk {
             can_compare_and_write: true,
         };
         let bytes = vec![0; usize::try_from(geometry.bytes()).unwrap_or(0)];
-        Arc::new(PoolDisk { bytes: Arc::new(Mutex::new(bytes)), geometry })
+        Arc::new(PoolDisk { bytes: Arc::new(Mutex::new(bytes)), geometry, abilities })
     }
 }
 
@@ -46,7 +53,8 @@ impl DiskSource for PoolDisk {
     }
 
     fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(PoolCore { bytes: Arc::clone(&self.bytes), geometry: self.geometry }))
+        let (bytes, geometry, abilities) = (Arc::clone(&self.bytes), self.geometry, self.abilities);
+        Ok(Box::new(PoolCore { bytes, geometry, abilities }))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -61,6 +69,7 @@ impl DiskSource for PoolDisk {
 struct PoolCore {
     bytes: Arc<Mutex<Vec<u8>>>,
     geometry: Geometry,
+    abilities: Abilities,
 }
 
 impl PoolCore {
@@ -82,16 +91,40 @@ impl Disk for PoolCore {
 
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, mut buf: Option<Buf>) -> Option<Done> {
         let span = self.span(range);
+        let abilities = self.abilities;
         let mut bytes = self.lock();
+        let mut result = Ok(());
         match (op, &mut buf) {
             (Op::Read, Some(buf)) => buf.copy_in(0, &bytes[span]),
             (Op::Write { .. }, Some(buf)) => buf.copy_out(0, &mut bytes[span]),
             (Op::WriteZeroes { .. } | Op::Deallocate, _) => bytes[span].fill(0),
             (Op::Flush, _) => {}
+            (Op::Compare, Some(buf)) if abilities.compare => {
+                if !buf.equals_at(0, &bytes[span]) {
+                    result = Err(DiskError::CompareDiffers);
+                }
+            }
+            (Op::Verify, None) if abilities.verify => {}
+            (Op::Compare | Op::Verify, _) => result = Err(DiskError::NotSupported),
             (Op::Read | Op::Write { .. }, None) => panic!("a command came without its buffer"),
         }
         drop(bytes);
-        Some(Done { token, result: Ok(()), buf })
+        Some(Done { token, result, buf })
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.abilities
+    }
+
+    fn copy(&mut self, token: Token, from: BlockRange, to: u64, _fua: bool) -> Option<Done> {
+        let (span, to) = (self.span(from), self.span(BlockRange { lba: to, ..from }));
+        let result = if self.abilities.copy {
+            self.lock().copy_within(span, to.start);
+            Ok(())
+        } else {
+            Err(DiskError::NotSupported)
+        };
+        Some(Done { token, result, buf: None })
     }
 
     fn compare_and_write(

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::DiskSource;
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_disk::ram::{RamDisk, RamSpec};
+use spindle_disk::{Abilities, DiskSource};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
@@ -200,7 +200,11 @@ fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>, transport: TransportKind)
 fn disk_of(swarm: &Swarm) -> Arc<dyn DiskSource> {
     let bytes = swarm.blocks as u64 * u64::from(swarm.block_bytes);
     match swarm.slack_bytes {
-        None => PoolDisk::create(swarm.block_bytes, swarm.blocks as u64),
+        None => {
+            let has = |bit: u64| swarm.seed >> bit & 1 == 1;
+            let abilities = Abilities { compare: has(0), verify: has(1), copy: has(2) };
+            PoolDisk::with_abilities(swarm.block_bytes, swarm.blocks as u64, abilities)
+        }
         Some(slack) => {
             let spec = RamSpec { bytes, block_bytes: swarm.block_bytes, pages: Pages::Base };
             Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a RAM disk"))

@@ -69,7 +69,7 @@ impl Fixture {
     fn asked(&self) -> Vec<(u64, u32)> {
         let asked = self.record.take().into_iter().map(|asked| match asked {
             Asked::Op(Op::Read | Op::Write { .. }, BlockRange { lba, blocks }) => (lba, blocks),
-            Asked::Op(..) | Asked::CompareAndWrite(_) => panic!("{asked:?}"),
+            Asked::Op(..) | Asked::CompareAndWrite(_) | Asked::Copy { .. } => panic!("{asked:?}"),
         });
         asked.collect()
     }

@@ -6,7 +6,7 @@ use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_target::notice::Notice;
 use spindle_tests::script::{Rig, Setup};
 
-use crate::{kinds, pool_disk};
+use crate::{able_disk, kinds, pool_disk};
 
 /// Every error of a disk, and what it means: a media error, a status, whether repeating may help.
 const MEANINGS: [(DiskError, Status, bool); 8] = [
@@ -37,6 +37,10 @@ fn command(kind: OpKind) -> Vec<(Sqe, Vec<u8>)> {
             vec![(Sqe::dsm(1, 1, 1), range)]
         }
         OpKind::CompareAndWrite => vec![],
+        OpKind::Compare => vec![(Sqe::compare(1, 1, 5, 1), vec![0; 512])],
+        OpKind::Verify => vec![(Sqe::verify(1, 1, 5, 1), vec![])],
+        // Of block 0.
+        OpKind::Copy => vec![(Sqe::copy(1, 1, 5, 1), vec![0; 32])],
     }
 }
 
@@ -45,7 +49,9 @@ fn every_failure_of_a_disk_has_its_status_whether_it_comes_at_once_or_later() {
     for is_later in [false, true] {
         for kind in OpKind::ALL {
             for (error, status, may_pass) in MEANINGS {
-                let (disk, control) = FaultDisk::new(pool_disk(512), 1);
+                let is_own = matches!(kind, OpKind::Compare | OpKind::Verify | OpKind::Copy);
+                let disk = if is_own { able_disk(512) } else { pool_disk(512) };
+                let (disk, control) = FaultDisk::new(disk, 1);
                 control.set(Fault::Error, kind, 1_000_000);
                 control.set_error(kind, error);
                 control.set(Fault::Delay, kind, if is_later { 1_000_000 } else { 0 });
@@ -54,10 +60,13 @@ fn every_failure_of_a_disk_has_its_status_whether_it_comes_at_once_or_later() {
                 for (sqe, data) in command(kind) {
                     let answer = rig.run(&host.io, sqe, &data);
                     let is_hint = kind == OpKind::Deallocate && error == DiskError::NotSupported;
-                    let expected = match (is_hint, may_pass) {
-                        (true, _) => Status::SUCCESS,
-                        (false, true) => status,
-                        (false, false) => status.dnr(),
+                    // A disk that has said that it can: the next time it is asked in another way.
+                    let is_forgotten = is_own && error == DiskError::NotSupported;
+                    let expected = match (is_hint, is_forgotten, may_pass) {
+                        (true, _, _) => Status::SUCCESS,
+                        (false, true, _) => Status::INTERNAL_ERROR,
+                        (false, false, true) => status,
+                        (false, false, false) => status.dnr(),
                     };
                     assert_eq!(answer.status, expected, "{kind:?} {error:?}");
                     assert_eq!(answer.data, [], "no data with a failure");

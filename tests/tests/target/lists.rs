@@ -7,7 +7,7 @@ use spindle_target::qpair::request::State;
 use spindle_target::transport::DataPointer;
 use spindle_tests::script::{Asked, Probe, Queue, Rig, Setup, Want};
 
-use crate::{BLOCKS, assert_ok, assert_refused, kinds, pattern, pool_disk, ram_disk};
+use crate::{BLOCKS, able_disk, assert_ok, assert_refused, kinds, pattern, pool_disk, ram_disk};
 
 /// A list of Dataset Management ranges: first block, blocks.
 fn ranges(list: &[(u64, u32)]) -> Vec<u8> {
@@ -356,6 +356,75 @@ fn verify_reads_everything_and_fails_where_a_read_fails() {
     control.fail_range(spindle_disk::Broken { lba: 1002..1003, reads: true, writes: false });
     assert_refused(&rig.run(&host.io, Sqe::verify(1, 1, 3, 1000), &[]), Status::UNRECOVERED_READ_ERROR);
     assert_ok(&rig.run(&host.io, Sqe::verify(1, 1, 3, 999), &[]));
+    rig.finish();
+}
+
+#[test]
+fn what_the_disk_does_itself_it_is_asked_for_whole_and_without_memory_of_the_pool() {
+    let (disk, record) = Probe::over(able_disk(512), |geometry| geometry);
+    let (disk, control) = FaultDisk::new(disk, 1);
+    let mut rig = Rig::new(Setup::small(vec![disk]));
+    let host = rig.host();
+    let range = |lba, blocks| BlockRange { lba, blocks };
+    assert_ok(&rig.run(&host.io, Sqe::verify(1, 1, 3, 1000), &[]));
+    assert_eq!(record.take(), [Asked::Op(Op::Verify, range(3, 1000))]);
+    assert_ok(&rig.run(&host.io, Sqe::compare(1, 1, 9, 2), &[0; 1024]));
+    assert_refused(&rig.run(&host.io, Sqe::compare(1, 1, 9, 2), &[1; 1024]), Status::COMPARE_FAILURE);
+    assert_eq!(record.take(), [Asked::Op(Op::Compare, range(9, 2)); 2]);
+    let list = [(0, 1), (5, 2), (9, 4)];
+    let mut sqe = copy(100, &list);
+    assert_ok(&rig.run(&host.io, sqe, &sources(&list)));
+    sqe.cdw12.set(sqe.cdw12() | 1 << 30);
+    assert_ok(&rig.run(&host.io, sqe, &sources(&list)));
+    let asked = |fua| {
+        let one = |from, to| Asked::Copy { from, to, fua };
+        [one(range(0, 1), 100), one(range(5, 2), 101), one(range(9, 4), 103)]
+    };
+    assert_eq!(record.take(), [asked(false), asked(true)].concat());
+    // Nothing but the host's own data lies in the pool meanwhile.
+    control.set_all(Fault::Drop, 1_000_000);
+    let free = |rig: &Rig| rig.cores[0].pools().0.free_bytes();
+    let before = free(&rig);
+    for (sqe, data, taken) in
+        [(Sqe::verify(1, 1, 0, 1000), 0, 0), (Sqe::compare(1, 1, 0, 8), 4096, 4096), (sqe, 96, 4096)]
+    {
+        rig.send(&host.io, sqe, data);
+        if data > 0 {
+            rig.bring(&host.io, 1, &vec![0; data]);
+        }
+        assert_eq!(before - free(&rig), taken, "{:#x}", sqe.opcode);
+        while rig.answer(&host.io).is_none() {
+            control.release_dropped();
+            rig.turn();
+        }
+    }
+    rig.finish();
+}
+
+#[test]
+fn what_the_disk_fails_to_do_itself_fails_as_reads_and_writes_would() {
+    let (disk, control) = FaultDisk::new(able_disk(512), 1);
+    let mut rig = Rig::new(Setup::small(vec![disk]));
+    let host = rig.host();
+    control.fail_range(spindle_disk::Broken { lba: 7..8, reads: true, writes: false });
+    control.fail_range(spindle_disk::Broken { lba: 110..111, reads: false, writes: true });
+    let io = &host.io;
+    assert_refused(&rig.run(io, Sqe::verify(1, 1, 0, 8), &[]), Status::UNRECOVERED_READ_ERROR);
+    assert_refused(&rig.run(io, Sqe::compare(1, 1, 7, 1), &[0; 512]), Status::UNRECOVERED_READ_ERROR);
+    let list = [(0, 2), (3, 2), (6, 4), (20, 1)];
+    let answer = rig.run(io, copy(100, &list), &sources(&list));
+    assert_refused(&answer, Status::UNRECOVERED_READ_ERROR);
+    assert_eq!(answer.result, 2, "the lowest range that was not copied whole");
+    let answer = rig.run(io, copy(109, &[(0, 1), (20, 2)]), &sources(&[(0, 1), (20, 2)]));
+    assert_refused(&answer, Status::WRITE_FAULT);
+    assert_eq!(answer.result, 1);
+    let counters = rig.cores[0].snapshot().subsystems[0].namespaces[0].as_ref().unwrap().counters.totals();
+    assert_eq!(counters.media_errors, 4);
+    // A disk that has forgotten how: the host may ask again.
+    control.heal();
+    control.set(Fault::Error, OpKind::Verify, 1_000_000);
+    control.set_error(OpKind::Verify, DiskError::NotSupported);
+    assert_eq!(rig.run(io, Sqe::verify(1, 1, 0, 8), &[]).status, Status::INTERNAL_ERROR);
     rig.finish();
 }
 

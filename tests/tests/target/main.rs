@@ -18,8 +18,8 @@ mod shares;
 use std::sync::Arc;
 
 use nvme_spec::Status;
-use spindle_disk::DiskSource;
 use spindle_disk::ram::{RamDisk, RamSpec};
+use spindle_disk::{Abilities, DiskSource};
 use spindle_reactor::mem::Pages;
 use spindle_tests::script::Answer;
 use spindle_tests::sim::disk::PoolDisk;
@@ -36,9 +36,15 @@ fn ram_disk(block_bytes: u32) -> Arc<dyn DiskSource> {
     Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"))
 }
 
-/// The two ways in which disks handle memory, each with both block sizes.
+/// Does itself what a disk can.
+fn able_disk(block_bytes: u32) -> Arc<dyn DiskSource> {
+    let abilities = Abilities { compare: true, verify: true, copy: true };
+    PoolDisk::with_abilities(block_bytes, BLOCKS, abilities)
+}
+
+/// The two ways in which disks handle memory, each with both block sizes, and a disk that does more itself.
 fn kinds() -> Vec<Arc<dyn DiskSource>> {
-    vec![pool_disk(512), pool_disk(4096), ram_disk(512), ram_disk(4096)]
+    vec![pool_disk(512), pool_disk(4096), ram_disk(512), ram_disk(4096), able_disk(512)]
 }
 
 /// Bytes that tell where they belong.

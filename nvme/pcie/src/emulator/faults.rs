@@ -117,6 +117,12 @@ pub struct Counters {
     pub commands: u64,
     /// Entries read from the admin submission queue.
     pub admin_commands: u64,
+    /// Compares that were done, with whatever result.
+    pub compares: u64,
+    /// Verifies that were done.
+    pub verifies: u64,
+    /// Copies that were done.
+    pub copies: u64,
     /// Completions written to memory.
     pub completions: u64,
     /// Completions among them whose status is not success.

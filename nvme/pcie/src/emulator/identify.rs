@@ -10,7 +10,6 @@ use nvme_spec::{Sqe, Status};
 
 use super::admin::ERROR_LOG_ENTRIES;
 use super::controller::{Controller, Outcome};
-use super::io::{COPY_BLOCKS, COPY_RANGE_BLOCKS, COPY_RANGES};
 use super::memory::Access;
 use super::pointers::Cursor;
 use super::spec::{EmulatorSpec, SglSupport};
@@ -76,8 +75,8 @@ impl Controller {
                 self.namespace(nsid)?;
             }
             Cns::CSI_CONTROLLER => {
-                let structure =
-                    IdentifyControllerNvm { wzsl: self.spec.wzsl, ..IdentifyControllerNvm::default() };
+                let (vsl, wzsl) = (self.spec.vsl, self.spec.wzsl);
+                let structure = IdentifyControllerNvm { vsl, wzsl, ..IdentifyControllerNvm::default() };
                 self.page.copy_from_slice(structure.as_bytes());
             }
             Cns::INDEPENDENT_NAMESPACE => {
@@ -170,7 +169,7 @@ impl Controller {
             nn: nn.into(),
             oncs: spec.oncs_reported().into_bits().into(),
             vwc: vwc.into_bits(),
-            cdfs: 1.into(),
+            cdfs: spec.cdfs.into(),
             sgls: Sgls::new().with_support(support).into_bits().into(),
             subnqn: self.subnqn(),
             ..IdentifyController::default()
@@ -194,9 +193,9 @@ impl Controller {
             nuse: medium.blocks.into(),
             dlfeat: spec.dlfeat.into_bits(),
             noiob: spec.noiob.into(),
-            mssrl: COPY_RANGE_BLOCKS.into(),
-            mcl: COPY_BLOCKS.into(),
-            msrc_z: u8::try_from(COPY_RANGES - 1).unwrap_or(u8::MAX),
+            mssrl: spec.mssrl.into(),
+            mcl: spec.mcl.into(),
+            msrc_z: spec.msrc_z,
             nguid: nguid(&self.spec, nsid),
             eui64: eui64(&self.spec, nsid),
             ..IdentifyNamespace::default()

@@ -1,7 +1,9 @@
 //! Commands of the NVM command set (NVM Command Set 1.0 section 3.2) and Flush.
 
 use nvme_spec::identify::Dlfeat;
-use nvme_spec::io::{Copy, CopyRangeFormat0, DatasetManagement, DsmRange, ReadWrite, WriteZeroes};
+use nvme_spec::io::{
+    Copy, CopyRangeFormat0, DatasetManagement, DsmRange, RANGES_MAX, ReadWrite, WriteZeroes,
+};
 use nvme_spec::sqe::{Fuse, NSID_ALL, Psdt};
 use nvme_spec::zerocopy::FromBytes;
 use nvme_spec::{IoOpcode, Sqe, Status};
@@ -10,13 +12,6 @@ use super::controller::{Controller, Outcome};
 use super::memory::Access;
 use super::pointers::Cursor;
 use super::spec::{EmulatorSpec, SglSupport};
-
-/// MSSRL: most blocks of a source range of Copy.
-pub(super) const COPY_RANGE_BLOCKS: u16 = 128;
-/// MCL: most blocks of a Copy.
-pub(super) const COPY_BLOCKS: u32 = 1024;
-/// MSRC with its zero base taken away: most source ranges of a Copy.
-pub(super) const COPY_RANGES: u16 = 16;
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.dnr();
 
@@ -43,10 +38,7 @@ impl Controller {
             IoOpcode::READ => self.read(index, sqe),
             IoOpcode::WRITE => self.write(index, sqe),
             IoOpcode::COMPARE => self.compare(index, sqe),
-            IoOpcode::VERIFY => {
-                self.range(index, sqe.slba(), u64::from(sqe.blocks()))?;
-                Ok(0)
-            }
+            IoOpcode::VERIFY => self.verify(index, sqe),
             IoOpcode::WRITE_ZEROES => self.write_zeroes(index, sqe),
             IoOpcode::DATASET_MANAGEMENT => self.manage_dataset(index, sqe),
             _ => self.copy(index, sqe),
@@ -148,6 +140,7 @@ impl Controller {
 
     fn compare(&mut self, index: usize, sqe: &Sqe) -> Outcome {
         let (lba, blocks) = self.open_data(index, sqe, Access::Read)?;
+        self.counters.compares += 1;
         let Some(medium) = self.media.get(index) else { return Err(INVALID_FIELD) };
         let (host, pointers, mut cursor) = (&mut self.host, &self.pointers, Cursor::default());
         let mut buffer = [0; 512];
@@ -159,6 +152,19 @@ impl Controller {
         });
         self.health.note_read(blocks * u64::from(medium.block_bytes));
         if is_same { Ok(0) } else { Err(Status::COMPARE_FAILURE.dnr()) }
+    }
+
+    fn verify(&mut self, index: usize, sqe: &Sqe) -> Outcome {
+        let blocks = u64::from(sqe.blocks());
+        let block_bytes = self.media.get(index).map_or(0, |medium| u64::from(medium.block_bytes));
+        let is_long =
+            EmulatorSpec::limit_bytes(self.spec.vsl).is_some_and(|most| blocks * block_bytes > most);
+        if is_long || ReadWrite::new(sqe).cdw12().prinfo() != 0 {
+            return Err(INVALID_FIELD);
+        }
+        self.range(index, sqe.slba(), blocks)?;
+        self.counters.verifies += 1;
+        Ok(0)
     }
 
     fn is_cached(&self, fua: bool) -> bool {
@@ -210,17 +216,20 @@ impl Controller {
     }
 
     fn copy(&mut self, index: usize, sqe: &Sqe) -> Outcome {
-        let view = Copy::new(sqe);
+        let (view, too_large) = (Copy::new(sqe), Status::COMMAND_SIZE_LIMIT_EXCEEDED.dnr());
         let cdw12 = view.cdw12();
-        if view.format() != 0 || cdw12.prinfo_read() != 0 || cdw12.prinfo_write() != 0 {
+        let has_format = view.format() == 0 && self.spec.cdfs & 1 != 0;
+        if !has_format || cdw12.prinfo_read() != 0 || cdw12.prinfo_write() != 0 {
             return Err(INVALID_FIELD);
         }
-        if view.ranges() > COPY_RANGES {
-            return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.dnr());
+        let limits = self.spec.namespaces.get(index).map(|spec| (spec.mssrl, spec.mcl, spec.msrc_z));
+        let (mssrl, mcl, msrc_z) = limits.ok_or(INVALID_FIELD)?;
+        if view.ranges() > u16::from(msrc_z) + 1 {
+            return Err(too_large);
         }
         let bytes = usize::from(view.ranges()) * 32;
         self.pointers.open(&mut self.host, sqe, bytes as u64, self.spec.sgl, Access::Read)?;
-        let mut ranges = [0; 32 * COPY_RANGES as usize];
+        let mut ranges = [0; 32 * RANGES_MAX as usize];
         let ranges = ranges.get_mut(..bytes).ok_or(INVALID_FIELD)?;
         let read = self.pointers.read(&mut self.host, &mut Cursor::default(), ranges);
         read.ok_or(Status::DATA_TRANSFER_ERROR)?;
@@ -228,16 +237,20 @@ impl Controller {
             || ranges.chunks_exact(32).filter_map(|bytes| CopyRangeFormat0::read_from_bytes(bytes).ok());
         let mut blocks = 0;
         for range in ranges() {
-            if range.blocks() > u32::from(COPY_RANGE_BLOCKS) {
-                return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.dnr());
+            if range != CopyRangeFormat0::new(range.slba.get(), range.blocks()) {
+                self.host.violate(|| format!("{range:?}: bits are set that format 0h does not have"));
+            }
+            if range.blocks() > u32::from(mssrl) {
+                return Err(too_large);
             }
             self.range(index, range.slba.get(), u64::from(range.blocks()))?;
             blocks += range.blocks();
         }
-        if blocks > COPY_BLOCKS {
-            return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.dnr());
+        if blocks > mcl {
+            return Err(too_large);
         }
         self.range(index, view.sdlba(), u64::from(blocks))?;
+        self.counters.copies += 1;
         let is_cached = self.is_cached(view.fua());
         let Some(medium) = self.media.get_mut(index) else { return Err(INVALID_FIELD) };
         // All of it is read before any of it is written, so that ranges may overlap.

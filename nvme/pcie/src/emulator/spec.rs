@@ -28,6 +28,12 @@ pub struct NamespaceSpec {
     pub metadata_bytes: u16,
     /// DLFEAT: what deallocated blocks read as, and whether Write Zeroes with DEAC deallocates.
     pub dlfeat: Dlfeat,
+    /// MSSRL: most blocks of a source range of Copy.
+    pub mssrl: u16,
+    /// MCL: most blocks of a Copy.
+    pub mcl: u32,
+    /// MSRC with its zero base: source ranges of a Copy, less one.
+    pub msrc_z: u8,
 }
 
 impl Default for NamespaceSpec {
@@ -41,6 +47,9 @@ impl Default for NamespaceSpec {
             dlfeat: Dlfeat::new()
                 .with_read_behavior(Dlfeat::READS_ZEROES)
                 .with_deallocate_in_write_zeroes(true),
+            mssrl: 128,
+            mcl: 1024,
+            msrc_z: 15,
         }
     }
 }
@@ -88,6 +97,10 @@ pub struct EmulatorSpec {
     pub aerl_z: u8,
     /// WZSL: most of one Write Zeroes, as MDTS; 0 for no limit.
     pub wzsl: u8,
+    /// VSL: most of one Verify, as MDTS; 0 for no limit.
+    pub vsl: u8,
+    /// CDFS: a bit for each descriptor format of Copy. The emulator has format 0h only.
+    pub cdfs: u16,
     /// How many steps CSTS.RDY takes to follow CC.EN, and CSTS.SHST to follow CC.SHN.
     pub ready_steps: u64,
     /// How many commands of one queue a step takes at most, at least 1.
@@ -122,6 +135,8 @@ impl Default for EmulatorSpec {
             acl_z: 3,
             aerl_z: 3,
             wzsl: 0,
+            vsl: 0,
+            cdfs: 1,
             ready_steps: 2,
             commands_a_step: 32,
         }

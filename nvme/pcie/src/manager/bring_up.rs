@@ -53,7 +53,7 @@ impl Life {
         check_cap(cap)?;
         check_doorbells(&bar, cap)?;
         let admin = Admin::new(function.as_ref(), bar.clone(), cap.dstrd())?;
-        self.told_of.push(admin.memory());
+        self.told_of.push(Arc::clone(admin.memory()));
         self.enable(&bar, function, cap, &admin).await?;
         let mut controller = Controller { admin, bar, cap, id: Box::default(), shadow: None, queue_pairs: 0 };
         let sqe = Sqe::identify(0, Cns::CONTROLLER, 0, 0);

@@ -189,6 +189,7 @@ impl Life {
             self.pause(self.shared.settings.reopen_interval).await;
         }
         self.forget().await;
+        self.shared.offloaded.tell(&self.shared.address);
         self.shared.tell_first(Err(NotOpened { why: "closed".to_owned(), is_absent: false }));
     }
 

@@ -283,3 +283,20 @@ fn a_loss_of_power_is_told_by_the_next_flush_and_only_by_that() {
     }
     world.end();
 }
+
+#[test]
+fn a_controller_that_cannot_be_disabled_still_has_its_admin_queue_until_it_is_cut_off() {
+    let mut world = world();
+    world.read(3, 1).expect("in service");
+    let mappings = world.emulator.mappings();
+    world.emulator.freeze_registers();
+    world.emulator.fail_resets(1);
+    world.emulator.set_fatal();
+    // CAP.TO is a second.
+    world.run_for(1000);
+    assert_eq!(world.emulator.mappings(), mappings, "it is told to be disabled, and may read its queues");
+    world.run_for(1000);
+    assert_eq!(world.emulator.mappings(), 0, "it is cut off, and closed");
+    world.run_for(5000);
+    world.end();
+}

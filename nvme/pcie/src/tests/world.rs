@@ -158,7 +158,20 @@ impl World {
     ) -> (Result<(), DiskError>, Option<Buf>) {
         self.tokens += 1;
         let token = Token(self.tokens);
-        if let Some(done) = self.cores[core].submit(token, op, range, buf) {
+        let done = self.cores[core].submit(token, op, range, buf);
+        self.wait(token, done)
+    }
+
+    /// A copy on core 0, to its end.
+    pub(super) fn copy(&mut self, from: BlockRange, to: u64, fua: bool) -> Result<(), DiskError> {
+        self.tokens += 1;
+        let token = Token(self.tokens);
+        let done = self.cores[0].copy(token, from, to, fua);
+        self.wait(token, done).0
+    }
+
+    fn wait(&mut self, token: Token, done: Option<Done>) -> (Result<(), DiskError>, Option<Buf>) {
+        if let Some(done) = done {
             return (done.result, done.buf);
         }
         self.until(|world| world.done.iter().any(|done| done.token == token));
@@ -176,6 +189,15 @@ impl World {
         let mut buf = self.pool.take(bytes).expect("room");
         buf.copy_in(0, data);
         self.submit(Op::Write { fua }, BlockRange { lba, blocks: bytes / 512 }, Some(buf)).0
+    }
+
+    pub(super) fn compare(&mut self, lba: u64, data: &[u8]) -> Result<(), DiskError> {
+        let bytes = u32::try_from(data.len()).expect("small");
+        let mut buf = self.pool.take(bytes).expect("room");
+        buf.copy_in(0, data);
+        let (result, buf) = self.submit(Op::Compare, BlockRange { lba, blocks: bytes / 512 }, Some(buf));
+        assert!(buf.is_some_and(|buf| buf.equals_at(0, data)), "it comes back as it was");
+        result
     }
 
     pub(super) fn read(&mut self, lba: u64, blocks: u32) -> Result<Vec<u8>, DiskError> {

@@ -453,6 +453,14 @@ mod tests {
     }
 
     #[test]
+    fn limits_of_verify_and_formats_of_copy_are_at_their_bytes() {
+        let id = IdentifyController { cdfs: U16::new(0x0201), ..IdentifyController::default() };
+        assert_eq!(id.as_bytes()[534..536], [1, 2]);
+        let nvm = IdentifyControllerNvm { vsl: 7, wzsl: 9, ..IdentifyControllerNvm::default() };
+        assert_eq!(nvm.as_bytes()[..3], [7, 9, 0]);
+    }
+
+    #[test]
     fn the_fields_that_linux_reads_at_connect_are_at_their_bytes() {
         let id = IdentifyController {
             cntlid: U16::new(0x0102),

@@ -326,6 +326,41 @@ fn copy_reads_all_of_its_ranges_before_it_writes() {
 }
 
 #[test]
+fn verify_and_copy_have_the_limits_that_the_drive_was_given() {
+    let namespace = NamespaceSpec {
+        blocks: 4096,
+        block_bytes: 512,
+        mssrl: 3,
+        mcl: 5,
+        msrc_z: 1,
+        ..NamespaceSpec::default()
+    };
+    let mut host = Host::with_io(EmulatorSpec { vsl: 1, ..one(namespace) });
+    let verify = |lba, blocks| Sqe::verify(0, 1, lba, blocks).with_prp(0, 0);
+    assert_eq!(host.io(verify(0, 16)), Status::SUCCESS);
+    assert_eq!(host.io(verify(0, 17)), Status::INVALID_FIELD.dnr());
+    assert_eq!(host.io(verify(4095, 2)), Status::LBA_OUT_OF_RANGE.dnr());
+    let copy = |host: &mut Host, ranges: &[(u64, u32)]| {
+        let ranges: Vec<_> =
+            ranges.iter().map(|(lba, blocks)| CopyRangeFormat0::new(*lba, *blocks)).collect();
+        host.put(0, ranges.as_bytes());
+        host.io(Sqe::copy(0, 1, 100, ranges.len() as u16).with_prp(host.at(0), 0))
+    };
+    assert_eq!(copy(&mut host, &[(0, 3), (9, 2)]), Status::SUCCESS);
+    let too_large = Status::COMMAND_SIZE_LIMIT_EXCEEDED.dnr();
+    for ranges in [&[(0, 4)][..], &[(0, 3), (9, 3)], &[(0, 1), (1, 1), (2, 1)]] {
+        assert_eq!(copy(&mut host, ranges), too_large, "{ranges:?}");
+    }
+    assert_eq!((host.emulator.counters().verifies, host.emulator.counters().copies), (1, 1));
+    host.assert_clean();
+    // A reserved field of a source range.
+    let range = CopyRangeFormat0 { snsid: 1.into(), ..CopyRangeFormat0::new(0, 1) };
+    host.put(0, range.as_bytes());
+    assert_eq!(host.io(Sqe::copy(0, 1, 100, 1).with_prp(host.at(0), 0)), Status::SUCCESS);
+    assert_eq!(host.emulator.violations(), 1);
+}
+
+#[test]
 fn blocks_of_all_sizes_work() {
     for block_bytes in [512, 1024, 4096, 65_536] {
         let blocks = 100;

@@ -1,0 +1,123 @@
+//! [`Able`]: a layer over a disk that answers at once, which does Compare, Verify and Copy itself.
+
+use std::sync::Arc;
+
+use spindle_reactor::mem::Buf;
+
+use crate::{
+    Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op,
+    OpenError, ResizeError, Token, Usage,
+};
+
+/// The layer. The disk below provides the memory of reads and writes, as a RAM disk does.
+pub(crate) struct Able(pub(crate) Arc<dyn DiskSource>);
+
+impl DiskSource for Able {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        "able"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        Ok(Box::new(AbleCore(self.0.open(context)?)))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.0.resize(bytes)
+    }
+
+    fn usage(&self) -> Usage {
+        self.0.usage()
+    }
+}
+
+struct AbleCore(Box<dyn Disk>);
+
+impl AbleCore {
+    fn read(&mut self, token: Token, range: BlockRange) -> Result<Buf, DiskError> {
+        let done = self.0.submit(token, Op::Read, range, None).expect("at once");
+        done.result.map(|()| done.buf.expect("a read has a buffer"))
+    }
+}
+
+impl Disk for AbleCore {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn read_buffers(&self) -> BufferFrom {
+        self.0.read_buffers()
+    }
+
+    fn write_buffers(&self) -> BufferFrom {
+        self.0.write_buffers()
+    }
+
+    fn take(&mut self, range: BlockRange) -> Option<Buf> {
+        self.0.take(range)
+    }
+
+    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+        let result = match op {
+            Op::Compare => self.read(token, range).and_then(|there| {
+                let expected = buf.as_ref().expect("a compare has a buffer");
+                let (mut at, mut is_same) = (0, expected.len() == there.len());
+                for piece in expected.segments() {
+                    is_same = is_same && there.equals_at(at, piece);
+                    at += piece.len();
+                }
+                if is_same { Ok(()) } else { Err(DiskError::CompareDiffers) }
+            }),
+            Op::Verify => self.read(token, range).map(drop),
+            Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => {
+                return self.0.submit(token, op, range, buf);
+            }
+        };
+        Some(Done { token, result, buf })
+    }
+
+    fn compare_and_write(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        expected: Buf,
+        data: Buf,
+    ) -> Option<Done> {
+        self.0.compare_and_write(token, range, expected, data)
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { compare: true, verify: true, copy: true }
+    }
+
+    fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
+        let read = match self.read(token, from) {
+            Ok(read) => read,
+            Err(error) => return Some(Done { token, result: Err(error), buf: None }),
+        };
+        let range = BlockRange { lba: to, blocks: from.blocks };
+        let mut data = self.0.take(range).expect("a buffer is free");
+        let mut at = 0;
+        for piece in read.segments() {
+            data.copy_in(at, piece);
+            at += piece.len();
+        }
+        let done = self.0.submit(token, Op::Write { fua }, range, Some(data))?;
+        Some(Done { buf: None, ..done })
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+        self.0.poll(done)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+}
