@@ -6,9 +6,10 @@
 //! enabled?) and, once per keep-alive period and queue, one store (there was traffic).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
 use nvme_spec::nqn::Nqn;
+use spindle_reactor::lock::Lock;
 use spindle_reactor::slab::Slot;
 
 use crate::snapshot::Subsystem;
@@ -149,7 +150,7 @@ impl ControllerShared {
 /// All live controllers of the process. Locked at connect and at the end of a controller only.
 #[derive(Default)]
 pub struct Registry {
-    controllers: Mutex<Vec<Arc<ControllerShared>>>,
+    controllers: Lock<Vec<Arc<ControllerShared>>>,
     /// Where the search for a free identifier goes on, so that one is not given out again at once.
     next: AtomicU32,
 }
@@ -162,7 +163,7 @@ pub struct NoIdentifier(pub u16, pub u16);
 impl Registry {
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<ControllerShared>>> {
         // The list is whole at every step, so a panic elsewhere has not spoiled it.
-        self.controllers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.controllers.lock()
     }
 
     /// Make a controller with a free identifier out of `range`.

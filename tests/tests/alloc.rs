@@ -16,6 +16,7 @@ use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_tcp::host::{HostData, HostEvent};
 use spindle_tests::direct::Direct;
+use spindle_tests::drive::threads::Threads;
 use spindle_tests::drive::world::World;
 use spindle_tests::fabric::direct as rdma;
 use spindle_tests::sim::Data;
@@ -161,6 +162,15 @@ fn no_command_on_a_file_disk_allocates() {
     let disk: Arc<dyn DiskSource> = FileDisk::new("file", &spec).expect("a disk");
     assert_no_allocation(&disk);
     std::fs::remove_file(path).expect("it is there");
+}
+
+/// All of the road, from capsules to the drive and back; what the drive and its manager do they do on threads
+/// of their own.
+#[test]
+fn no_command_from_a_host_to_a_drive_of_our_own_allocates() {
+    let drive = Threads::new(BYTES);
+    assert_no_allocation(drive.disk());
+    assert_eq!(drive.emulator.first_violation(), None);
 }
 
 /// What the driver of NVMe drives allocates for commands of all kinds and sizes, the drive's own work aside.

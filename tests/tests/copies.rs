@@ -1,7 +1,8 @@
 //! Zero copy: what the target copies of the data of a command, on any kind of disk.
 //!
 //! For the target alone, where the test is the transport, and what it copies itself is known; and with
-//! NVMe/RDMA, over a fabric whose own copies are not counted.
+//! NVMe/RDMA, over a fabric whose own copies are not counted. On the road from there to a drive of our own
+//! also: no locks.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -11,8 +12,10 @@ use std::time::{Duration, Instant};
 use nvme_spec::Sqe;
 use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
+use spindle_reactor::lock::locks_taken;
 use spindle_reactor::mem::{Pages, ZoneSpec, copied_bytes};
 use spindle_target::transport::DataPointer;
+use spindle_tests::drive::threads::Threads;
 use spindle_tests::fabric::direct::{Direct, IN_CAPSULE_BYTES, setting};
 use spindle_tests::script::{Answer, LIMITS, Queue, Rig, Setup};
 use spindle_tests::sim::Data;
@@ -174,4 +177,42 @@ fn over_rdma_a_write_in_a_capsule_is_copied_once() {
         assert_eq!(count, u64::from(blocks * 512) + u64::from(4096 - blocks * 512), "{blocks} blocks");
     }
     direct.finish();
+}
+
+/// A write and a read of the same blocks over RDMA: what this thread copied, and the locks that it took.
+fn there_and_back(direct: &mut Direct, blocks: u32, fill: u8) -> (u64, u64) {
+    let bytes = blocks * 4096;
+    let data: Vec<u8> = (0..bytes).map(|at| u8::try_from(at % 251).expect("a byte") ^ fill).collect();
+    let mut buf = direct.pool.take(bytes).expect("the host's own");
+    buf.copy_in(0, &data);
+    let mut read = direct.pool.take(bytes);
+    let locks = locks_taken();
+    let count = copied(|| {
+        direct.run(Sqe::write(1, 1, 64, blocks, true), Data::ToController(buf));
+        let buf = read.take().expect("the host's own");
+        read = direct.run(Sqe::read(2, 1, 64, blocks), Data::FromController(buf));
+    });
+    let locks = locks_taken() - locks;
+    let read: Vec<u8> = read.iter().flat_map(|buf| buf.segments().flatten().copied()).collect();
+    assert!(read == data, "{blocks} blocks");
+    (count, locks)
+}
+
+#[test]
+fn over_rdma_to_a_drive_of_our_own_nothing_is_copied_but_capsules_and_no_lock_is_taken() {
+    let drive = Threads::new(BYTES);
+    let locks = locks_taken();
+    let mut direct = Direct::on(drive.disk(), &zones(), setting(1));
+    assert!(locks_taken() > locks, "the counter counts: a core opens the drive under a lock");
+    // The first wait for the queue pair, and take it over.
+    there_and_back(&mut direct, 1, 0);
+    for round in 1..4 {
+        for blocks in [1_u32, 2, 3, 16, 32, 256] {
+            let bytes = blocks * 4096;
+            let expected = if bytes <= IN_CAPSULE_BYTES { u64::from(bytes) } else { 0 };
+            assert_eq!(there_and_back(&mut direct, blocks, round), (expected, 0), "{blocks} blocks");
+        }
+    }
+    direct.finish();
+    assert_eq!(drive.emulator.first_violation(), None);
 }

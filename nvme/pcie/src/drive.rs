@@ -1,12 +1,13 @@
 //! [`Drive`]: a drive as a process holds it, and [`NvmeDisk`], one of its namespaces as a disk.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nvme_spec::log::SmartLog;
 use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
+use spindle_reactor::lock::Lock;
 
 use crate::commands::COMMANDS_MAX;
 use crate::core::NvmeCore;
@@ -21,12 +22,12 @@ const STEP_BUSY: Duration = Duration::from_millis(1);
 const STEP_IDLE: Duration = Duration::from_millis(20);
 
 /// Managers whose drives were dropped, and that shut them down.
-static CLOSING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+static CLOSING: Lock<Vec<JoinHandle<()>>> = Lock::new(Vec::new());
 
 /// Wait until every drive that was dropped is shut down. At the end of the process: otherwise the kernel
 /// resets them, and they count an unsafe shutdown.
 pub fn finish() {
-    let closing = std::mem::take(&mut *CLOSING.lock().unwrap_or_else(PoisonError::into_inner));
+    let closing = std::mem::take(&mut *CLOSING.lock());
     for thread in closing {
         let _ = thread.join();
     }
@@ -35,7 +36,7 @@ pub fn finish() {
 /// The same for no longer than `limit`: a core that hangs keeps its drive's manager for ever. False when some
 /// are left to the kernel.
 pub fn finish_within(limit: Duration) -> bool {
-    let closing = std::mem::take(&mut *CLOSING.lock().unwrap_or_else(PoisonError::into_inner));
+    let closing = std::mem::take(&mut *CLOSING.lock());
     let end = Instant::now() + limit;
     while closing.iter().any(|thread| !thread.is_finished()) {
         if Instant::now() >= end {
@@ -175,7 +176,7 @@ impl Drop for Drive {
         self.begin_closing();
         // Not joined here: this may be a core, and a drive may take seconds.
         if let Some(thread) = self.thread.take() {
-            CLOSING.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+            CLOSING.lock().push(thread);
         }
     }
 }

@@ -1,17 +1,18 @@
 //! [`Drives`]: the drives that a process has open through VFIO, by address.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::address::PciAddress;
 use crate::drive::{Drive, DriveError, finish};
 use crate::shared::Settings;
 use crate::vfio::{Vfio, VfioBus};
+use spindle_reactor::lock::Lock;
 
 /// Drives that are open, so that several namespaces of one are disks of one [`Drive`], in one container, so
 /// that memory is mapped once for all.
 pub struct Drives {
     vfio: Arc<Vfio>,
-    open: Mutex<Vec<(PciAddress, Weak<Drive>)>>,
+    open: Lock<Vec<(PciAddress, Weak<Drive>)>>,
 }
 
 impl Drives {
@@ -19,7 +20,7 @@ impl Drives {
     #[must_use]
     pub fn here() -> &'static Drives {
         static HERE: OnceLock<Drives> = OnceLock::new();
-        HERE.get_or_init(|| Drives { vfio: Vfio::new(), open: Mutex::new(Vec::new()) })
+        HERE.get_or_init(|| Drives { vfio: Vfio::new(), open: Lock::new(Vec::new()) })
     }
 
     /// The drive at an address: the one that is open, or else it is opened, which takes as long as the drive
@@ -28,7 +29,7 @@ impl Drives {
     /// # Errors
     /// [`DriveError`], with the reason.
     pub fn open(&self, address: PciAddress, settings: Settings) -> Result<Arc<Drive>, DriveError> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         open.retain(|(_, drive)| drive.strong_count() > 0);
         if let Some(drive) = open.iter().find(|(at, _)| *at == address).and_then(|(_, drive)| drive.upgrade())
         {

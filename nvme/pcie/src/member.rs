@@ -4,8 +4,8 @@
 //! poll and answers with the same order in `seen`. In steady state the core loads the word once a turn.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
 use crate::function::Mapping;
@@ -86,10 +86,10 @@ pub(crate) struct Member {
     /// A command was not ended by its Abort either.
     wants_reset: AtomicBool,
     /// Commands, by CID, that took too long.
-    aborts: Mutex<Vec<u16>>,
-    setup: Mutex<Option<Setup>>,
+    aborts: Lock<Vec<u16>>,
+    setup: Lock<Option<Setup>>,
     /// The pool's, of the function that was open when the core opened the disk.
-    mapping: Mutex<Option<Box<dyn Mapping>>>,
+    mapping: Lock<Option<Box<dyn Mapping>>>,
     /// The namespace.
     pub(crate) nsid: u32,
     /// Commands in flight that the core would like.
@@ -116,9 +116,9 @@ impl Member {
             seen: Padded(AtomicU32::new(0)),
             is_closed: AtomicBool::new(false),
             wants_reset: AtomicBool::new(false),
-            aborts: Mutex::new(Vec::new()),
-            setup: Mutex::new(None),
-            mapping: Mutex::new(mapping),
+            aborts: Lock::new(Vec::new()),
+            setup: Lock::new(None),
+            mapping: Lock::new(mapping),
             nsid,
             depth,
             pool,
@@ -164,18 +164,18 @@ impl Member {
 
     /// A command takes too long: it is to be aborted.
     pub(crate) fn ask_abort(&self, cid: u16) {
-        self.aborts.lock().unwrap_or_else(PoisonError::into_inner).push(cid);
+        self.aborts.lock().push(cid);
     }
 
     /// The next command to abort.
     pub(crate) fn next_abort(&self) -> Option<u16> {
-        self.aborts.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        self.aborts.lock().pop()
     }
 
     /// Nothing that was asked for holds any more: the controller was reset.
     pub(crate) fn forget_asked(&self) {
         self.wants_reset.store(false, Ordering::Relaxed);
-        self.aborts.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.aborts.lock().clear();
     }
 
     /// Aborting did not help.
@@ -190,17 +190,17 @@ impl Member {
 
     /// The pool's mapping, once.
     pub(crate) fn take_mapping(&self) -> Option<Box<dyn Mapping>> {
-        self.mapping.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.mapping.lock().take()
     }
 
     /// For the next [`Order::Rewind`].
     pub(crate) fn put_setup(&self, setup: Option<Setup>) {
-        *self.setup.lock().unwrap_or_else(PoisonError::into_inner) = setup;
+        *self.setup.lock() = setup;
     }
 
     /// What was put.
     pub(crate) fn take_setup(&self) -> Option<Setup> {
-        self.setup.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.setup.lock().take()
     }
 }
 

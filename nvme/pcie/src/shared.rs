@@ -1,7 +1,7 @@
 //! [`Shared`]: what the manager, the cores and the disk's sources of one drive have in common.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvme_spec::log::SmartLog;
@@ -11,6 +11,7 @@ use crate::entry::Task;
 use crate::function::Function;
 use crate::member::Member;
 use crate::rules::{Namespace, Rules};
+use spindle_reactor::lock::Lock;
 
 /// Milliseconds of a tick.
 pub(crate) const TICK_MS: u64 = 100;
@@ -129,7 +130,7 @@ pub(crate) struct NotOpened {
 pub(crate) struct Shared {
     pub(crate) address: String,
     pub(crate) settings: Settings,
-    state: Mutex<State>,
+    state: Lock<State>,
     changed: Condvar,
     /// Nobody needs the drive any more.
     pub(crate) is_closing: AtomicBool,
@@ -153,7 +154,7 @@ impl Shared {
         Arc::new(Shared {
             address,
             settings,
-            state: Mutex::default(),
+            state: Lock::default(),
             changed: Condvar::new(),
             is_closing: AtomicBool::new(false),
             may_lose_cache: AtomicBool::new(false),
@@ -167,7 +168,7 @@ impl Shared {
 
     /// What changes seldom.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// What came of opening it first; only the first answer counts.

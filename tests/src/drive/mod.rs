@@ -9,6 +9,7 @@
 pub mod model;
 pub mod plan;
 pub mod run;
+pub mod threads;
 pub mod world;
 
 pub use plan::Plan;

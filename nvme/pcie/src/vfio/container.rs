@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit};
+use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 use vfio_bindings::bindings::vfio::VFIO_GROUP_FLAGS_VIABLE;
 use vfio_ioctls::VfioContainer;
 
 use super::iova::RANGES_UNTOLD;
 use super::sysfs::{Sysfs, unfit};
-use super::table::{Iommu, Table, lock};
+use super::table::{Iommu, Table};
 use super::{info, system};
 use crate::address::PciAddress;
 use crate::function::OpenFunctionError;
@@ -25,7 +26,7 @@ use crate::function::OpenFunctionError;
 /// drive can reach what was mapped for another one; what else the machine has in memory it cannot.
 pub struct Vfio {
     pub(super) sysfs: Sysfs,
-    current: Mutex<Current>,
+    current: Lock<Current>,
 }
 
 #[derive(Default)]
@@ -101,7 +102,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut current = lock(&self.vfio.current);
+        let mut current = self.vfio.current.lock();
         // Closed before anybody else can look: a group can be opened once only.
         self.file = None;
         let Some(member) = current.groups.get_mut(&self.group) else { return };
@@ -133,7 +134,7 @@ impl Vfio {
     }
 
     pub(super) fn with_sysfs(sysfs: Sysfs) -> Arc<Vfio> {
-        Arc::new(Vfio { sysfs, current: Mutex::default() })
+        Arc::new(Vfio { sysfs, current: Lock::default() })
     }
 
     /// Have the group of a function in the container.
@@ -145,7 +146,7 @@ impl Vfio {
         address: PciAddress,
         group: u32,
     ) -> Result<Lease, OpenFunctionError> {
-        let mut current = lock(&self.current);
+        let mut current = self.current.lock();
         let container = match &current.container {
             Some(container) => Arc::clone(container),
             None => Table::new(Container(open_container(address)?)),

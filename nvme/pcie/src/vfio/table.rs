@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
 use super::iova::IovaSpace;
@@ -26,7 +27,7 @@ pub(super) trait Iommu: Send + Sync {
 /// The mappings of a container.
 pub(super) struct Table<I> {
     iommu: I,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 struct State {
@@ -43,16 +44,11 @@ struct Piece {
     _area: Area,
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is held is whole between any two statements that can panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl<I: Iommu + 'static> Table<I> {
     /// Nothing is mapped; a drive is about to be put in.
     pub(super) fn new(iommu: I) -> Arc<Table<I>> {
         let state = State { space: IovaSpace::new(), pieces: BTreeMap::new() };
-        Arc::new(Table { iommu, state: Mutex::new(state) })
+        Arc::new(Table { iommu, state: Lock::new(state) })
     }
 
     pub(super) fn iommu(&self) -> &I {
@@ -61,13 +57,13 @@ impl<I: Iommu + 'static> Table<I> {
 
     /// Which addresses may be used from now on.
     pub(super) fn set_ranges(&self, ranges: Vec<RangeInclusive<u64>>) {
-        lock(&self.state).space.set_ranges(ranges);
+        self.state.lock().space.set_ranges(ranges);
     }
 
     /// The last drive leaves: `close` makes the kernel forget all of it and let go of the memory. Nothing is
     /// unmapped meanwhile: what the kernel has forgotten cannot be.
     pub(super) fn detach(&self, close: impl FnOnce()) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         close();
         let forgotten = std::mem::take(&mut state.pieces);
         drop(state);
@@ -80,7 +76,7 @@ impl<I: Iommu + 'static> Table<I> {
     /// The system's, or that no addresses are left.
     pub(super) fn map(self: &Arc<Self>, area: &Area) -> io::Result<Mapped<I>> {
         let key = (area.base().addr().get(), area.bytes());
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(piece) = state.pieces.get_mut(&key)
             && piece.uses > 0
         {
@@ -102,7 +98,7 @@ impl<I: Iommu + 'static> Table<I> {
     }
 
     fn unmap(&self, key: (usize, usize)) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         // Not there: the last drive has left (`detach`).
         let Some(piece) = state.pieces.get_mut(&key) else { return };
         piece.uses = piece.uses.saturating_sub(1);
@@ -151,14 +147,14 @@ mod tests {
     /// An IOMMU that writes down what it was told, and refuses when it is to.
     #[derive(Default)]
     struct Noted {
-        calls: Mutex<Vec<(&'static str, u64)>>,
-        refuses: Mutex<bool>,
+        calls: Lock<Vec<(&'static str, u64)>>,
+        refuses: Lock<bool>,
     }
 
     impl Noted {
         fn note(&self, call: &'static str, iova: u64) -> io::Result<()> {
-            lock(&self.calls).push((call, iova));
-            if *lock(&self.refuses) { Err(io::Error::from_raw_os_error(libc::ENOMEM)) } else { Ok(()) }
+            self.calls.lock().push((call, iova));
+            if *self.refuses.lock() { Err(io::Error::from_raw_os_error(libc::ENOMEM)) } else { Ok(()) }
         }
     }
 
@@ -183,7 +179,7 @@ mod tests {
     }
 
     fn calls(table: &Table<Noted>) -> Vec<(&'static str, u64)> {
-        lock(&table.iommu.calls).clone()
+        table.iommu.calls.lock().clone()
     }
 
     #[test]
@@ -207,7 +203,7 @@ mod tests {
         let (table, area) = (table(), area());
         let mapping = table.map(&area).expect("maps");
         // A mapping that another thread drops meanwhile waits.
-        table.detach(|| assert!(table.state.try_lock().is_err()));
+        table.detach(|| assert!(table.state.try_lock().is_none()));
         drop(mapping);
         assert_eq!(calls(&table), [("map", ALIGN)]);
     }
@@ -221,17 +217,17 @@ mod tests {
         // Its place is not given to another area, which would then be taken for it.
         assert_ne!(Area::map(1, Pages::Base).expect("memory").base(), base);
         table.detach(|| {});
-        assert!(lock(&table.state).pieces.is_empty());
+        assert!(table.state.lock().pieces.is_empty());
         drop(mapping);
     }
 
     #[test]
     fn what_the_system_refuses_leaves_nothing_behind() {
         let (table, area) = (table(), area());
-        *lock(&table.iommu.refuses) = true;
+        *table.iommu.refuses.lock() = true;
         let error = table.map(&area).err().expect("is refused");
         assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
-        *lock(&table.iommu.refuses) = false;
+        *table.iommu.refuses.lock() = false;
         assert_eq!(table.map(&area).expect("maps").iova(), Iova(ALIGN));
     }
 
@@ -239,9 +235,9 @@ mod tests {
     fn memory_that_cannot_be_unmapped_is_kept_and_its_address_is_given_to_nobody() {
         let (table, area) = (table(), area());
         let mapping = table.map(&area).expect("maps");
-        *lock(&table.iommu.refuses) = true;
+        *table.iommu.refuses.lock() = true;
         drop(mapping);
-        *lock(&table.iommu.refuses) = false;
+        *table.iommu.refuses.lock() = false;
         assert!(table.map(&area).is_err());
         assert_eq!(table.map(&super::tests::area()).expect("maps").iova(), Iova(2 * ALIGN));
     }

@@ -1,10 +1,11 @@
 //! Which key opens which memory: all that is registered with one device, as one core looks it up.
 
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use spindle_rdma_verbs::{Access, Device, MemoryRegion, VerbsError};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
 use super::lost::DiskArea;
@@ -14,7 +15,7 @@ use super::lost::DiskArea;
 #[derive(Debug)]
 pub struct SharedDevice {
     device: Arc<Device>,
-    regions: Mutex<Vec<Weak<MemoryRegion>>>,
+    regions: Lock<Vec<Weak<MemoryRegion>>>,
 }
 
 impl SharedDevice {
@@ -23,7 +24,7 @@ impl SharedDevice {
     /// # Errors
     /// [`VerbsError`] when there are devices that cannot be opened.
     pub fn all() -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
-        let share = |device| Arc::new(SharedDevice { device, regions: Mutex::new(Vec::new()) });
+        let share = |device| Arc::new(SharedDevice { device, regions: Lock::new(Vec::new()) });
         Ok(Device::all()?.into_iter().map(share).collect())
     }
 
@@ -38,7 +39,7 @@ impl SharedDevice {
     /// # Errors
     /// [`VerbsError`], most often because a process may not lock so much memory (`ulimit -l`).
     pub fn register(&self, area: &Area) -> Result<Arc<MemoryRegion>, VerbsError> {
-        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut regions = self.regions.lock();
         regions.retain(|region| region.strong_count() > 0);
         let base = area.base().as_ptr() as usize;
         let known = regions.iter().filter_map(Weak::upgrade);

@@ -1,0 +1,64 @@
+//! [`Threads`]: a drive of our own on the emulator, with the threads that it has in a process: its manager's,
+//! and one that is the drive. What a core does is then all that its own thread does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use spindle_disk::DiskSource;
+use spindle_nvme_pcie::emulator::{Emulator, EmulatorSpec, NamespaceSpec};
+use spindle_nvme_pcie::{Drive, Settings, finish};
+
+/// Namespace 1 of a drive, served by threads until it is dropped.
+pub struct Threads {
+    disk: Option<Arc<dyn DiskSource>>,
+    /// The drive.
+    pub emulator: Emulator,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// A namespace of `bytes` in blocks of 4 KiB, with a write cache.
+    ///
+    /// # Panics
+    /// It does not open.
+    #[must_use]
+    pub fn new(bytes: u64) -> Threads {
+        let namespace = NamespaceSpec { block_bytes: 4096, blocks: bytes / 4096, ..NamespaceSpec::default() };
+        let spec =
+            EmulatorSpec { namespaces: vec![namespace], has_write_cache: true, ..EmulatorSpec::default() };
+        let emulator = Emulator::new(spec);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (its, drive) = (Arc::clone(&stop), emulator.clone());
+        let run = move || {
+            while !its.load(Ordering::Relaxed) {
+                drive.step();
+                std::thread::yield_now();
+            }
+        };
+        let thread = Some(std::thread::spawn(run));
+        let drive = Drive::open(Arc::new(emulator.clone()), Settings::default()).expect("opens");
+        let disk: Arc<dyn DiskSource> = drive.disk("drive", 1).expect("namespace 1");
+        Threads { disk: Some(disk), emulator, stop, thread }
+    }
+
+    /// The namespace.
+    ///
+    /// # Panics
+    /// Never.
+    #[must_use]
+    pub fn disk(&self) -> &Arc<dyn DiskSource> {
+        self.disk.as_ref().expect("until it is dropped")
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.disk = None;
+        // The manager shuts the drive down, which has to answer.
+        finish();
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
