@@ -29,8 +29,8 @@ serve_drives() {
 check_drive() {
     local bs
     wait_for_block "$1"
-    for bs in 4k 64k 1m; do
-        verify_fio "$1-$bs" --bs="$bs" --size=24M --iodepth=16
+    for bs in 4k:8M 64k:8M 1m:16M; do
+        verify_fio "$1-${bs%:*}" --bs="${bs%:*}" --size="${bs#*:}" --iodepth=16
     done
     pattern "$WORK/data" $((3 << 20))
     write_large "$WORK/data" 1048576
