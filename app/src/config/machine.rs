@@ -186,8 +186,3 @@ pub fn look_at_function(address: PciAddress) -> Result<bool, String> {
         None => Err(format!("it has no driver; spindle nvme bind {address} gives it the one it needs")),
     }
 }
-
-/// There is a drive at an address that could be a disk.
-pub fn is_function_there(address: PciAddress) -> bool {
-    look_at_function(address) == Ok(true)
-}

@@ -19,6 +19,7 @@
 
 mod changes;
 mod document;
+mod drives;
 mod error;
 mod machine;
 mod memory;
@@ -37,9 +38,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 pub use changes::{Change, Hosts};
+pub use drives::{DriveSource, DrivesHere};
 pub use error::ConfigErrors;
 use machine::Machine;
-pub use machine::is_function_there;
 pub use memory::{When, rounded, sums, total};
 pub use plan::{DiskKind, DiskPlan, Idle, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
 pub use reach::{connect_line, reachable};
@@ -98,6 +99,13 @@ impl Config {
     fn read(path: &Path, machine: &Machine) -> Result<Config, ConfigErrors> {
         let text = text_of(path).map_err(|error| ConfigErrors::unreadable(path, &error))?;
         Ok(Config { source: Some(path.to_owned()), plan: parse(&text, path, machine)? })
+    }
+
+    /// That of a text, for tests.
+    #[cfg(test)]
+    pub fn of(text: &str) -> Config {
+        let plan = parse(text, Path::new("t.toml"), &Machine::with_endless_memory());
+        Config { source: None, plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
     }
 
     /// What runs without a file: one RAM disk of 1 GiB for any host on 127.0.0.1:4420.

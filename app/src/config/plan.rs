@@ -126,6 +126,17 @@ pub struct DiskPlan {
     pub kind: DiskKind,
 }
 
+impl DiskPlan {
+    /// Where its drive is, if it is a namespace of a drive of our own.
+    #[must_use]
+    pub fn address(&self) -> Option<PciAddress> {
+        match self.kind {
+            DiskKind::Nvme { address, .. } => Some(address),
+            DiskKind::Ram { .. } | DiskKind::Null | DiskKind::File { .. } | DiskKind::Ng { .. } => None,
+        }
+    }
+}
+
 /// Kinds of disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskKind {

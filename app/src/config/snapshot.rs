@@ -14,10 +14,11 @@ use std::sync::Arc;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgFacts, NgSpec};
 use spindle_disk::{DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError};
-use spindle_nvme_pcie::{DriveError, Drives, PciAddress, Settings as DriveSettings};
+use spindle_nvme_pcie::{DriveError, PciAddress};
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
 
+use super::drives::DriveSource;
 use super::machine::{self, PathState};
 use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan};
 
@@ -80,15 +81,21 @@ type Source = Arc<dyn DiskSource>;
 
 impl Plan {
     /// The snapshot of this plan that follows `previous`: its disks are opened, made, carried over or
-    /// resized.
+    /// resized. Drives come from `drives`; those that are known to be `absent` are not asked for, which could
+    /// take long.
     ///
     /// # Errors
     /// [`SnapshotError`], naming the disk.
-    pub fn snapshot(&self, previous: Option<&Snapshot>) -> Result<Arc<Snapshot>, SnapshotError> {
+    pub fn snapshot(
+        &self,
+        previous: Option<&Snapshot>,
+        drives: &dyn DriveSource,
+        absent: &[PciAddress],
+    ) -> Result<Arc<Snapshot>, SnapshotError> {
         if let Some(previous) = previous {
             SnapshotError::check_fixed(self, previous)?;
         }
-        let disks = self.open_disks(previous)?;
+        let disks = self.open_disks(previous, drives, absent)?;
         self.resize_disks(&disks)?;
         let listeners = self.listeners.iter().zip(1..).map(|(listener, port_id)| Listener {
             port_id,
@@ -117,15 +124,17 @@ impl Plan {
     /// The addresses of the drives whose disks `snapshot` lacks, as they could not be opened.
     pub fn absent<'a>(&'a self, snapshot: &'a Snapshot) -> impl Iterator<Item = PciAddress> + 'a {
         let is_open = |name: &str| snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
-        self.disks.iter().filter(move |disk| !is_open(&disk.name)).filter_map(|disk| {
-            let DiskKind::Nvme { address, .. } = disk.kind else { return None };
-            Some(address)
-        })
+        self.disks.iter().filter(move |disk| !is_open(&disk.name)).filter_map(DiskPlan::address)
     }
 
     /// The disks by their [`DiskId`]: one that was there keeps its own, a new one gets one that was never
     /// used.
-    fn open_disks(&self, previous: Option<&Snapshot>) -> Result<Vec<Option<Source>>, SnapshotError> {
+    fn open_disks(
+        &self,
+        previous: Option<&Snapshot>,
+        drives: &dyn DriveSource,
+        absent: &[PciAddress],
+    ) -> Result<Vec<Option<Source>>, SnapshotError> {
         let before = previous.map(|previous| previous.disks.as_slice()).unwrap_or_default();
         let is_kept = |disk: &&Source| self.disk(disk.name()).is_some();
         let mut disks: Vec<Option<Source>> =
@@ -133,7 +142,8 @@ impl Plan {
         for plan in &self.disks {
             match disks.iter().flatten().find(|disk| disk.name() == plan.name) {
                 Some(disk) => check_same(plan, disk)?,
-                None => disks.extend(open(plan)?.map(Some)),
+                None if plan.address().is_some_and(|address| absent.contains(&address)) => {}
+                None => disks.extend(open(plan, drives)?.map(Some)),
             }
         }
         Ok(disks)
@@ -223,8 +233,13 @@ fn check_same(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
 }
 
 /// `None`: it is absent.
-fn open_drive(name: &str, address: PciAddress, namespace: u32) -> Result<Option<Source>, SnapshotError> {
-    let drive = match Drives::here().open(address, DriveSettings::default()) {
+fn open_drive(
+    name: &str,
+    address: PciAddress,
+    namespace: u32,
+    drives: &dyn DriveSource,
+) -> Result<Option<Source>, SnapshotError> {
+    let drive = match drives.open(address) {
         Ok(drive) => drive,
         Err(error) if error.is_absent => {
             tracing::error!(disk = name, "its namespaces are left out until its drive is there: {error}");
@@ -240,7 +255,7 @@ fn open_drive(name: &str, address: PciAddress, namespace: u32) -> Result<Option<
 }
 
 /// `None`: its drive is absent.
-fn open(plan: &DiskPlan) -> Result<Option<Source>, SnapshotError> {
+fn open(plan: &DiskPlan, drives: &dyn DriveSource) -> Result<Option<Source>, SnapshotError> {
     let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
     let disk: Source = match &plan.kind {
         DiskKind::Ram { pages } => RamDisk::new(name, RamSpec { bytes, block_bytes, pages: *pages })?,
@@ -258,7 +273,7 @@ fn open(plan: &DiskPlan) -> Result<Option<Source>, SnapshotError> {
             }
             disk
         }
-        DiskKind::Nvme { address, namespace } => return open_drive(name, *address, *namespace),
+        DiskKind::Nvme { address, namespace } => return open_drive(name, *address, *namespace, drives),
         DiskKind::Ng { path, is_read_only } => {
             let disk = NgDisk::new(name, &NgSpec { path: path.clone(), is_read_only: *is_read_only })?;
             let NgFacts { model, serial, is_polled, transfer_bytes_max, notes } = disk.facts();

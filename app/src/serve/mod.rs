@@ -33,7 +33,7 @@ use spindle_target::shared::Registry;
 use spindle_target::snapshot::{Listener, Snapshot, TransportKind};
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, ConfigErrors, Plan, connect_line};
+use crate::config::{Config, ConfigErrors, DriveSource, DrivesHere, Plan, connect_line};
 use crate::log;
 
 /// Why serving could not begin or had to end.
@@ -99,15 +99,16 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         tracing::info!("{note}");
     }
     allow_descriptors();
-    let snapshot = config.plan().snapshot(None).map_err(|error| ServeError::Start(error.to_string()))?;
+    let drives: Arc<dyn DriveSource> = Arc::new(DrivesHere);
+    let snapshot = config.plan().snapshot(None, &*drives, &[]).map_err(|error| ServeError::Start(error.to_string()))?;
     let running = Running::start(config.plan(), &snapshot, &signals.handle())?;
     announce(&snapshot);
-    let mut served = Served::new(config, snapshot, log);
+    let mut served = Served::new(config, snapshot, drives);
     let handle = signals.handle();
     let signals = forward(signals)?;
     loop {
         let next = match signals.recv_timeout(LOOK_PERIOD) {
-            Ok(SIGHUP) => served.reload(),
+            Ok(SIGHUP) => served.reload(&log),
             Err(RecvTimeoutError::Timeout) => served.look(Instant::now()),
             // Disconnected: a core has failed. Without it a part of the hosts would wait for ever.
             Ok(_) | Err(RecvTimeoutError::Disconnected) => break,

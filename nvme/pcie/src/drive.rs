@@ -286,6 +286,7 @@ impl DiskSource for NvmeDisk {
 mod tests {
     use super::*;
     use crate::emulator::{Emulator, EmulatorSpec};
+    use spindle_disk::{BlockRange, Op, Token};
     use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
     /// Steps the emulator beside the managers.
@@ -302,7 +303,7 @@ mod tests {
         let thread = std::thread::spawn(move || {
             while !its.load(Ordering::Relaxed) {
                 emulator.step();
-                std::thread::sleep(Duration::from_micros(200));
+                std::thread::yield_now();
             }
         });
         Beside(stop, Some(thread))
@@ -315,12 +316,18 @@ mod tests {
         let drive = Drive::open(Arc::new(emulator.clone()), Settings::default()).expect("opens");
         let disk = drive.disk("disk", 1).expect("namespace 1");
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("a pool");
+        let (buf, blocks) = (pool.take(4096), 4096 / disk.geometry().block_bytes);
         let mut core = disk.open(&CoreContext { core: 0, pool, depth: 4 }).expect("opens");
+        // It has its queue pair when a command has ended.
         let mut done = Vec::with_capacity(4);
-        for _ in 0..200 {
+        let end = Instant::now() + Duration::from_secs(20);
+        done.extend(core.submit(Token(1), Op::Read, BlockRange { lba: 0, blocks }, buf));
+        while done.is_empty() {
+            assert!(Instant::now() < end, "it was not served");
             core.poll(&mut done);
-            std::thread::sleep(STEP_BUSY);
+            std::thread::yield_now();
         }
+        done.clear();
         drop((disk, drive));
         // It does not answer any more.
         assert!(!finish_within(Duration::from_millis(100)));
@@ -329,7 +336,7 @@ mod tests {
         let end = Instant::now() + Duration::from_secs(20);
         while emulator.is_open() {
             assert!(Instant::now() < end, "its manager goes on when the core is gone");
-            std::thread::sleep(STEP_BUSY);
+            std::thread::yield_now();
         }
     }
 }

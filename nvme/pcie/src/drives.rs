@@ -2,17 +2,21 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
+use spindle_reactor::lock::Lock;
+
 use crate::address::PciAddress;
 use crate::drive::{Drive, DriveError, finish};
 use crate::shared::Settings;
 use crate::vfio::{Vfio, VfioBus};
-use spindle_reactor::lock::Lock;
+
+/// One drive's. It is held while the drive is opened, so that the others need not wait for that.
+type Place = Arc<Lock<Weak<Drive>>>;
 
 /// Drives that are open, so that several namespaces of one are disks of one [`Drive`], in one container, so
 /// that memory is mapped once for all.
 pub struct Drives {
     vfio: Arc<Vfio>,
-    open: Lock<Vec<(PciAddress, Weak<Drive>)>>,
+    open: Lock<Vec<(PciAddress, Place)>>,
 }
 
 impl Drives {
@@ -29,16 +33,26 @@ impl Drives {
     /// # Errors
     /// [`DriveError`], with the reason.
     pub fn open(&self, address: PciAddress, settings: Settings) -> Result<Arc<Drive>, DriveError> {
-        let mut open = self.open.lock();
-        open.retain(|(_, drive)| drive.strong_count() > 0);
-        if let Some(drive) = open.iter().find(|(at, _)| *at == address).and_then(|(_, drive)| drive.upgrade())
-        {
+        let place = self.place(address);
+        let mut open = place.lock();
+        if let Some(drive) = open.upgrade() {
             return Ok(drive);
         }
         // It may be one that was dropped and is not closed yet.
         finish();
         let drive = Drive::open(Arc::new(VfioBus::new(Arc::clone(&self.vfio), address)), settings)?;
-        open.push((address, Arc::downgrade(&drive)));
+        *open = Arc::downgrade(&drive);
         Ok(drive)
+    }
+
+    /// As many as there were addresses: those of a configuration file.
+    fn place(&self, address: PciAddress) -> Place {
+        let mut places = self.open.lock();
+        if let Some((_, place)) = places.iter().find(|(at, _)| *at == address) {
+            return Arc::clone(place);
+        }
+        let place = Place::default();
+        places.push((address, Arc::clone(&place)));
+        place
     }
 }

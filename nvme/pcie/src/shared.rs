@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use nvme_spec::log::SmartLog;
 use spindle_disk::Op;
+use spindle_reactor::lock::Lock;
 
 use crate::entry::Task;
 use crate::function::Function;
 use crate::member::Member;
 use crate::rules::{Namespace, Rules};
-use spindle_reactor::lock::Lock;
 
 /// Milliseconds of a tick.
 pub(crate) const TICK_MS: u64 = 100;

@@ -7,10 +7,10 @@ use spindle_target::snapshot::{DiskId, Snapshot};
 
 use super::*;
 use crate::config::snapshot::SnapshotError;
-use crate::config::{Change, DiskKind};
+use crate::config::{Change, DiskKind, DrivesHere};
 
 fn snapshot(plan: &Plan, previous: Option<&Snapshot>) -> Arc<Snapshot> {
-    plan.snapshot(previous).unwrap_or_else(|error| panic!("{error}"))
+    plan.snapshot(previous, &DrivesHere, &[]).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn two_disks() -> String {
@@ -175,17 +175,17 @@ fn an_empty_file_gets_its_size_without_create() {
 fn what_cannot_be_opened_or_resized_is_named() {
     let first = snapshot(&plan(&two_disks()), None);
     let larger = plan(&two_disks().replace("64MiB", "128MiB"));
-    let error = larger.snapshot(Some(&first)).err().expect("a RAM disk does not grow").to_string();
+    let error = larger.snapshot(Some(&first), &DrivesHere, &[]).err().expect("a RAM disk does not grow").to_string();
     assert!(error.starts_with("disk \"a\": size = 134217728 bytes: "), "{error}");
     let another = plan(&two_disks().replacen("kind = \"ram\"", "kind = \"null\"", 1));
-    let error = another.snapshot(Some(&first)).err().expect("another disk");
+    let error = another.snapshot(Some(&first), &DrivesHere, &[]).err().expect("another disk");
     assert!(matches!(&error, SnapshotError::Another { disk, .. } if disk == "a"), "{error}");
     let directory = Directory::new();
     let path = directory.file("f", 4096);
     let file =
         plan(&[LISTENER, "[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"", &path, "\"\n"].concat());
     std::fs::remove_file(&path).expect("the file");
-    let error = file.snapshot(None).err().expect("it is gone").to_string();
+    let error = file.snapshot(None, &DrivesHere, &[]).err().expect("it is gone").to_string();
     assert!(error.contains("disk \"f\"") && error.contains(&path), "{error}");
 }
 
@@ -198,7 +198,7 @@ fn a_snapshot_does_not_change_what_connections_were_made_with() {
         ("[limits]\nqueue_entries = 64", "limits.queue_entries"),
         ("[limits]\ntransfer = \"64KiB\"", "limits.transfer"),
     ] {
-        let error = plan(&format!("{text}{more}\n")).snapshot(Some(&first)).err().expect(field).to_string();
+        let error = plan(&format!("{text}{more}\n")).snapshot(Some(&first), &DrivesHere, &[]).err().expect(field).to_string();
         assert_eq!(error, format!("{field}: is fixed at the start; restart to change it"));
     }
     let one = "[[listener]]\naddress = \"127.0.0.1:4421\"\n";
