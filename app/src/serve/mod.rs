@@ -100,7 +100,8 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     }
     allow_descriptors();
     let drives: Arc<dyn DriveSource> = Arc::new(DrivesHere);
-    let snapshot = config.plan().snapshot(None, &*drives, &[]).map_err(|error| ServeError::Start(error.to_string()))?;
+    let snapshot =
+        config.plan().snapshot(None, &*drives, &[]).map_err(|error| ServeError::Start(error.to_string()))?;
     let running = Running::start(config.plan(), &snapshot, &signals.handle())?;
     announce(&snapshot);
     let mut served = Served::new(config, snapshot, drives);

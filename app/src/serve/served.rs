@@ -101,7 +101,8 @@ impl Served {
     /// snapshot that the cores are to change to.
     pub fn look(&mut self, now: Instant) -> Option<Arc<Snapshot>> {
         let opened = self.take_opened();
-        let next = if opened.is_empty() && !has_new_size(&self.snapshot) { None } else { self.renew(&opened) };
+        let next =
+            if opened.is_empty() && !has_new_size(&self.snapshot) { None } else { self.renew(&opened) };
         self.open_absent(now);
         next
     }
@@ -163,7 +164,8 @@ impl Served {
                 }
             };
             let thread = std::thread::Builder::new().name(format!("open-{address}")).spawn(run);
-            let thread = thread.map_err(|error| tracing::error!(%address, %error, "no thread to open a drive"));
+            let thread =
+                thread.map_err(|error| tracing::error!(%address, %error, "no thread to open a drive"));
             self.tries.push(Try { address, began: now, thread: thread.ok() });
         }
     }

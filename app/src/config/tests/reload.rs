@@ -13,6 +13,11 @@ fn snapshot(plan: &Plan, previous: Option<&Snapshot>) -> Arc<Snapshot> {
     plan.snapshot(previous, &DrivesHere, &[]).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// Why there is no snapshot.
+fn refusal(plan: &Plan, previous: Option<&Snapshot>) -> SnapshotError {
+    plan.snapshot(previous, &DrivesHere, &[]).err().expect("it is refused")
+}
+
 fn two_disks() -> String {
     [LISTENER, &ram("a"), &ram("b"), &subsystem("s", &["a", "b"])].concat()
 }
@@ -175,17 +180,17 @@ fn an_empty_file_gets_its_size_without_create() {
 fn what_cannot_be_opened_or_resized_is_named() {
     let first = snapshot(&plan(&two_disks()), None);
     let larger = plan(&two_disks().replace("64MiB", "128MiB"));
-    let error = larger.snapshot(Some(&first), &DrivesHere, &[]).err().expect("a RAM disk does not grow").to_string();
+    let error = refusal(&larger, Some(&first)).to_string();
     assert!(error.starts_with("disk \"a\": size = 134217728 bytes: "), "{error}");
     let another = plan(&two_disks().replacen("kind = \"ram\"", "kind = \"null\"", 1));
-    let error = another.snapshot(Some(&first), &DrivesHere, &[]).err().expect("another disk");
+    let error = refusal(&another, Some(&first));
     assert!(matches!(&error, SnapshotError::Another { disk, .. } if disk == "a"), "{error}");
     let directory = Directory::new();
     let path = directory.file("f", 4096);
     let file =
         plan(&[LISTENER, "[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"", &path, "\"\n"].concat());
     std::fs::remove_file(&path).expect("the file");
-    let error = file.snapshot(None, &DrivesHere, &[]).err().expect("it is gone").to_string();
+    let error = refusal(&file, None).to_string();
     assert!(error.contains("disk \"f\"") && error.contains(&path), "{error}");
 }
 
@@ -198,7 +203,7 @@ fn a_snapshot_does_not_change_what_connections_were_made_with() {
         ("[limits]\nqueue_entries = 64", "limits.queue_entries"),
         ("[limits]\ntransfer = \"64KiB\"", "limits.transfer"),
     ] {
-        let error = plan(&format!("{text}{more}\n")).snapshot(Some(&first), &DrivesHere, &[]).err().expect(field).to_string();
+        let error = refusal(&plan(&format!("{text}{more}\n")), Some(&first)).to_string();
         assert_eq!(error, format!("{field}: is fixed at the start; restart to change it"));
     }
     let one = "[[listener]]\naddress = \"127.0.0.1:4421\"\n";

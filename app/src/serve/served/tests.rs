@@ -54,11 +54,8 @@ impl DriveSource for Bays {
         }
         self.asked.fetch_add(1, Ordering::Relaxed);
         let drive = self.drives.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
-        let absent = |why: &str| DriveError {
-            address: address.to_string(),
-            why: why.to_owned(),
-            is_absent: true,
-        };
+        let absent =
+            |why: &str| DriveError { address: address.to_string(), why: why.to_owned(), is_absent: true };
         match drive {
             None => Err(absent("there is none")),
             Some(Opens::OnceTold(word)) => {
