@@ -45,6 +45,7 @@ pub use memory::{When, rounded, sums, total};
 pub use plan::{DiskKind, DiskPlan, Idle, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
 pub use reach::{connect_line, reachable};
 pub use schema::reference;
+pub use snapshot::SnapshotError;
 
 use crate::size::Bytes;
 

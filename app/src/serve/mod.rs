@@ -70,15 +70,14 @@ pub enum ServeError {
 const MAILBOX_ENTRIES: usize = 1024;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// Between two looks at drives that are not there, and at sizes.
-const LOOK_PERIOD: Duration = Duration::from_secs(5);
 /// Longest drain once a core has failed.
 const FAILED_DEADLINE: Duration = Duration::from_secs(1);
 /// How long the cores may take to stop once the deadline of a shutdown is over: they wait for what their
 /// disks have in flight, and one that hangs must not keep the process.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
-/// How long drives may take to be shut down after a shutdown that did not go well.
+/// How long drives may take to be shut down after a shutdown that did not go well, and to be opened until
+/// they can be.
 const DRIVES_MAX: Duration = Duration::from_secs(5);
 
 /// `spindle serve [-c FILE]`: until SIGTERM or SIGINT.
@@ -108,7 +107,7 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let handle = signals.handle();
     let signals = forward(signals)?;
     loop {
-        let next = match signals.recv_timeout(LOOK_PERIOD) {
+        let next = match signals.recv_timeout(served.pause()) {
             Ok(SIGHUP) => served.reload(&log),
             Err(RecvTimeoutError::Timeout) => served.look(Instant::now()),
             // Disconnected: a core has failed. Without it a part of the hosts would wait for ever.
@@ -128,7 +127,14 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         "shutting down: commands in flight end, hosts are disconnected"
     );
     let end = running.shut_down(deadline);
-    // Drives are told that power may go, and until then the process stays. Not for ever where a core hangs.
+    // Drives are told that power may go, and until then the process stays. Not for ever where a core hangs, or
+    // where one is being opened that does not become ready.
+    let give_up = Instant::now() + DRIVES_MAX;
+    while served.is_opening() && Instant::now() < give_up {
+        if signals.recv_timeout(served.pause()) == Err(RecvTimeoutError::Disconnected) {
+            break;
+        }
+    }
     drop(served);
     match &end {
         Ok(()) => spindle_nvme_pcie::finish(),

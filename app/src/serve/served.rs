@@ -1,8 +1,10 @@
 //! [`Served`]: the configuration that is served, and what makes another of it: SIGHUP, a drive that was
 //! absent and is there now, a drive whose namespace has another size.
 //!
-//! An absent drive is opened on a thread of its own, as one that is broken takes minutes to say so, and the
-//! caller has signals to hear meanwhile. The drives that open are in the next snapshot.
+//! An absent drive, and one that the file names anew, is opened on a thread of its own, as one that is broken
+//! takes minutes to say so, and the caller has signals to hear meanwhile. The drives that open are in the next
+//! snapshot. (Those of the start are opened one after the other before there is a [`Served`]: nobody is served
+//! yet.)
 //!
 //! What it does not do: it tells nobody; the snapshots that it returns are for the cores.
 
@@ -11,17 +13,21 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spindle_nvme_pcie::{Drive, PciAddress};
+use spindle_nvme_pcie::{Drive, DriveError, PciAddress};
 use spindle_target::snapshot::Snapshot;
 
-use crate::config::{Change, Config, DriveSource, Plan};
+use crate::config::{Change, Config, DriveSource, Plan, SnapshotError};
 use crate::log::LogControl;
 
 #[cfg(test)]
 mod tests;
 
-/// From one try to open an absent drive to the next.
+/// From a try to open an absent drive that failed to the next.
 const AGAIN: Duration = Duration::from_secs(60);
+/// Between two looks at drives that are not there, and at sizes.
+const LOOK_PERIOD: Duration = Duration::from_secs(5);
+/// Between two looks at drives that are being opened.
+const OPENING_PERIOD: Duration = Duration::from_millis(100);
 
 /// What is served now.
 pub struct Served {
@@ -34,9 +40,12 @@ pub struct Served {
 /// An absent drive that was there when it was looked for.
 struct Try {
     address: PciAddress,
-    began: Instant,
     /// Until it is known what came of it.
-    thread: Option<JoinHandle<Option<Arc<Drive>>>>,
+    thread: Option<JoinHandle<Result<Arc<Drive>, DriveError>>>,
+    /// It failed: not again before this.
+    next: Instant,
+    /// Why, as it was said: not said again.
+    why: String,
 }
 
 impl Served {
@@ -76,7 +85,10 @@ impl Served {
             tracing::error!("SIGHUP: all stays as it was");
             return None;
         }
-        match next.plan().snapshot(Some(&self.snapshot), &*self.drives, &self.absent()) {
+        // New drives as well as absent ones are opened by the looks that follow.
+        let mut absent = absent(next.plan(), &self.snapshot);
+        absent.retain(|address| !self.is_open(*address));
+        match next.plan().snapshot(Some(&self.snapshot), &*self.drives, &absent) {
             Ok(snapshot) => {
                 log.set_level(next.plan().log.level);
                 tracing::info!(
@@ -86,7 +98,8 @@ impl Served {
                 );
                 self.config = next;
                 // Whoever asks for it may have mended a drive.
-                self.tries.retain(|tried| tried.thread.is_some());
+                let now = Instant::now();
+                self.tries.iter_mut().for_each(|tried| tried.next = now);
                 self.snapshot = Arc::clone(&snapshot);
                 Some(snapshot)
             }
@@ -97,78 +110,119 @@ impl Served {
         }
     }
 
+    /// A namespace of the drive is served.
+    fn is_open(&self, address: PciAddress) -> bool {
+        let mut of_drive = self.plan().disks.iter().filter(|disk| disk.address() == Some(address));
+        let is_served = |name: &str| self.snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
+        of_drive.any(|disk| is_served(&disk.name))
+    }
+
+    /// How long there is nothing to look at.
+    pub fn pause(&self) -> Duration {
+        if self.tries.iter().any(|tried| tried.thread.is_some()) { OPENING_PERIOD } else { LOOK_PERIOD }
+    }
+
+    /// Drives are being opened.
+    pub fn is_opening(&self) -> bool {
+        self.tries.iter().any(|tried| tried.thread.as_ref().is_some_and(|thread| !thread.is_finished()))
+    }
+
     /// Look at the drives. `Some`: one that was absent is there, or a namespace has another size: the
     /// snapshot that the cores are to change to.
     pub fn look(&mut self, now: Instant) -> Option<Arc<Snapshot>> {
-        let opened = self.take_opened();
-        let next =
-            if opened.is_empty() && !has_new_size(&self.snapshot) { None } else { self.renew(&opened) };
+        let before = self.snapshot.generation;
+        for index in 0..self.tries.len() {
+            self.take_up(index, now);
+        }
+        if has_new_size(&self.snapshot)
+            && let Err(error) = self.renew(None)
+        {
+            tracing::error!("a drive's new size cannot be served: {error}");
+        }
         self.open_absent(now);
-        next
+        (self.snapshot.generation != before).then(|| Arc::clone(&self.snapshot))
     }
 
-    /// The snapshot with these drives in it. They are open, so that it does not take long.
-    fn renew(&mut self, opened: &[(PciAddress, Arc<Drive>)]) -> Option<Arc<Snapshot>> {
-        let mut absent = self.absent();
-        absent.retain(|address| opened.iter().all(|(at, _)| at != address));
-        match self.plan().snapshot(Some(&self.snapshot), &*self.drives, &absent) {
-            Ok(next) => {
-                tell(&self.snapshot, &next);
-                self.snapshot = Arc::clone(&next);
-                Some(next)
-            }
-            Err(error) => {
-                tracing::error!("a drive cannot be taken up: {error}");
-                None
-            }
+    /// If a try has come to its end, see what came of it. One drive at a time: what is wrong with one is not
+    /// the others' harm.
+    fn take_up(&mut self, index: usize, now: Instant) {
+        let absent = self.absent();
+        let Some(tried) = self.tries.get_mut(index) else { return };
+        let Some(thread) = tried.thread.take_if(|thread| thread.is_finished()) else { return };
+        tried.next = now + AGAIN;
+        let address = tried.address;
+        let drive = match thread.join() {
+            // It was taken out of the file meanwhile.
+            Ok(Ok(_)) if !absent.contains(&address) => return,
+            Ok(Ok(drive)) => drive,
+            Ok(Err(error)) => return self.say(index, &error.to_string()),
+            Err(_) => return self.say(index, &format!("NVMe drive {address}: opening it has panicked")),
+        };
+        if let Err(error) = self.renew(Some(address)) {
+            self.say(index, &error.to_string());
         }
+        // Until here, or it would be opened a second time.
+        drop(drive);
+    }
+
+    fn say(&mut self, index: usize, why: &str) {
+        let Some(tried) = self.tries.get_mut(index) else { return };
+        if tried.why != why {
+            tracing::error!("its namespaces are left out, and it is tried again each minute: {why}");
+            why.clone_into(&mut tried.why);
+        }
+    }
+
+    /// The next snapshot, with the drive at `address` in it: it is open, so that it does not take long.
+    fn renew(&mut self, address: Option<PciAddress>) -> Result<(), SnapshotError> {
+        let mut absent = self.absent();
+        absent.retain(|absent| address != Some(*absent));
+        let next = self.plan().snapshot(Some(&self.snapshot), &*self.drives, &absent)?;
+        tell(&self.snapshot, &next);
+        self.snapshot = next;
+        Ok(())
     }
 
     /// The drives that the snapshot lacks, each once.
     fn absent(&self) -> Vec<PciAddress> {
-        let mut absent: Vec<_> = self.plan().absent(&self.snapshot).collect();
-        absent.sort_unstable();
-        absent.dedup();
-        absent
+        absent(self.plan(), &self.snapshot)
     }
 
-    /// The drives that were opened since the last time.
-    fn take_opened(&mut self) -> Vec<(PciAddress, Arc<Drive>)> {
-        let mut opened = Vec::new();
-        for tried in &mut self.tries {
-            if let Some(thread) = tried.thread.take_if(|thread| thread.is_finished())
-                && let Ok(Some(drive)) = thread.join()
-            {
-                opened.push((tried.address, drive));
-            }
-        }
-        opened
-    }
-
-    /// Open the absent drives that are there, unless that was tried a moment ago.
+    /// Open the absent drives that are there, unless that has failed a moment ago.
     fn open_absent(&mut self, now: Instant) {
         let absent = self.absent();
+        let drives = Arc::clone(&self.drives);
         self.tries.retain(|tried| {
-            tried.thread.is_some() || (absent.contains(&tried.address) && now < tried.began + AGAIN)
+            tried.thread.is_some() || (absent.contains(&tried.address) && drives.is_there(tried.address))
         });
         for address in absent {
-            if self.tries.iter().any(|tried| tried.address == address) || !self.drives.is_there(address) {
+            let known = self.tries.iter().position(|tried| tried.address == address);
+            let is_due = known.is_none_or(|index| {
+                self.tries.get(index).is_some_and(|tried| tried.thread.is_none() && now >= tried.next)
+            });
+            if !is_due || !drives.is_there(address) {
                 continue;
             }
-            let drives = Arc::clone(&self.drives);
-            let run = move || match drives.open(address) {
-                Ok(drive) => Some(drive),
-                Err(error) => {
-                    tracing::error!("its namespaces are left out until its drive is there: {error}");
-                    None
-                }
-            };
-            let thread = std::thread::Builder::new().name(format!("open-{address}")).spawn(run);
+            let its = Arc::clone(&drives);
+            let thread = std::thread::Builder::new().name(format!("open-{address}"));
+            let thread = thread.spawn(move || its.open(address));
             let thread =
                 thread.map_err(|error| tracing::error!(%address, %error, "no thread to open a drive"));
-            self.tries.push(Try { address, began: now, thread: thread.ok() });
+            let thread = thread.ok();
+            match known.and_then(|index| self.tries.get_mut(index)) {
+                Some(tried) => tried.thread = thread,
+                None => self.tries.push(Try { address, thread, next: now + AGAIN, why: String::new() }),
+            }
         }
     }
+}
+
+/// The drives of a plan that a snapshot lacks, each once.
+fn absent(plan: &Plan, snapshot: &Snapshot) -> Vec<PciAddress> {
+    let mut absent: Vec<_> = plan.absent(snapshot).collect();
+    absent.sort_unstable();
+    absent.dedup();
+    absent
 }
 
 /// A disk says another size than its namespaces have.

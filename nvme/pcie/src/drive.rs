@@ -1,7 +1,7 @@
 //! [`Drive`]: a drive as a process holds it, and [`NvmeDisk`], one of its namespaces as a disk.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,24 +21,29 @@ use crate::shared::{DriveFacts, NotOpened, Settings, Shared};
 const STEP_BUSY: Duration = Duration::from_millis(1);
 const STEP_IDLE: Duration = Duration::from_millis(20);
 
-/// Managers whose drives were dropped, and that shut them down.
+/// Managers whose drives were dropped, and that shut them down. They stay here until they have ended, so that
+/// everybody who waits for them does.
 static CLOSING: Lock<Vec<JoinHandle<()>>> = Lock::new(Vec::new());
 
 /// Wait until every drive that was dropped is shut down. At the end of the process: otherwise the kernel
 /// resets them, and they count an unsafe shutdown.
 pub fn finish() {
-    let closing = std::mem::take(&mut *CLOSING.lock());
-    for thread in closing {
-        let _ = thread.join();
+    while is_any_closing() {
+        std::thread::sleep(STEP_BUSY);
     }
+}
+
+fn is_any_closing() -> bool {
+    let mut closing = CLOSING.lock();
+    closing.retain(|thread| !thread.is_finished());
+    !closing.is_empty()
 }
 
 /// The same for no longer than `limit`: a core that hangs keeps its drive's manager for ever. False when some
 /// are left to the kernel.
 pub fn finish_within(limit: Duration) -> bool {
-    let closing = std::mem::take(&mut *CLOSING.lock());
     let end = Instant::now() + limit;
-    while closing.iter().any(|thread| !thread.is_finished()) {
+    while is_any_closing() {
         if Instant::now() >= end {
             return false;
         }
@@ -73,10 +78,21 @@ impl Drive {
     /// # Errors
     /// [`DriveError`], with the reason.
     pub fn open(bus: Arc<dyn Bus>, settings: Settings) -> Result<Arc<Drive>, DriveError> {
+        Drive::open_until(bus, settings, &Arc::default())
+    }
+
+    /// The same, and say when its manager has ended, which is also where it could not be opened: until then
+    /// nobody else may open the function.
+    pub(crate) fn open_until(
+        bus: Arc<dyn Bus>,
+        settings: Settings,
+        ended: &Arc<AtomicBool>,
+    ) -> Result<Arc<Drive>, DriveError> {
         let address = bus.address();
         let shared = Shared::new(address.clone(), settings);
-        let its = Arc::clone(&shared);
+        let (its, end) = (Arc::clone(&shared), End(Arc::clone(&shared), Arc::clone(ended)));
         let run = move || {
+            let _end = end;
             let begin = Instant::now();
             let mut manager = Manager::new(its, bus);
             while !manager.has_ended() {
@@ -178,6 +194,25 @@ impl Drop for Drive {
         if let Some(thread) = self.thread.take() {
             CLOSING.lock().push(thread);
         }
+    }
+}
+
+/// A manager's thread ends: whoever waits for its first word, or for its end, hears of it, also when it
+/// panicked.
+struct End(Arc<Shared>, Arc<AtomicBool>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let why = "its manager has ended; the log has the reason".to_owned();
+        self.0.tell_first(Err(NotOpened { why, is_absent: true }));
+        self.1.store(true, Ordering::Release);
+    }
+}
+
+/// Wait for it. For as long as a core hangs that has the drive.
+pub(crate) fn wait_ended(ended: &AtomicBool) {
+    while !ended.load(Ordering::Acquire) {
+        std::thread::sleep(STEP_BUSY);
     }
 }
 

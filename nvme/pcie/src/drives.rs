@@ -1,16 +1,24 @@
 //! [`Drives`]: the drives that a process has open through VFIO, by address.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 
 use spindle_reactor::lock::Lock;
 
 use crate::address::PciAddress;
-use crate::drive::{Drive, DriveError, finish};
+use crate::drive::{Drive, DriveError, wait_ended};
 use crate::shared::Settings;
 use crate::vfio::{Vfio, VfioBus};
 
-/// One drive's. It is held while the drive is opened, so that the others need not wait for that.
-type Place = Arc<Lock<Weak<Drive>>>;
+/// One drive's. Locked while the drive is opened, so that the others need not wait for that.
+type Place = Arc<Lock<Option<Held>>>;
+
+/// The drive that was opened at a place last.
+struct Held {
+    drive: Weak<Drive>,
+    /// Its manager has.
+    ended: Arc<AtomicBool>,
+}
 
 /// Drives that are open, so that several namespaces of one are disks of one [`Drive`], in one container, so
 /// that memory is mapped once for all.
@@ -28,21 +36,26 @@ impl Drives {
     }
 
     /// The drive at an address: the one that is open, or else it is opened, which takes as long as the drive
-    /// takes to become ready. Not on a core.
+    /// takes to become ready, and before as long as one that was dropped takes to be shut down. Not on a core.
     ///
     /// # Errors
     /// [`DriveError`], with the reason.
     pub fn open(&self, address: PciAddress, settings: Settings) -> Result<Arc<Drive>, DriveError> {
         let place = self.place(address);
         let mut open = place.lock();
-        if let Some(drive) = open.upgrade() {
-            return Ok(drive);
+        if let Some(held) = &*open {
+            if let Some(drive) = held.drive.upgrade() {
+                return Ok(drive);
+            }
+            // Two managers would turn each other's controller off.
+            wait_ended(&held.ended);
         }
-        // It may be one that was dropped and is not closed yet.
-        finish();
-        let drive = Drive::open(Arc::new(VfioBus::new(Arc::clone(&self.vfio), address)), settings)?;
-        *open = Arc::downgrade(&drive);
-        Ok(drive)
+        let ended = Arc::<AtomicBool>::default();
+        let bus = Arc::new(VfioBus::new(Arc::clone(&self.vfio), address));
+        let result = Drive::open_until(bus, settings, &ended);
+        let drive = result.as_ref().map(Arc::downgrade).unwrap_or_default();
+        *open = Some(Held { drive, ended });
+        result
     }
 
     /// As many as there were addresses: those of a configuration file.
