@@ -127,8 +127,8 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         "shutting down: commands in flight end, hosts are disconnected"
     );
     let end = running.shut_down(deadline);
-    // Drives are told that power may go, and until then the process stays. Not for ever where a core hangs, or
-    // where one is being opened that does not become ready.
+    // Drives are told that power may go, and until then the process stays. Not for ever where a core hangs,
+    // or where one is being opened that does not become ready.
     let give_up = Instant::now() + DRIVES_MAX;
     while served.is_opening() && Instant::now() < give_up {
         if signals.recv_timeout(served.pause()) == Err(RecvTimeoutError::Disconnected) {

@@ -1,10 +1,10 @@
 //! [`Served`]: the configuration that is served, and what makes another of it: SIGHUP, a drive that was
 //! absent and is there now, a drive whose namespace has another size.
 //!
-//! An absent drive, and one that the file names anew, is opened on a thread of its own, as one that is broken
-//! takes minutes to say so, and the caller has signals to hear meanwhile. The drives that open are in the next
-//! snapshot. (Those of the start are opened one after the other before there is a [`Served`]: nobody is served
-//! yet.)
+//! An absent drive, and one that the file names anew, is opened on a thread of its own, as one that is
+//! broken takes minutes to say so, and the caller has signals to hear meanwhile. The drives that open are in
+//! the next snapshot. (Those of the start are opened one after the other before there is a [`Served`]: nobody
+//! is served yet.)
 //!
 //! What it does not do: it tells nobody; the snapshots that it returns are for the cores.
 
