@@ -35,6 +35,8 @@ pub struct Served {
     snapshot: Arc<Snapshot>,
     drives: Arc<dyn DriveSource>,
     tries: Vec<Try>,
+    /// Why a new size cannot be served, as it was said: not said again.
+    why: String,
 }
 
 /// An absent drive that was there when it was looked for.
@@ -51,7 +53,7 @@ struct Try {
 impl Served {
     /// Serving has begun with this.
     pub fn new(config: Config, snapshot: Arc<Snapshot>, drives: Arc<dyn DriveSource>) -> Served {
-        Served { config, snapshot, drives, tries: Vec::new() }
+        Served { config, snapshot, drives, tries: Vec::new(), why: String::new() }
     }
 
     /// What the file says.
@@ -134,10 +136,12 @@ impl Served {
         for index in 0..self.tries.len() {
             self.take_up(index, now);
         }
-        if has_new_size(&self.snapshot)
-            && let Err(error) = self.renew(None)
-        {
-            tracing::error!("a drive's new size cannot be served: {error}");
+        if has_new_size(&self.snapshot) {
+            let why = self.renew(None).err().map(|error| error.to_string()).unwrap_or_default();
+            if !why.is_empty() && why != self.why {
+                tracing::error!("a drive's new size cannot be served: {why}");
+            }
+            self.why = why;
         }
         self.open_absent(now);
         (self.snapshot.generation != before).then(|| Arc::clone(&self.snapshot))
