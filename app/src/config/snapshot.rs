@@ -18,7 +18,7 @@ use spindle_nvme_pcie::{DriveError, PciAddress};
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
 
-use super::drives::DriveSource;
+use super::drives::{DriveSource, OpenedDrives};
 use super::machine::{self, PathState};
 use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan};
 
@@ -139,12 +139,17 @@ impl Plan {
         let is_kept = |disk: &&Source| self.disk(disk.name()).is_some();
         let mut disks: Vec<Option<Source>> =
             before.iter().map(|disk| disk.as_ref().filter(is_kept).cloned()).collect();
+        let mut new = Vec::with_capacity(self.disks.len());
         for plan in &self.disks {
             match disks.iter().flatten().find(|disk| disk.name() == plan.name) {
                 Some(disk) => check_same(plan, disk)?,
                 None if plan.address().is_some_and(|address| absent.contains(&address)) => {}
-                None => disks.extend(open(plan, drives)?.map(Some)),
+                None => new.push(plan),
             }
+        }
+        let drives = OpenedDrives::open(drives, new.iter().filter_map(|plan| plan.address()).collect());
+        for plan in new {
+            disks.extend(open(plan, &drives)?.map(Some));
         }
         Ok(disks)
     }
@@ -237,9 +242,9 @@ fn open_drive(
     name: &str,
     address: PciAddress,
     namespace: u32,
-    drives: &dyn DriveSource,
+    drives: &OpenedDrives,
 ) -> Result<Option<Source>, SnapshotError> {
-    let drive = match drives.open(address) {
+    let drive = match drives.get(address) {
         Ok(drive) => drive,
         Err(error) if error.is_absent => {
             tracing::error!(disk = name, "its namespaces are left out until its drive is there: {error}");
@@ -255,7 +260,7 @@ fn open_drive(
 }
 
 /// `None`: its drive is absent.
-fn open(plan: &DiskPlan, drives: &dyn DriveSource) -> Result<Option<Source>, SnapshotError> {
+fn open(plan: &DiskPlan, drives: &OpenedDrives) -> Result<Option<Source>, SnapshotError> {
     let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
     let disk: Source = match &plan.kind {
         DiskKind::Ram { pages } => RamDisk::new(name, RamSpec { bytes, block_bytes, pages: *pages })?,

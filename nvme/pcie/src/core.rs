@@ -96,7 +96,8 @@ impl NvmeCore {
     ) -> NvmeCore {
         let depth = member.depth as usize;
         NvmeCore {
-            word: member.word(),
+            // Not what is ordered now: the manager knows the member already, and that may still be to do.
+            word: Word::FIRST,
             // What nobody was told of yet is for whoever comes as well.
             losses_told: shared.losses_told.load(Ordering::Relaxed),
             shared,

@@ -53,7 +53,7 @@ pub fn finish_within(limit: Duration) -> bool {
 }
 
 /// Why a drive cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[error("NVMe drive {address}: {why}")]
 pub struct DriveError {
     /// Where it is.
@@ -321,7 +321,8 @@ impl DiskSource for NvmeDisk {
 mod tests {
     use super::*;
     use crate::emulator::{Emulator, EmulatorSpec};
-    use spindle_disk::{BlockRange, Op, Token};
+    use crate::member::Order;
+    use spindle_disk::{BlockRange, Disk, Op, Token};
     use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
     /// Steps the emulator beside the managers.
@@ -342,6 +343,30 @@ mod tests {
             }
         });
         Beside(stop, Some(thread))
+    }
+
+    #[test]
+    fn what_the_manager_ordered_before_the_core_came_is_done() {
+        let emulator = Emulator::new(EmulatorSpec::default());
+        let (drive, mut manager) = Drive::stepped(Arc::new(emulator.clone()), Settings::default());
+        for now in 0.. {
+            if drive.facts().is_some() {
+                break;
+            }
+            assert!(now < 100_000, "it was not opened");
+            manager.step(now);
+            emulator.step();
+        }
+        let disk = drive.disk("disk", 1).expect("namespace 1");
+        let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("a pool");
+        let member = Arc::new(Member::new(0, 1, 4, pool.area(), None));
+        // Between the two lines of open() that make the member known and the handle.
+        member.order(Order::Rewind);
+        let (shared, namespace) = (Arc::clone(&drive.shared), Arc::clone(&disk.namespace));
+        let mut core = NvmeCore::new(Arc::clone(&member), shared, namespace, disk.rules);
+        assert!(!member.has_answered());
+        core.poll(&mut Vec::with_capacity(4));
+        assert!(member.has_answered(), "or the manager waits for ever, and the requests with it");
     }
 
     #[test]

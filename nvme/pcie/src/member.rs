@@ -33,6 +33,8 @@ pub(crate) enum Order {
 pub(crate) struct Word(u64);
 
 impl Word {
+    /// What every member begins with: [`Order::Wait`].
+    pub(crate) const FIRST: Word = Word(0);
     const ORDER_BITS: u32 = 3;
 
     pub(crate) fn order(self) -> Order {
@@ -46,7 +48,7 @@ impl Word {
     }
 
     /// Order and epoch: what is answered.
-    pub(crate) fn answer(self) -> u32 {
+    pub(crate) const fn answer(self) -> u32 {
         let [a, b, c, d, ..] = self.0.to_le_bytes();
         u32::from_le_bytes([a, b, c, d])
     }
@@ -112,8 +114,8 @@ impl Member {
         mapping: Option<Box<dyn Mapping>>,
     ) -> Member {
         Member {
-            word: Padded(AtomicU64::new(0)),
-            seen: Padded(AtomicU32::new(0)),
+            word: Padded(AtomicU64::new(Word::FIRST.0)),
+            seen: Padded(AtomicU32::new(Word::FIRST.answer())),
             is_closed: AtomicBool::new(false),
             wants_reset: AtomicBool::new(false),
             aborts: Lock::new(Vec::new()),
@@ -210,7 +212,7 @@ mod tests {
 
     #[test]
     fn each_order_is_another_word_and_time_changes_no_order() {
-        let mut word = Word(0);
+        let mut word = Word::FIRST;
         assert_eq!((word.order(), word.tick()), (Order::Wait, 0));
         for order in [Order::Rewind, Order::Go, Order::Stop, Order::Rewind, Order::Gone, Order::Wait] {
             let next = word.next(order);

@@ -11,6 +11,9 @@ use crate::member::{Member, Order, Setup};
 use crate::pointers::{Pointers, Window};
 use crate::queue::{Layout, QueuePair};
 
+/// A core that has not answered for so long is told of.
+const ANSWER_MS: u64 = 5000;
+
 /// What belongs to one member.
 pub(super) struct Place {
     pub(super) member: Arc<Member>,
@@ -192,7 +195,7 @@ impl Life {
         Ok(())
     }
 
-    /// The core did what was ordered last.
+    /// The core did what was ordered last. One that hangs is waited for, and said.
     async fn answered(
         &self,
         function: &Arc<dyn Function>,
@@ -200,9 +203,15 @@ impl Life {
         member: &Arc<Member>,
     ) -> Result<(), Trouble> {
         self.is_busy.set(true);
+        let mut tell_from = Some(self.now.get().saturating_add(ANSWER_MS));
         wait(|| {
             if member.has_answered() {
                 return Some(Ok(()));
+            }
+            if tell_from.is_some_and(|from| self.now.get() >= from) {
+                tell_from = None;
+                let (drive, core, order) = (&self.shared.address, member.core, member.word().order());
+                tracing::error!(%drive, core, ?order, "core does not answer; the others wait for it");
             }
             look_ready(&controller.bar, function).err().map(Err)
         })
