@@ -11,8 +11,8 @@ use crate::member::{Member, Order, Setup};
 use crate::pointers::{Pointers, Window};
 use crate::queue::{Layout, QueuePair};
 
-/// A core that has not answered for so long is told of.
-const ANSWER_MS: u64 = 5000;
+/// A core that has not answered for so long is told of. When it starts, its memory may take seconds.
+const ANSWER_MS: u64 = 30_000;
 
 /// What belongs to one member.
 pub(super) struct Place {

@@ -7,7 +7,7 @@ use spindle_disk::{CoreContext, DiskError, DiskSource, Op, OpenError};
 
 use super::failures::settings;
 use super::world::World;
-use super::{range, small_blocks};
+use super::{logged, range, small_blocks};
 use crate::emulator::{EmulatorSpec, Injection, NamespaceSpec};
 use crate::function::Bus;
 
@@ -69,6 +69,17 @@ fn a_drive_that_is_wanted_back_is_let_go_and_comes_back() {
     world.run_for(3000);
     assert_eq!(world.read(3, 1).expect("back"), [7; 512], "it was shut down: nothing is lost");
     world.command(Op::Flush, range(0, 0)).expect("nothing was lost");
+    world.end();
+}
+
+#[test]
+fn a_core_that_does_not_answer_is_said_once() {
+    let mut world = World::with(small_blocks(), settings(), 0);
+    let context = CoreContext { core: 0, pool: world.pool.clone(), depth: 4 };
+    let core = world.drive.disk("disk", 1).expect("namespace 1").open(&context).expect("opened");
+    assert_eq!(logged(|| world.run_for(29_000)), 0);
+    assert_eq!(logged(|| world.run_for(60_000)), 1);
+    drop(core);
     world.end();
 }
 
