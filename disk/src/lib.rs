@@ -23,6 +23,7 @@ pub mod file;
 mod medium;
 pub mod ng;
 pub mod null;
+mod patience;
 pub mod ram;
 mod shape;
 pub mod source;

@@ -52,10 +52,9 @@ const UNSAFE: [&str; 23] = [
 
 /// Where a thread may sleep: what it waits for has no event to wait on (a lock of another process, a register
 /// of a controller).
-const SLEEPS: [&str; 5] = [
+const SLEEPS: [&str; 4] = [
     "app/src/nvme/change.rs",
-    "disk/src/file/open.rs",
-    "disk/src/ng/open.rs",
+    "disk/src/patience.rs",
     "initiator/src/controller/bring_up.rs",
     "nvme/pcie/src/drive.rs",
 ];

@@ -98,6 +98,18 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         tracing::info!("{note}");
     }
     allow_descriptors();
+    let end = serve(config, signals, &log);
+    // Drives are told that power may go, and until then the process stays, also where it could not start.
+    // Not for ever where a core hangs.
+    match &end {
+        Ok(()) => spindle_nvme_pcie::finish(),
+        Err(_) => drop(spindle_nvme_pcie::finish_within(DRIVES_MAX)),
+    }
+    end
+}
+
+/// Open the disks, run the cores, and do what signals and drives ask for until it is time to go.
+fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<(), ServeError> {
     let drives: Arc<dyn DriveSource> = Arc::new(DrivesHere);
     let snapshot =
         config.plan().snapshot(None, &*drives, &[]).map_err(|error| ServeError::Start(error.to_string()))?;
@@ -108,7 +120,7 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let signals = forward(signals)?;
     loop {
         let next = match signals.recv_timeout(served.pause()) {
-            Ok(SIGHUP) => served.reload(&log),
+            Ok(SIGHUP) => served.reload(log),
             Err(RecvTimeoutError::Timeout) => served.look(Instant::now()),
             // Disconnected: a core has failed. Without it a part of the hosts would wait for ever.
             Ok(_) | Err(RecvTimeoutError::Disconnected) => break,
@@ -127,18 +139,12 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         "shutting down: commands in flight end, hosts are disconnected"
     );
     let end = running.shut_down(deadline);
-    // Drives are told that power may go, and until then the process stays. Not for ever where a core hangs,
-    // or where one is being opened that does not become ready.
+    // A drive that is being opened is shut down as well, unless it does not become ready.
     let give_up = Instant::now() + DRIVES_MAX;
     while served.is_opening() && Instant::now() < give_up {
         if signals.recv_timeout(served.pause()) == Err(RecvTimeoutError::Disconnected) {
             break;
         }
-    }
-    drop(served);
-    match &end {
-        Ok(()) => spindle_nvme_pcie::finish(),
-        Err(_) => drop(spindle_nvme_pcie::finish_within(DRIVES_MAX)),
     }
     end
 }

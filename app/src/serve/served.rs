@@ -136,13 +136,12 @@ impl Served {
         for index in 0..self.tries.len() {
             self.take_up(index, now);
         }
-        if has_new_size(&self.snapshot) {
-            let why = self.renew(None).err().map(|error| error.to_string()).unwrap_or_default();
-            if !why.is_empty() && why != self.why {
-                tracing::error!("a drive's new size cannot be served: {why}");
-            }
-            self.why = why;
+        let renewed = if has_new_size(&self.snapshot) { self.renew(None) } else { Ok(()) };
+        let why = renewed.err().map(|error| error.to_string()).unwrap_or_default();
+        if !why.is_empty() && why != self.why {
+            tracing::error!("a drive's new size cannot be served: {why}");
         }
+        self.why = why;
         self.open_absent(now);
         (self.snapshot.generation != before).then(|| Arc::clone(&self.snapshot))
     }

@@ -10,13 +10,11 @@ use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom
 use rustix::io::Errno;
 
 use crate::OpenError;
+use crate::patience::patiently;
 use crate::shape::{checked_blocks, size_refusal};
 
 /// Pool buffers begin at multiples of it, so no file may ask for a larger alignment in memory.
 const MEMORY_ALIGN_BYTES: u32 = 4096;
-
-/// Pause between two questions whether the lock is free.
-const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 /// What a file disk is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,18 +158,6 @@ impl Opening<'_> {
         OpenError::System { disk: self.disk.to_owned(), verb, source: source.into() }
     }
 
-    /// Asks until nobody else holds it, or the time for that is over.
-    fn patiently<T>(&self, ask: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        loop {
-            match ask() {
-                Err(Errno::BUSY | Errno::WOULDBLOCK) if Instant::now() < self.lock_until => {
-                    std::thread::sleep(LOCK_PAUSE);
-                }
-                other => return other,
-            }
-        }
-    }
-
     /// Opens the file; without `O_DIRECT` when the file system refuses that.
     fn open_file(&mut self) -> Result<File, OpenError> {
         let (access, verb) = match self.spec.is_read_only {
@@ -185,7 +171,8 @@ impl Opening<'_> {
         }
         let path = &self.spec.path;
         if self.spec.is_direct {
-            match self.patiently(|| rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())) {
+            match patiently(self.lock_until, || rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()))
+            {
                 Ok(file) => {
                     self.facts.is_direct = true;
                     return Ok(File::from(file));
@@ -194,7 +181,7 @@ impl Opening<'_> {
                 Err(error) => return Err(self.system(verb, error)),
             }
         }
-        let opened = self.patiently(|| rustix::fs::open(path, flags, Mode::empty()));
+        let opened = patiently(self.lock_until, || rustix::fs::open(path, flags, Mode::empty()));
         opened.map(File::from).map_err(|error| self.system(verb, error))
     }
 
@@ -210,7 +197,7 @@ impl Opening<'_> {
             true => FlockOperation::NonBlockingLockShared,
             false => FlockOperation::NonBlockingLockExclusive,
         };
-        self.patiently(|| rustix::fs::flock(file, operation)).map_err(|error| match error {
+        patiently(self.lock_until, || rustix::fs::flock(file, operation)).map_err(|error| match error {
             Errno::WOULDBLOCK => {
                 self.system("lock", io::Error::new(io::ErrorKind::WouldBlock, "somebody else serves it"))
             }

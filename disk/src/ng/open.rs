@@ -14,10 +14,8 @@ use spindle_reactor::uring::admin::{self, Namespace};
 
 use super::place::{NgPlace, look_at};
 use crate::OpenError;
+use crate::patience::patiently;
 use crate::shape::{BLOCK_BYTES_ALLOWED, checked_blocks};
-
-/// Pause between two questions whether the device is free.
-const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 /// Page of a drive: what its lists of memory are made of.
 const PAGE_BYTES: u64 = 4096;
@@ -143,15 +141,6 @@ fn told(error: PassError) -> io::Error {
     match error {
         PassError::Status(_) => io::Error::other(error.to_string()),
         PassError::System(error) => error,
-    }
-}
-
-fn patiently<T>(until: Instant, ask: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-    loop {
-        match ask() {
-            Err(Errno::BUSY | Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_PAUSE),
-            other => return other,
-        }
     }
 }
 
