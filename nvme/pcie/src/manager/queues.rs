@@ -58,7 +58,9 @@ impl Place {
 }
 
 impl Life {
-    /// Members that were opened since, as far as there are identifiers up to `qid_max` for them.
+    /// Members that were opened since, as far as there are identifiers up to `qid_max` for them. One that
+    /// waits for a member that goes has to wait. One for which there will be none, as the drive has fewer
+    /// than it had, gets one beyond, and with it hears that there is no queue: its requests end.
     fn adopt(&mut self, qid_max: u32) {
         let members: Vec<_> = self.shared.state().members.clone();
         for member in members {
@@ -67,7 +69,10 @@ impl Life {
             }
             let is_free = |qid: &u16| self.places.iter().all(|place| place.qid != *qid);
             let qid_max = u16::try_from(qid_max).unwrap_or(u16::MAX);
-            let Some(qid) = (1..=qid_max).find(is_free) else { continue };
+            let staying = self.places.iter().filter(|place| !place.member.is_closed()).count();
+            let is_short = staying >= usize::from(qid_max);
+            let highest = if is_short { u16::MAX } else { qid_max };
+            let Some(qid) = (1..=highest).find(is_free) else { continue };
             self.places.push(Place { member, qid, memory: None, pool: None, has_queues: false });
         }
     }
