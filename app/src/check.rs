@@ -9,6 +9,7 @@ use std::path::Path;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
+use spindle_disk::medium_id;
 use uuid::Uuid;
 
 use crate::cli::CheckArgs;
@@ -54,6 +55,9 @@ fn describe(plan: &Plan) -> String {
     }
     for disk in &plan.disks {
         let _ = writeln!(text, "  disk        {}", describe_disk(disk));
+        if let Some(id) = medium_of(disk) {
+            let _ = writeln!(text, "              medium_id = {id:?}");
+        }
     }
     for subsystem in &plan.subsystems {
         describe_subsystem(&mut text, plan, subsystem);
@@ -77,6 +81,16 @@ fn describe(plan: &Plan) -> String {
         let _ = writeln!(text, "  - {note}");
     }
     text
+}
+
+/// The name of what is at a disk's path now. That of a drive with vfio-pci is known when it is open.
+fn medium_of(disk: &DiskPlan) -> Option<String> {
+    match &disk.kind {
+        DiskKind::File { path, .. } | DiskKind::Ng { path, .. } => {
+            medium_id::at(path).ok()?.into_iter().next()
+        }
+        DiskKind::Ram { .. } | DiskKind::Null | DiskKind::Nvme { .. } => disk.medium_id.clone(),
+    }
 }
 
 fn describe_disk(disk: &DiskPlan) -> String {
@@ -113,9 +127,11 @@ fn describe_subsystem(text: &mut String, plan: &Plan, subsystem: &SubsystemPlan)
         plan.listeners_of(subsystem).map(|listener| listener.address.to_string()).collect();
     let _ = writeln!(text, "              at {}", offered.join(", "));
     for namespace in &subsystem.namespaces {
-        let (uuid, nguid) = (Uuid::from_bytes(namespace.uuid), u128::from_be_bytes(namespace.nguid));
+        let made = || "made with the disk".to_owned();
+        let uuid = namespace.uuid.map_or_else(made, |uuid| Uuid::from_bytes(uuid).to_string());
+        let nguid = namespace.nguid.map_or_else(made, |nguid| format!("{:032x}", u128::from_be_bytes(nguid)));
         let _ = writeln!(text, "    namespace {}: disk {}", namespace.nsid, namespace.disk);
-        let _ = writeln!(text, "              uuid {uuid}, nguid {nguid:032x}");
+        let _ = writeln!(text, "              uuid {uuid}, nguid {nguid}");
     }
 }
 
@@ -194,7 +210,7 @@ mod tests {
             "disk        ram0: ram, 1 GiB, blocks of 512 bytes",
             "subsystem   nqn.2026-01.io.spindle:default",
             "serial SPDLECC6CFDC70095C25, model Spindle, hosts: any",
-            "uuid 224dd7ce-e1dd-53fa-ba82-c6188e2caff1, nguid 724537abac305dc1be2d8849ac5b751a",
+            "uuid made with the disk, nguid made with the disk",
             "pool: 1024 buffers of 4 KiB, a core",
             "admin reserve",
             "sum with full RAM disks",

@@ -114,6 +114,9 @@ pub struct NvmeBindArgs {
     /// Reserve at least N huge pages of 2 MiB on the NUMA node of each drive; with --persist at boot too
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=HUGE_PAGES_MAX))]
     pub huge_pages: Option<u64>,
+    /// Also bind a drive on which a file system, a volume or a partition table is found that is not in use
+    #[arg(long)]
+    pub force: bool,
     /// Only print what would be changed, as lines of a shell
     #[arg(long)]
     pub dry_run: bool,
@@ -210,6 +213,11 @@ pub struct BenchTargetArgs {
     /// So many connected queues more, on which nothing is sent
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub idle_queues: usize,
+    /// Keep-alive time-out in seconds: after so long a silence the target may take this host for dead;
+    /// 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=KEEP_ALIVE_SECONDS_MAX))]
+    pub keep_alive_tmo: u32,
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -223,6 +231,17 @@ pub enum Registration {
     PinDown,
     /// Kept; given up in batches
     Batched,
+}
+
+/// The ways of `bench limit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LimitWay {
+    /// The faster of the others; blocks from 16 KiB on with sockets, which receive them to where they belong.
+    Best,
+    /// A call for each receive and each send.
+    Sockets,
+    /// io_uring: a call for all connections; receives go on by themselves.
+    IoUring,
 }
 
 /// `spindle bench limit`.
@@ -247,6 +266,13 @@ pub struct LimitArgs {
     /// loopback
     #[arg(long, value_name = "NAME", default_value = "reno")]
     pub congestion: String,
+    /// Send and receive buffer of the serving end's sockets, as tcp.socket_buffer; 0: the kernel tunes them
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub socket_buffer: Bytes,
+    /// How both ends reach their sockets; `best` measures the one and the other, each for --seconds, and
+    /// shows the faster
+    #[arg(long, value_enum, value_name = "WAY", default_value_t = LimitWay::Best)]
+    pub way: LimitWay,
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -336,6 +362,8 @@ impl FromStr for CorePair {
     }
 }
 
+/// The longest keep-alive time-out that can be asked for: a day.
+const KEEP_ALIVE_SECONDS_MAX: i64 = 86_400;
 /// The longest run that can be asked for: a day.
 const SECONDS_MAX: f64 = 86_400.0;
 

@@ -28,7 +28,7 @@ pub use control::{Broken, Fault, FaultControl, OpKind};
 
 use crate::{
     Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Health, Op,
-    OpenError, ResizeError, Token, Usage,
+    OpenError, Owner, ResizeError, Token, Usage,
 };
 
 /// The layer, shared by all cores. See the module.
@@ -79,6 +79,18 @@ impl DiskSource for FaultDisk {
         }))
     }
 
+    fn prepare(&self, pool: &Area) {
+        self.inner.prepare(pool);
+    }
+
+    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.inner.prepare_resize(bytes)
+    }
+
+    fn cancel_resize(&self) {
+        self.inner.cancel_resize();
+    }
+
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         self.inner.resize(bytes)
     }
@@ -93,6 +105,10 @@ impl DiskSource for FaultDisk {
 
     fn deallocated_is_zero(&self) -> bool {
         self.inner.deallocated_is_zero()
+    }
+
+    fn medium_ids(&self) -> Vec<String> {
+        self.inner.medium_ids()
     }
 
     fn area(&self) -> Option<Area> {
@@ -176,6 +192,15 @@ enum What {
     Before(Plan, Call),
     /// All is done but for saying so.
     After(Done),
+}
+
+impl Held {
+    fn token(&self) -> Token {
+        match &self.what {
+            What::Before(plan, _) => plan.token,
+            What::After(done) => done.token,
+        }
+    }
 }
 
 /// One core's handle on the layer.
@@ -272,7 +297,8 @@ impl FaultCore {
             self.plans.len() - 1
         });
         self.plans[slot] = Some(plan);
-        let token = Token(slot as u64);
+        // Under the same owner, so that the disk below knows whose it is.
+        let token = Token(u64::from(plan.token.owner().0) << 32 | slot as u64);
         let done = match call {
             Call::Op { op, range, buf } => self.inner.submit(token, op, range, buf),
             Call::CompareAndWrite { range, expected, data } => {
@@ -284,7 +310,7 @@ impl FaultCore {
     }
 
     fn on_inner_done(&mut self, done: Done) -> Option<Done> {
-        let slot = usize::try_from(done.token.0).unwrap_or(usize::MAX);
+        let slot = usize::try_from(done.token.0 & 0xffff_ffff).unwrap_or(usize::MAX);
         let plan = self.plans.get_mut(slot).and_then(Option::take);
         let Some(plan) = plan else {
             panic!("the inner disk ended {:?}, which it does not have", done.token)
@@ -350,6 +376,10 @@ impl Disk for FaultCore {
         self.inner.write_buffers()
     }
 
+    fn free_bytes(&self) -> u64 {
+        self.inner.free_bytes()
+    }
+
     fn take(&mut self, range: BlockRange) -> Option<Buf> {
         self.inner.take(range)
     }
@@ -396,6 +426,15 @@ impl Disk for FaultCore {
             done.push(ready);
         }
         is_busy || self.held.iter().any(|held| held.until != Until::Released)
+    }
+
+    /// A held command is at a slow medium and cannot be cancelled: its effect may still come.
+    fn forget(&mut self, owner: Owner) -> usize {
+        self.inner.forget(owner);
+        let own = |token: Token| token.owner() == owner;
+        self.plans.iter().flatten().filter(|plan| own(plan.token)).count()
+            + self.held.iter().filter(|held| own(held.token())).count()
+            + self.ready.iter().filter(|done| own(done.token)).count()
     }
 
     fn in_flight(&self) -> usize {

@@ -12,7 +12,9 @@
 //! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far
 //! as the device keeps what it says (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process,
 //! not of the power. Where I/O goes through the page cache, a flush that failed has lost data that the kernel
-//! will not report again, so every later flush fails too, until the disk is opened anew.
+//! will not report again, so every later flush and write with FUA fails too, until the disk is opened anew.
+//! A write with FUA may be the one that is told of such a loss, with any error: it is then written again
+//! without FUA, and where that goes well, the error was not its own.
 //!
 //! What it does not do: it does not notice when somebody else changes the file; the lock that it takes is
 //! advisory. It makes no block atomic that the device or the page cache does not: through the page cache, a
@@ -27,13 +29,14 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
 
 use crate::medium::guard::{CORES_MAX, Guard};
+use crate::medium_id;
 use crate::shape::{resize_error, size_refusal};
 use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, ResizeError, Usage};
 
@@ -67,6 +70,15 @@ struct Shared {
     /// The page cache lost data: flushes fail from now on.
     has_lost_data: AtomicBool,
     guard: Arc<Guard>,
+    /// What a resize that is prepared has changed.
+    prepared: Mutex<Option<Growth>>,
+}
+
+/// A file was made larger for a disk that does not have that size yet.
+#[derive(Debug, Clone, Copy)]
+struct Growth {
+    from: u64,
+    to: u64,
 }
 
 impl Shared {
@@ -80,6 +92,11 @@ impl Shared {
             atomic_blocks: 1,
             can_compare_and_write: !self.is_read_only,
         }
+    }
+
+    /// What was prepared before.
+    fn set_prepared(&self, growth: Option<Growth>) -> Option<Growth> {
+        std::mem::replace(&mut *self.prepared.lock().unwrap_or_else(PoisonError::into_inner), growth)
     }
 
     /// A sync failed. Through the page cache the kernel says so once, to one core; the others must hear of it
@@ -117,6 +134,7 @@ impl FileDisk {
             can_zero_range: AtomicBool::new(true),
             has_lost_data: AtomicBool::new(false),
             guard: Guard::new(CORES_MAX),
+            prepared: Mutex::new(None),
         };
         Ok(Arc::new(FileDisk { shared: Arc::new(shared), facts: opened.facts }))
     }
@@ -146,7 +164,7 @@ impl DiskSource for FileDisk {
     }
 
     /// A regular file is grown and never cut; of a block device the size is asked anew, and must be enough.
-    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let shared = &self.shared;
         let refuse = |allowed: String| Err(resize_error(&shared.name, bytes, allowed));
         if let Some(allowed) = size_refusal(bytes, shared.block_bytes) {
@@ -170,15 +188,37 @@ impl DiskSource for FileDisk {
         if !is_cut_to_fit && bytes < has {
             return refuse(format!("{path} has {has} bytes, and a smaller disk would cut off its end"));
         }
-        let block_count = bytes / u64::from(shared.block_bytes);
-        if !is_cut_to_fit
-            && bytes > has
-            && let Err(error) = shared.file.set_len(bytes).and_then(|()| shared.file.sync_all())
-        {
-            return refuse(format!("cannot change the size of {path}: {error}"));
+        if !is_cut_to_fit && bytes > has {
+            self.shared.set_prepared(Some(Growth { from: has, to: bytes }));
+            if let Err(error) = shared.file.set_len(bytes).and_then(|()| shared.file.sync_all()) {
+                self.cancel_resize();
+                return refuse(format!("cannot change the size of {path}: {error}"));
+            }
         }
-        shared.block_count.store(block_count, Ordering::Release);
         Ok(())
+    }
+
+    /// A file that was grown is cut again: no block beyond its old end was ever shown.
+    fn cancel_resize(&self) {
+        let Some(growth) = self.shared.set_prepared(None) else { return };
+        let file = &self.shared.file;
+        let is_as_made = file.metadata().is_ok_and(|metadata| metadata.len() == growth.to);
+        if is_as_made {
+            // A file that stays too large is no harm to the disk, which has the size that it had.
+            let _ = file.set_len(growth.from).and_then(|()| file.sync_all());
+        }
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.prepare_resize(bytes)?;
+        let shared = &self.shared;
+        shared.set_prepared(None);
+        shared.block_count.store(bytes / u64::from(shared.block_bytes), Ordering::Release);
+        Ok(())
+    }
+
+    fn medium_ids(&self) -> Vec<String> {
+        medium_id::of_file(&self.shared.file)
     }
 
     fn usage(&self) -> Usage {

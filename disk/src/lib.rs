@@ -18,20 +18,25 @@
 
 #![forbid(unsafe_code)]
 
+pub mod exports;
 pub mod fault;
 pub mod file;
 mod medium;
+pub mod medium_id;
 pub mod ng;
 pub mod null;
 mod patience;
 pub mod ram;
 mod shape;
+pub mod signature;
 pub mod source;
 
+use nvme_spec::status::{Status, StatusType};
 use spindle_reactor::mem::{Buf, Pool};
 
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
 pub use file::{FileDisk, FileFacts, FileSpec};
+pub use medium::guard;
 pub use ng::{NgDisk, NgFacts, NgSpec};
 pub use null::{NullDisk, NullSpec};
 pub use ram::{RamDisk, RamSpec};
@@ -96,8 +101,8 @@ pub enum Op {
         /// Force unit access.
         fua: bool,
     },
-    /// The host does not need the range any more; it reads as zeroes afterwards, where
-    /// [`DiskSource::deallocated_is_zero`], and gives its space back.
+    /// The host does not need the range any more, and gives its space back. What gave it back reads as
+    /// zeroes, where [`DiskSource::deallocated_is_zero`]; a drive may keep some of a large range as it was.
     Deallocate,
     /// The range holds the bytes of the buffer, else [`DiskError::CompareDiffers`]. Nothing is changed. Where
     /// [`Abilities::compare`]; [`DiskError::NotSupported`] elsewhere.
@@ -145,11 +150,59 @@ pub enum DiskError {
     /// The disk is gone for good.
     #[error("disk is gone")]
     Gone,
+    /// What the NVMe device itself says of its medium: the host gets the code and DNR as they are, so that it
+    /// repeats where the device says that it may. Made by [`DiskError::device`].
+    #[error("the device says: {0}")]
+    Device(Status),
+    /// Its submitter is gone ([`Disk::forget`]): some of it was not done, and will not be.
+    #[error("cancelled: its submitter is gone")]
+    Cancelled,
 }
 
-/// The submitter's own name for a command in flight; comes back unchanged.
+impl DiskError {
+    /// The device's own answer, without what refers to the device: M and its retry delays (CRD).
+    #[must_use]
+    pub fn device(status: Status) -> DiskError {
+        if status.is_success() {
+            return DiskError::Internal; // no failure can be told to the host as a success
+        }
+        DiskError::Device(if status.is_dnr() { status.code().dnr() } else { status.code() })
+    }
+
+    /// It is an error of the medium, as the SMART log counts them.
+    #[must_use]
+    pub fn is_media(self) -> bool {
+        match self {
+            DiskError::MediaRead | DiskError::MediaWrite => true,
+            DiskError::Device(status) => status.sct() == StatusType::MEDIA,
+            DiskError::NoSpace
+            | DiskError::WriteProtected
+            | DiskError::NotSupported
+            | DiskError::CompareDiffers
+            | DiskError::Internal
+            | DiskError::Gone
+            | DiskError::Cancelled => false,
+        }
+    }
+}
+
+/// The submitter's own name for a command in flight; comes back unchanged. Its upper 32 bits are the
+/// [`Owner`], the only part that a disk looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
+
+impl Token {
+    /// Whose command it is.
+    #[inline]
+    #[must_use]
+    pub fn owner(self) -> Owner {
+        Owner((self.0 >> 32) as u32)
+    }
+}
+
+/// Whose command it is: a queue pair of the core. All commands of one owner are forgotten together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Owner(pub u32);
 
 /// A command has ended.
 #[derive(Debug)]
@@ -167,6 +220,11 @@ impl Done {
     /// The end of a command that this kind of disk does not have; the buffer goes back untouched.
     pub(crate) fn not_supported(token: Token, buf: Option<Buf>) -> Done {
         Done { token, result: Err(DiskError::NotSupported), buf }
+    }
+
+    /// The end of a command that was not begun and whose submitter is gone.
+    pub(crate) fn cancelled(token: Token, buf: Option<Buf>) -> Done {
+        Done { token, result: Err(DiskError::Cancelled), buf }
     }
 }
 
@@ -200,6 +258,12 @@ pub trait Disk {
     fn take(&mut self, range: BlockRange) -> Option<Buf> {
         let _ = range;
         None
+    }
+
+    /// Bytes that [`Disk::take`] has for all cores together, nearly; what a user that is to leave others
+    /// theirs compares with what it holds. A disk that gives no memory has as much as is wanted.
+    fn free_bytes(&self) -> u64 {
+        u64::MAX
     }
 
     /// Begin a command. `Some` when it ended at once. `buf` is the destination of a read (`None` where
@@ -239,6 +303,14 @@ pub trait Disk {
     /// Collect what has ended, at most what fits `done`'s spare capacity (it is never grown), and send what
     /// was submitted since the last call to the device. True when there was anything to do.
     fn poll(&mut self, done: &mut Vec<Done>) -> bool;
+
+    /// Cut short the commands of `owner`, which is gone. None of them is begun any more, and none that failed
+    /// is given to the medium again; a long one ends with the piece that the medium has. Each still comes
+    /// back as a [`Done`], with [`DiskError::Cancelled`] where it was cut short.
+    ///
+    /// How many are still to come back: once they have, nothing that `owner` submitted on this core reaches
+    /// the medium any more. It submits nothing after this.
+    fn forget(&mut self, owner: Owner) -> usize;
 
     /// Commands in flight, so that a drain knows when it is over.
     fn in_flight(&self) -> usize;

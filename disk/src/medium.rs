@@ -12,7 +12,7 @@
 //! The order of things, the queue and compare-and-write are here.
 
 mod core;
-pub(crate) mod guard;
+pub mod guard;
 pub(crate) mod request;
 mod swap;
 #[cfg(test)]
@@ -73,11 +73,22 @@ pub(crate) trait Medium {
     /// The way to try where this one ended so; `None`: there is none, that is the end.
     fn next_way(&self, way: Self::Way, error: &Self::Error) -> Option<Self::Way>;
 
+    /// A write that was to be durable failed so: the error may be about bytes that were acknowledged before,
+    /// and this may be the only time that it is told.
+    fn may_be_older(&self, error: &Self::Error) -> bool;
+
+    /// Bytes that were acknowledged are lost.
+    fn on_lost(&self);
+
     /// A sync, or (`is_sync` false) a write that was to be durable, ended so.
     fn on_durable_error(&self, is_sync: bool, error: &Self::Error);
 
     /// What it means for the host.
     fn disk_error(&self, error: &Self::Error, is_write: bool) -> DiskError;
+
+    /// Cut short what was begun as `token`: no further piece of it is given to the device, and the piece that
+    /// the device has is not repeated if it fails. It still ends, with any result.
+    fn forget(&mut self, token: u64);
 
     /// Send what was begun to the device.
     ///

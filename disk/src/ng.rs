@@ -147,12 +147,20 @@ impl DiskSource for NgDisk {
     }
 
     /// The size is the drive's own.
-    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let has = self.geometry().bytes();
         if bytes == has {
             return Ok(());
         }
         Err(resize_error(&self.name, bytes, format!("the drive's namespace has {has} bytes")))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.prepare_resize(bytes)
+    }
+
+    fn medium_ids(&self) -> Vec<String> {
+        self.facts.medium_ids.clone()
     }
 
     fn usage(&self) -> Usage {

@@ -11,8 +11,8 @@ use spindle_reactor::mem::Buf;
 
 use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token,
-    Usage,
+    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, Owner, ResizeError,
+    Token, Usage,
 };
 
 /// What a null disk is to be.
@@ -76,10 +76,13 @@ impl DiskSource for NullDisk {
         Ok(Box::new(NullCore { block_bytes: self.block_bytes, block_count: Arc::clone(&self.block_count) }))
     }
 
+    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        let refusal = size_refusal(bytes, self.block_bytes);
+        refusal.map_or(Ok(()), |allowed| Err(resize_error(&self.name, bytes, allowed)))
+    }
+
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
-        if let Some(allowed) = size_refusal(bytes, self.block_bytes) {
-            return Err(resize_error(&self.name, bytes, allowed));
-        }
+        self.prepare_resize(bytes)?;
         self.block_count.store(bytes / u64::from(self.block_bytes), Ordering::Release);
         Ok(())
     }
@@ -119,6 +122,11 @@ impl Disk for NullCore {
     #[inline]
     fn poll(&mut self, _done: &mut Vec<Done>) -> bool {
         false
+    }
+
+    /// Everything ends as it comes.
+    fn forget(&mut self, _owner: Owner) -> usize {
+        0
     }
 
     #[inline]

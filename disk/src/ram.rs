@@ -25,7 +25,7 @@ use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, Pages}
 
 use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError,
+    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, Owner,
     ResizeError, Token, Usage,
 };
 
@@ -147,7 +147,7 @@ impl RamDisk {
     /// behind is zeroed by the growth that would show it.
     fn clear(&self, from: u64, to: u64) -> bool {
         let frames = self.shared.store.core();
-        let mut zeroing = Zeroing { token: Token(0), at: from, end: to, is_released: true };
+        let mut zeroing = Zeroing { token: Token(0), at: from, end: to, is_released: true, result: Ok(()) };
         while zeroing.at < zeroing.end {
             if !zeroing.step(&frames) {
                 return false;
@@ -174,7 +174,7 @@ impl DiskSource for RamDisk {
         Ok(Box::new(self.open_core(context)))
     }
 
-    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let refuse = |allowed: String| Err(resize_error(&self.shared.name, bytes, allowed));
         if let Some(allowed) = size_refusal(bytes, self.shared.block_bytes) {
             return refuse(allowed);
@@ -183,14 +183,23 @@ impl DiskSource for RamDisk {
             return refuse(format!("a RAM disk grows up to the size it was made with, {}", self.bytes_max));
         }
         let before = self.shared.geometry().bytes();
-        let block_count = bytes / u64::from(self.shared.block_bytes);
-        if bytes < before {
-            self.shared.block_count.store(block_count, Ordering::Release);
-        }
-        if !self.clear(bytes.min(before), bytes.max(before)) {
+        // What a growth would show reads as zeroes.
+        if bytes > before && !self.clear(before, bytes) {
             return refuse("no free frame is left now to zero a part of a page; try again".to_owned());
         }
+        Ok(())
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.prepare_resize(bytes)?;
+        let before = self.shared.geometry().bytes();
+        let block_count = bytes / u64::from(self.shared.block_bytes);
         self.shared.block_count.store(block_count, Ordering::Release);
+        if bytes < before {
+            // Gives memory back. What stays, as no frame was free to zero a part of a page, is zeroed by the
+            // growth that would show it.
+            let _ = self.clear(bytes, before);
+        }
         Ok(())
     }
 
@@ -210,6 +219,8 @@ struct Zeroing {
     at: u64,
     end: u64,
     is_released: bool,
+    /// What it ends with.
+    result: Result<(), DiskError>,
 }
 
 impl Zeroing {
@@ -243,7 +254,8 @@ impl RamCore {
     #[cold]
     fn submit_zeroes(&mut self, token: Token, range: BlockRange, is_released: bool) -> Option<Done> {
         let at = range.offset(self.shift);
-        let mut zeroing = Zeroing { token, at, end: at + range.bytes(self.shift), is_released };
+        let end = at + range.bytes(self.shift);
+        let mut zeroing = Zeroing { token, at, end, is_released, result: Ok(()) };
         if zeroing.is_one_portion() && zeroing.step(&self.frames) {
             return Some(Done { token, result: Ok(()), buf: None });
         }
@@ -259,9 +271,9 @@ impl RamCore {
                 return;
             }
             let Some(mut zeroing) = self.zeroings.pop_front() else { return };
-            let has_frames = zeroing.step(&self.frames);
+            let has_frames = zeroing.at == zeroing.end || zeroing.step(&self.frames);
             if zeroing.at == zeroing.end {
-                done.push(Done { token: zeroing.token, result: Ok(()), buf: None });
+                done.push(Done { token: zeroing.token, result: zeroing.result, buf: None });
             } else {
                 self.zeroings.push_back(zeroing);
             }
@@ -292,6 +304,10 @@ impl Disk for RamCore {
     #[inline]
     fn take(&mut self, range: BlockRange) -> Option<Buf> {
         self.frames.take(range.offset(self.shift), range.data_bytes(self.shift))
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.frames.free_bytes()
     }
 
     #[inline]
@@ -339,6 +355,16 @@ impl Disk for RamCore {
         }
         self.poll_zeroings(done);
         true
+    }
+
+    /// Everything but a long zeroing ends as it comes; that one ends here.
+    fn forget(&mut self, owner: Owner) -> usize {
+        let own = self.zeroings.iter_mut().filter(|zeroing| zeroing.token.owner() == owner);
+        let cut = |zeroing: &mut Zeroing| {
+            zeroing.end = zeroing.at;
+            zeroing.result = Err(DiskError::Cancelled);
+        };
+        own.map(cut).count()
     }
 
     #[inline]

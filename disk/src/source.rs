@@ -100,11 +100,31 @@ pub trait DiskSource: Send + Sync {
     /// Its shape now.
     fn geometry(&self) -> Geometry;
 
+    /// Make a core's pool ready for the commands that its handle will have, as far as that takes long: pages
+    /// are pinned. Not on a core. What cannot be done is said by [`DiskSource::open`], which does it where
+    /// this was not called.
+    fn prepare(&self, pool: &Area) {
+        let _ = pool;
+    }
+
     /// A core's own handle.
     ///
     /// # Errors
     /// [`OpenError`], with the system's reason.
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError>;
+
+    /// Do all of a [`DiskSource::resize`] that can fail: the medium is made as large as it has to be, and no
+    /// handle sees anything of it. So several disks change their sizes together or not at all.
+    ///
+    /// # Errors
+    /// [`ResizeError`] when the kind cannot or the medium is too small; the medium is as it was.
+    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        let _ = bytes;
+        Ok(())
+    }
+
+    /// The resize that was prepared last is not done: the medium gets back the size that it had.
+    fn cancel_resize(&self) {}
 
     /// Change the size; every core's handle sees the new geometry.
     ///
@@ -120,10 +140,16 @@ pub trait DiskSource: Send + Sync {
         None
     }
 
-    /// What was deallocated ([`Op::Deallocate`](crate::Op::Deallocate)) reads as zeroes, for certain. Where
+    /// What [`Op::Deallocate`](crate::Op::Deallocate) gave back reads as zeroes. Where
     /// not, it may read as before: Dataset Management is a hint to a drive (NVM Command Set 3.2.3).
     fn deallocated_is_zero(&self) -> bool {
         true
+    }
+
+    /// Names of the medium itself, the best first: see [`medium_id`](crate::medium_id). None where it has
+    /// none.
+    fn medium_ids(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// Memory of its own in which the data of commands lies, to be registered with devices; `None` where all

@@ -65,7 +65,7 @@ pub(crate) struct Driver {
     pub(crate) pool: Pool,
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) block_bytes: u32,
-    token_next: u64,
+    pub(crate) token_next: u64,
     done: Vec<Done>,
     ended: Vec<Done>,
 }

@@ -9,7 +9,9 @@
 //!            -> next_message: to other cores' mailboxes      -> next_closed: close the socket
 //! ```
 //!
-//! It does no I/O itself and reads no clock.
+//! It does no I/O itself and reads no clock. What it does when it is full: `room`.
+
+mod room;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use spindle_reactor::slab::{Slab, Slot};
 
 use crate::controller::Controller;
 use crate::env::{AbortFrom, DONE_BATCH, Env, Message};
+use crate::leftovers::Leftovers;
 use crate::notice::{Notice, Notices};
 use crate::qpair::memory::WaitsFor;
 use crate::qpair::request::Request;
@@ -28,6 +31,7 @@ use crate::qpair::{Life, Qpair, Retried, from_token};
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{Peer, Snapshot};
 use crate::transport::Transport;
+use room::Unconnected;
 
 /// How often time-outs are looked at.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
@@ -81,6 +85,7 @@ struct First {
 pub struct TargetCore<T: Transport> {
     env: Env,
     qpairs: Slab<Qpair<T>>,
+    unconnected: Unconnected,
     /// Queue pairs with waiting requests; whose turn was longest ago comes first.
     waiting: VecDeque<Slot>,
     /// Queue pairs that may have something to send.
@@ -97,9 +102,6 @@ pub struct TargetCore<T: Transport> {
     is_closing_disks: bool,
     /// Generation of the configuration that each core has.
     taken: Vec<u64>,
-    /// The configuration that controllers of this core have been told of last, while a newer one is not with
-    /// all cores.
-    untold: Option<Arc<Snapshot>>,
 }
 
 impl<T: Transport> TargetCore<T> {
@@ -118,6 +120,7 @@ impl<T: Transport> TargetCore<T> {
             now: settings.now,
             started: settings.now,
             wall_ms: settings.wall_ms,
+            shown: Arc::clone(&settings.snapshot),
             snapshot: settings.snapshot,
             registry: settings.registry,
             pool: settings.pool,
@@ -131,13 +134,16 @@ impl<T: Transport> TargetCore<T> {
             // Behind those of the connections.
             incoming: Slot::from_wire(u32::try_from(connections).unwrap_or(u32::MAX)),
             is_reserve_short: false,
+            scarce_bytes: u64::MAX,
             waits: 0,
             commands: 0,
             done: Vec::with_capacity(DONE_BATCH),
+            leftovers: Leftovers::default(),
         };
         let mut core = TargetCore {
             env,
             qpairs: Slab::with_capacity(connections),
+            unconnected: Unconnected::default(),
             waiting: VecDeque::with_capacity(connections),
             touched: Vec::with_capacity(connections),
             closed: Vec::with_capacity(connections),
@@ -147,7 +153,6 @@ impl<T: Transport> TargetCore<T> {
             disk_depth: settings.disk_depth,
             is_closing_disks: false,
             taken,
-            untold: None,
         };
         match core.open_disks().pop() {
             Some(error) => Err(error),
@@ -201,9 +206,9 @@ impl<T: Transport> TargetCore<T> {
     #[must_use]
     pub fn connection_bytes(entries: u16) -> usize {
         let entries = usize::from(entries);
-        // Named in four lists of the core.
+        // Named in six lists of the core.
         Slab::<Qpair<T>>::bytes_for(1)
-            + 4 * size_of::<Slot>()
+            + 6 * size_of::<Slot>()
             // What it holds of the pool and of the reserve.
             + 2 * SHARE_BYTES
             + Slab::<Request>::bytes_for(entries)
@@ -228,7 +233,10 @@ impl<T: Transport> TargetCore<T> {
         if self.refusal().is_some() {
             return Err(transport);
         }
-        self.qpairs.insert(Qpair::new(transport, peer, self.env.now)).map_err(|qpair| qpair.transport)
+        let qpair = Qpair::new(transport, peer, self.env.now);
+        let id = self.qpairs.insert(qpair).map_err(|qpair| qpair.transport)?;
+        self.unconnected.push(id, &self.qpairs);
+        Ok(id)
     }
 
     /// The connection's wire state, to be fed and emptied.
@@ -309,8 +317,10 @@ impl<T: Transport> TargetCore<T> {
         has_worked |= self.poll_waiting();
         if self.env.now >= self.next_timer {
             self.next_timer = Nanos(self.env.now.0.saturating_add(TIMER_PERIOD.0));
+            self.env.look_at_scarcity();
             self.each(|qpair, env| qpair.on_time(env));
             self.env.is_reserve_short = false;
+            self.expire_leftovers();
         }
         if self.env.is_draining {
             self.each(Qpair::drain);
@@ -338,6 +348,25 @@ impl<T: Transport> TargetCore<T> {
         let (id, slot) = from_token(done.token);
         // A queue pair that is gone does not want it: the buffer is dropped here, and so comes home.
         self.with_open(id, |qpair, env| qpair.on_done(id, env, slot, done));
+        if !self.env.leftovers.is_empty() {
+            self.on_leftover_done(id);
+        }
+    }
+
+    /// A command of a queue pair that is gone has come back, perhaps. The disks say whether it was the last.
+    #[cold]
+    fn on_leftover_done(&mut self, id: Slot) {
+        if self.env.leftovers.on_done(id) {
+            let commands = self.env.forget(id);
+            self.env.leftovers.set(id, commands);
+        }
+    }
+
+    fn expire_leftovers(&mut self) {
+        while let Some(leftover) = self.env.leftovers.expired(self.env.now) {
+            let (host, subsystem) = (leftover.controller.host_nqn, leftover.controller.subsystem_nqn);
+            self.env.notice(Notice::Leftover { host, subsystem, commands: leftover.commands });
+        }
     }
 
     /// Who got something goes to the end of the line, who did not keeps its place: a deep queue does not
@@ -452,9 +481,9 @@ impl<T: Transport> TargetCore<T> {
         self.env.send(from.core, Message::Aborted { from, is_aborted });
     }
 
-    /// The new configuration, for I/O queues at once. Controllers follow when all cores have it: a host that
-    /// is told of a namespace reads from it on all its queues, and one that got a refusal with DNR would give
-    /// it up.
+    /// The new configuration, for I/O queues at once. What hosts are shown and told follows when all cores
+    /// have it: a host that knows of a namespace reads from it on all its queues, and one that got a refusal
+    /// with DNR would give it up.
     fn on_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         let old = std::mem::replace(&mut self.env.snapshot, snapshot);
         for error in self.open_disks() {
@@ -466,7 +495,6 @@ impl<T: Transport> TargetCore<T> {
                 qpair.on_snapshot(env, &old);
             }
         });
-        self.untold.get_or_insert(old);
         let (core, generation) = (self.env.core, self.env.snapshot.generation);
         self.env.broadcast(&Message::SnapshotTaken { core, generation });
     }
@@ -479,7 +507,10 @@ impl<T: Transport> TargetCore<T> {
         if self.taken.iter().any(|taken| *taken < own) {
             return;
         }
-        let Some(old) = self.untold.take() else { return };
+        if self.env.shown.generation == own {
+            return;
+        }
+        let old = std::mem::replace(&mut self.env.shown, Arc::clone(&self.env.snapshot));
         self.each(|qpair, env| {
             if qpair.is_admin_queue() {
                 qpair.on_snapshot(env, &old);

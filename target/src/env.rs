@@ -13,7 +13,9 @@ use spindle_reactor::mem::{Buf, Pool, Share};
 use spindle_reactor::slab::Slot;
 
 use crate::controller::ErrorRecord;
+use crate::leftovers::Leftovers;
 use crate::notice::{Notice, Notices};
+use crate::qpair::owner;
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{DiskId, Snapshot};
 use crate::transport::CloseReason;
@@ -96,8 +98,11 @@ pub struct Env {
     pub started: Nanos,
     /// Wall clock at this turn, ms since 1970.
     pub wall_ms: u64,
-    /// The configuration.
+    /// The configuration as I/O queues have it: the newest that this core has.
     pub snapshot: Arc<Snapshot>,
+    /// The configuration that hosts are shown (Identify, log pages, discovery, Connect of admin queues): the
+    /// newest that all cores have. A host uses what it is shown on all its queues, at once.
+    pub shown: Arc<Snapshot>,
     /// Live controllers of the process.
     pub registry: Arc<Registry>,
     /// Buffers of the data path.
@@ -120,11 +125,16 @@ pub struct Env {
     pub(crate) incoming: Slot,
     /// Connections found none of them since time-outs were looked at last.
     pub(crate) is_reserve_short: bool,
+    /// Bytes that the disk with the least memory to give has left, where that is hardly anything; else as
+    /// many as there are numbers. As of the last look at time-outs.
+    pub(crate) scarce_bytes: u64,
     /// Requests that had to wait for a buffer, ever.
     pub waits: u64,
     /// Commands that arrived, ever.
     pub commands: u64,
     pub(crate) done: Vec<Done>,
+    /// What queue pairs that are gone have left at the disks.
+    pub(crate) leftovers: Leftovers,
 }
 
 /// Completions that are collected from a disk at a time.
@@ -135,6 +145,12 @@ impl Env {
     #[inline]
     pub fn disk(&mut self, disk: usize) -> Option<&mut (dyn Disk + 'static)> {
         self.disks.get_mut(disk)?.as_deref_mut()
+    }
+
+    /// A queue pair is gone. How many of its commands the disks still have; it may be asked again.
+    #[cold]
+    pub(crate) fn forget(&mut self, qpair: Slot) -> usize {
+        self.disks.iter_mut().flatten().map(|disk| disk.forget(owner(qpair))).sum()
     }
 
     /// The share that the queue pair which is being stepped has of the pool.
@@ -164,6 +180,13 @@ impl Env {
         let buf = self.incoming_share().take_contiguous(bytes);
         self.is_reserve_short |= buf.is_none();
         buf
+    }
+
+    /// Whether a disk that gives memory has hardly any left: less than two of the largest commands need.
+    pub(crate) fn look_at_scarcity(&mut self) {
+        let enough = 2 * u64::from(self.snapshot.limits.transfer_bytes);
+        let free = self.disks.iter().flatten().map(|disk| disk.free_bytes());
+        self.scarce_bytes = free.filter(|free| *free < enough).min().unwrap_or(u64::MAX);
     }
 
     /// Send to one core.

@@ -18,10 +18,12 @@
 //! | file | what |
 //! |---|---|
 //! | [`transport`] | the interface to a connection: four verbs, four events |
-//! | [`core`] | one core: its queue pairs, disks, messages, timers |
+//! | [`core`] | one core: its queue pairs, disks, messages, timers; room for newcomers |
+//! | [`admission`] | how many connections of one address may be there that have not sent Connect |
 //! | [`env`](mod@env) | what the queue pairs of a core share; messages between cores |
 //! | [`qpair`] | the request machine; I/O, fused and compound commands, the admin queue's plumbing |
 //! | [`controller`] | Connect, properties, Identify, log pages, features, events, keep alive |
+//! | [`leftovers`] | what queue pairs that are gone have left at the disks |
 //! | [`discovery`] | the discovery log |
 //! | [`snapshot`] | the configuration, immutable, swapped by message |
 //! | [`shared`] | what cores share about controllers |
@@ -31,11 +33,13 @@
 //! specification says.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod controller;
 pub mod core;
 pub mod counters;
 pub mod discovery;
 pub mod env;
+pub mod leftovers;
 pub mod notice;
 pub mod qpair;
 pub mod shared;

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use nvme_spec::nqn::Nqn;
 use nvme_spec::status::Status;
 
+use crate::leftovers::LEFTOVER_MAX;
 use crate::transport::CloseReason;
 
 /// Something worth a line.
@@ -73,10 +74,30 @@ pub enum Notice {
         /// The time-out, in ms.
         timeout_ms: u32,
     },
+    /// An I/O queue was connected with another HOSTID than its controller's admin queue. Told once for each
+    /// controller.
+    OtherHostId {
+        /// Who.
+        host: Nqn,
+        /// The controller's identifier.
+        cntlid: u16,
+        /// The queue.
+        qid: u16,
+    },
     /// A disk of a new configuration could not be opened on a core.
     DiskOpen {
         /// Disk, verb and the system's reason.
         reason: String,
+    },
+    /// What a host that is gone left at the disks has not ended in time: its next connection does not wait
+    /// for it any longer.
+    Leftover {
+        /// Who.
+        host: Nqn,
+        /// On what.
+        subsystem: Nqn,
+        /// How many commands.
+        commands: usize,
     },
     /// A disk failed a command.
     DiskError {
@@ -91,16 +112,28 @@ pub enum Notice {
     },
 }
 
+/// A host's name, for people.
+struct Name<'a>(&'a Nqn);
+
+impl std::fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_unnamed() { f.write_str("(a host without a name)") } else { self.0.fmt(f) }
+    }
+}
+
 impl std::fmt::Display for Notice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Notice::Connected { host, subsystem, cntlid, remote } => {
+                let host = Name(host);
                 write!(f, "host {host} at {remote} connected to {subsystem} as controller {cntlid}")
             }
             Notice::Disconnected { host, subsystem, cntlid, reason: Some(reason) } => {
+                let host = Name(host);
                 write!(f, "controller {cntlid} of {host} on {subsystem} ended: {reason}")
             }
             Notice::Disconnected { host, subsystem, cntlid, reason: None } => {
+                let host = Name(host);
                 write!(
                     f,
                     "controller {cntlid} of {host} on {subsystem} ended: the host closed the connection"
@@ -114,10 +147,27 @@ impl std::fmt::Display for Notice {
             }
             Notice::Violation { remote, text } => write!(f, "connection from {remote} closed: {text}"),
             Notice::HostError { remote, rule } => write!(f, "connection from {remote} closed: {rule}"),
+            Notice::OtherHostId { host, cntlid, qid } => {
+                let host = Name(host);
+                write!(
+                    f,
+                    "controller {cntlid} of {host}: hostid of queue {qid} is not that of queue 0, which \
+                     is kept"
+                )
+            }
             Notice::KeepAliveExpired { host, cntlid, timeout_ms } => {
+                let host = Name(host);
                 write!(f, "keep alive of controller {cntlid} ({host}) expired after {timeout_ms} ms")
             }
             Notice::DiskOpen { reason } => f.write_str(reason),
+            Notice::Leftover { host, subsystem, commands } => {
+                let seconds = LEFTOVER_MAX.as_ms() / 1000;
+                write!(
+                    f,
+                    "{commands} commands of a connection of {host} to {subsystem} that ended {seconds} s ago \
+                     are still at the disk: writes among them may land over newer ones of this host"
+                )
+            }
             Notice::DiskError { subsystem, nsid, lba, status } => {
                 write!(f, "disk of {subsystem} namespace {nsid} failed at LBA {lba}: {status}")
             }

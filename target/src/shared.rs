@@ -36,10 +36,14 @@ pub struct ControllerShared {
     is_ready: AtomicBool,
     /// True once the controller is on its way out; it never comes back.
     is_gone: AtomicBool,
-    /// Live I/O queues (a bit each, qid - 1).
+    /// I/O queues that are live, or that have left something at a disk (a bit each, qid - 1).
     queues: [AtomicU64; 2],
+    /// How many of them are not live any more.
+    leaving: AtomicU32,
     /// Set by queues when they had a command; cleared by the keep-alive timer (traffic-based keep alive).
     has_traffic: AtomicBool,
+    /// One of its I/O queues was connected with another HOSTID.
+    has_other_host_id: AtomicBool,
     /// Features that I/O queues look at: bit 0 = volatile write cache enabled.
     pub feature_bits: AtomicU32,
 }
@@ -58,7 +62,9 @@ impl ControllerShared {
             is_ready: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
             queues: [const { AtomicU64::new(0) }; 2],
+            leaving: AtomicU32::new(0),
             has_traffic: AtomicBool::new(false),
+            has_other_host_id: AtomicBool::new(false),
             feature_bits: AtomicU32::new(1),
         }
     }
@@ -121,6 +127,12 @@ impl ControllerShared {
         self.has_traffic.swap(false, Ordering::Relaxed)
     }
 
+    /// An I/O queue gives another HOSTID than the admin queue; true the first time.
+    #[must_use]
+    pub fn note_other_host_id(&self) -> bool {
+        !self.has_other_host_id.swap(true, Ordering::Relaxed)
+    }
+
     /// Claim I/O queue `qid` (1 ..= [`IO_QUEUES_MAX`]); false when it is live already or out of range.
     #[must_use]
     pub fn claim_queue(&self, qid: u16) -> bool {
@@ -135,7 +147,24 @@ impl ControllerShared {
         }
     }
 
-    /// Number of live I/O queues.
+    /// An I/O queue is gone, and has left something at a disk: its identifier stays taken.
+    pub fn queue_leaves(&self) {
+        self.leaving.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Nothing of I/O queue `qid` is at a disk any more, or nobody waits for it.
+    pub fn queue_left(&self, qid: u16) {
+        self.release_queue(qid);
+        self.leaving.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Something that its host submitted, and that the host was not answered, may be at a disk.
+    #[must_use]
+    pub fn has_leftovers(&self) -> bool {
+        self.leaving.load(Ordering::Acquire) > 0 || (self.is_gone() && self.live_queues() > 0)
+    }
+
+    /// Number of I/O queues that are live or have left something at a disk.
     #[must_use]
     pub fn live_queues(&self) -> u32 {
         self.queues.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
@@ -151,6 +180,8 @@ impl ControllerShared {
 #[derive(Default)]
 pub struct Registry {
     controllers: Lock<Vec<Arc<ControllerShared>>>,
+    /// Controllers that have ended before all of their I/O queues were through with the disks.
+    leaving: Lock<Vec<Arc<ControllerShared>>>,
     /// Where the search for a free identifier goes on, so that one is not given out again at once.
     next: AtomicU32,
 }
@@ -209,6 +240,19 @@ impl Registry {
         ids
     }
 
+    /// Something of a former association of this host may still be at a disk of the subsystem. Hosts without
+    /// a name are told apart by their identifiers.
+    #[must_use]
+    pub fn has_leftovers(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
+        let is_one = |it: &Arc<ControllerShared>| {
+            it.host_nqn == *host_nqn
+                && (!host_nqn.is_unnamed() || it.host_id == *host_id)
+                && it.subsystem_nqn == *subsystem_nqn
+                && it.has_leftovers()
+        };
+        self.lock().iter().any(is_one) || self.leaving.lock().iter().any(is_one)
+    }
+
     /// Number of live controllers.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -218,6 +262,12 @@ impl Registry {
     /// The controller has ended: its identifier is free.
     pub fn remove(&self, controller: &Arc<ControllerShared>) {
         controller.set_gone();
+        let mut leaving = self.leaving.lock();
+        leaving.retain(|other| other.live_queues() > 0);
+        if controller.live_queues() > 0 {
+            leaving.push(Arc::clone(controller));
+        }
+        drop(leaving);
         self.lock().retain(|other| !Arc::ptr_eq(other, controller));
     }
 }

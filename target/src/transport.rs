@@ -174,6 +174,14 @@ pub trait Transport {
     /// long. `Fetched` follows, or `Closed`. Called at most once for a command, in any order among commands.
     fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf);
 
+    /// The data that `fetch` asked for is not wanted any more, because the command was aborted. True: its
+    /// buffer is given back, no `Fetched` follows, and what the host still sends of it goes nowhere. False: a
+    /// device may be writing to the buffer; `Fetched` follows soon, whatever the host does.
+    fn cancel(&mut self, slot: Slot) -> bool {
+        let _ = slot;
+        false
+    }
+
     /// It can move a command's data in parts: [`Transport::fetch_part`], [`Transport::send_part`].
     fn moves_parts(&self) -> bool {
         false
@@ -206,12 +214,22 @@ pub trait Transport {
         let _ = (slot, cid);
     }
 
+    /// Request `slot` gets no answer, nor `Sent`: it is forgotten. Only of one without data under way.
+    fn forget(&mut self, slot: Slot) {
+        let _ = slot;
+    }
+
     /// The command whose event came last is not taken, and gets no answer: its in-capsule data goes nowhere,
     /// and what is behind it comes.
     fn ignore(&mut self) {}
 
     /// Send a completion. In-capsule data that was not fetched is skipped. `Sent` follows, or `Closed`.
     fn reply(&mut self, reply: Reply);
+
+    /// Bytes of data for the host that wait to leave. Asked now and then, of a host that does not read.
+    fn unsent_bytes(&self) -> u64 {
+        0
+    }
 
     /// End the connection: what was replied leaves first where `reason` says so; then `Closed` follows.
     fn close(&mut self, reason: CloseReason);

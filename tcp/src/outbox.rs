@@ -137,6 +137,15 @@ impl<const HEAD: usize, const TAIL: usize, K> Default for Outbox<HEAD, TAIL, K> 
     }
 }
 
+impl<const HEAD: usize, const TAIL: usize, K> Outbox<HEAD, TAIL, K> {
+    /// Bytes of payload in the queue.
+    pub(crate) fn unsent_bytes(&self) -> u64 {
+        let places = self.ring.len().max(1);
+        let queued = (0..self.len).filter_map(|at| self.ring.get((self.first + at) % places));
+        queued.map(|pdu| u64::from(pdu.body_bytes)).sum()
+    }
+}
+
 impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
     /// Bytes of a queue that has held `count` PDUs at once.
     pub(crate) const fn bytes_for(count: usize) -> usize {

@@ -59,6 +59,11 @@ impl<K> Payload<K> {
         u32::try_from(self.end).unwrap_or(u32::MAX)
     }
 
+    /// Bytes that are still to come, those of the digest too.
+    pub(crate) fn left(&self) -> usize {
+        self.end - self.at + if self.has_digest { DIGEST_BYTES } else { 0 }
+    }
+
     /// Take what is here of the data; not yet of its digest.
     #[inline]
     pub(crate) fn copy(&mut self, inbox: &mut Inbox) {

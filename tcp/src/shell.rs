@@ -9,7 +9,9 @@
 //!
 //! A connection is hot while it has traffic: it is then asked directly, which costs less than to be told by
 //! epoll. After [`COLD_AFTER`] empty answers it goes to epoll and costs nothing, so that a thousand idle
-//! connections do not slow a busy one. A connection whose socket is full also waits in epoll, for room.
+//! connections do not slow a busy one. A full socket is asked whether there is room again: by a send in every
+//! turn while its connection is hot, by epoll once it has waited for [`COLD_AFTER`], or at once where many
+//! connections are hot.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -18,6 +20,7 @@ use arrayvec::{ArrayString, ArrayVec};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::{Interest, Readiness, Ready, Received, Sent, Socket};
 use spindle_reactor::slab::Slot;
+use spindle_target::admission::Admitted;
 use spindle_target::core::TargetCore;
 use spindle_target::notice::Notice;
 use spindle_target::snapshot::Peer;
@@ -84,6 +87,19 @@ struct Link {
     expects: Expectation,
 }
 
+/// A connection that was accepted, for [`Shell::accept`].
+#[derive(Debug)]
+pub struct Incoming {
+    /// Its socket.
+    pub socket: Socket,
+    /// Its ends.
+    pub peer: Peer,
+    /// From its listener.
+    pub config: ConnConfig,
+    /// Its place among those that have not sent Connect.
+    pub admitted: Admitted,
+}
+
 /// One core's sockets. See the module.
 pub struct Shell {
     config: ShellConfig,
@@ -139,26 +155,17 @@ impl Shell {
         &self.readiness
     }
 
-    /// Take over an accepted connection. False when the core has no room: the socket is closed.
+    /// Take over an accepted connection. False: there is no room, and the socket is closed.
     pub fn accept<T: Holds<Conn>>(
         &mut self,
         core: &mut TargetCore<T>,
-        socket: Socket,
-        peer: Peer,
-        config: ConnConfig,
+        incoming: Incoming,
         now: Nanos,
     ) -> bool {
-        // Best effort: a refusal costs latency, not truth.
-        let _ = socket.set_nodelay(true);
-        let _ = socket.set_user_timeout(self.config.user_timeout_ms);
-        let _ = socket.set_keepalive(Duration::from_secs(10), Duration::from_secs(5), 3);
-        if self.config.socket_buffer_bytes > 0 {
-            let _ = socket.set_buffers(self.config.socket_buffer_bytes, self.config.socket_buffer_bytes);
-        }
-        if let Some(name) = &self.config.congestion {
-            let _ = socket.set_congestion(name);
-        }
+        let Incoming { socket, peer, config, admitted } = incoming;
+        self.configure(&socket);
         let Ok(id) = core.accept(T::wrap(Conn::new(config, now)), peer) else { return false };
+        core.set_admitted(id, admitted);
         let link = Link {
             id,
             socket,
@@ -173,6 +180,33 @@ impl Shell {
             *place = Some(link);
         }
         self.hot.push(id);
+        true
+    }
+
+    /// Options of a socket. Best effort: a refusal costs latency, not truth.
+    fn configure(&self, socket: &Socket) {
+        let _ = socket.set_nodelay(true);
+        let _ = socket.set_user_timeout(self.config.user_timeout_ms);
+        let _ = socket.set_keepalive(Duration::from_secs(10), Duration::from_secs(5), 3);
+        if self.config.socket_buffer_bytes > 0 {
+            let _ = socket.set_buffers(self.config.socket_buffer_bytes, self.config.socket_buffer_bytes);
+        }
+        if let Some(name) = &self.config.congestion {
+            let _ = socket.set_congestion(name);
+        }
+    }
+
+    /// End a connection whose place another needs; it is free at once. False: it is none of ours.
+    #[cold]
+    pub fn evict<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+        if self.link(id).is_none() {
+            return false;
+        }
+        if let Some(conn) = conn_of(core, id) {
+            conn.on_reset();
+        }
+        core.step(id);
+        self.forget_closed(core);
         true
     }
 
@@ -271,9 +305,8 @@ impl Shell {
                 continue;
             }
             let id = Slot::from_wire(u32::try_from(event.key).unwrap_or(u32::MAX));
-            let Some(link) = self.link(id) else { continue };
-            if event.writable {
-                link.is_full = false;
+            if self.link(id).is_none() {
+                continue;
             }
             self.set_hot(id);
             self.serve(core, id);
@@ -320,7 +353,7 @@ impl Shell {
     /// Receive, step and send for one connection. True when there was anything to do.
     #[inline]
     fn serve<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
-        let mut has_worked = false;
+        let mut has_worked = self.resume(core, id);
         for _ in 0..RECEIVES_PER_TURN {
             match self.receive(core, id) {
                 Receive::Nothing => break,
@@ -337,6 +370,17 @@ impl Shell {
         }
         self.settle(core, id, has_worked);
         has_worked
+    }
+
+    /// Send on where the socket was full. True when it took any of it.
+    #[inline]
+    fn resume<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return false };
+        if !link.is_full {
+            return false;
+        }
+        link.is_full = false;
+        self.send(core, id)
     }
 
     /// One receive, and the step that acts on it.
@@ -383,36 +427,38 @@ impl Shell {
         result
     }
 
-    /// Send what the connection has, until the socket is full.
+    /// Send what the connection has, until the socket is full. True when it took any of it.
     #[inline]
-    fn send<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
-        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
+    fn send<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return false };
         if link.is_full {
-            return;
+            return false;
         }
+        let mut has_sent = false;
         loop {
-            let Some(conn) = conn_of(core, id) else { return };
+            let Some(conn) = conn_of(core, id) else { return has_sent };
             if !conn.wants_send() {
-                return;
+                return has_sent;
             }
             let (sent, bytes) = send_from(&link.socket, conn);
             match sent {
                 Sent::Bytes(count) => {
+                    has_sent = true;
                     conn.sent(count);
                     core.step_sent(id);
                     if count < bytes {
                         link.is_full = true;
-                        return;
+                        return has_sent;
                     }
                 }
                 Sent::Full => {
                     link.is_full = true;
-                    return;
+                    return has_sent;
                 }
                 Sent::Failed(_) => {
                     conn.on_reset();
                     core.step_sent(id);
-                    return;
+                    return true;
                 }
             }
         }
@@ -449,7 +495,11 @@ impl Shell {
         }
         if has_worked {
             link.active = self.now;
-        } else if link.is_hot && (link.is_full || self.now.0.saturating_sub(link.active.0) >= COLD_AFTER.0) {
+            return;
+        }
+        let is_silent = self.now.0.saturating_sub(link.active.0) >= COLD_AFTER.0;
+        // Among many, those that wait for room are not asked in every turn: each time costs a system call.
+        if link.is_hot && (is_silent || link.is_full && self.hot.len() > FEW_CONNECTIONS) {
             self.set_cold(id);
         }
     }
@@ -483,8 +533,10 @@ impl Shell {
             return true;
         }
         self.send(core, id);
-        let is_cold_and_full = self.link(id).is_some_and(|link| link.is_full && !link.is_hot);
-        if is_cold_and_full {
+        let is_unwatched = |link: &mut Link| {
+            link.is_full && !link.is_hot && !link.interest.is_some_and(|interest| interest.write)
+        };
+        if self.link(id).is_some_and(is_unwatched) {
             self.set_hot(id); // settles into epoll again, for room as well
         }
         self.settle(core, id, false);

@@ -155,6 +155,16 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         self.receiving = Receiving::Skip(frame.data_bytes as usize + digest);
     }
 
+    /// What is left of the payload goes nowhere, its buffer is dropped; where it would have ended in the
+    /// buffer.
+    #[cold]
+    pub(crate) fn skip_payload(&mut self) -> Option<u32> {
+        let Receiving::Payload(payload) = &self.receiving else { return None };
+        let (left, end) = (payload.left(), payload.end());
+        self.receiving = Receiving::Skip(left);
+        Some(end)
+    }
+
     /// True when a payload is here and only its event is missing.
     #[inline]
     pub(crate) fn is_payload_whole(&self) -> bool {

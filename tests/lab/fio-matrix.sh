@@ -5,25 +5,27 @@
 # each of the smallest, which under emulation takes as long as 16 of the largest.
 sizes=(512:256k 1k:512k 4k:2M 8k:2M 12k:3M 64k:8M 128k:8M 256k:8M 1M:16M)
 
-# fio_matrix CORES [nvme connect options for the digests]: on a RAM disk.
+# fio_matrix CORES DEPTHS [nvme connect options for the digests]: on a RAM disk.
 fio_matrix() {
-    local cores=$1
-    shift
+    local cores=$1 depths
+    read -ra depths <<<"$2"
+    shift 2
     { reactor "$cores"; disk_ram d0 128MiB; listener; subsystem "$NQN" d0; } | config
     start_target
     connect_block "$@"
-    fio_sizes
+    fio_sizes "${depths[@]}"
     disconnect
 }
 
-# fio_sizes: all of it on $BLOCK, of at least 128 MiB; without the sizes that are less than its sector.
+# fio_sizes DEPTH...: all of it on $BLOCK, of at least 128 MiB, at each of these depths, of 1 and 32; without the sizes that are
+# less than its sector.
 fio_sizes() {
     local depth size jobs offset sector
     # Another checksum at each depth, so that what the first left behind cannot pass for what the second
-    # wrote.
-    local -A checksum=([1]=crc32c [32]=xxhash)
+    # wrote. Who calls it again for the same disk gives a third, in checksum_32.
+    local -A checksum=([1]=crc32c [32]=${checksum_32:-xxhash})
     sector=$(blockdev --getss "$BLOCK")
-    for depth in 1 32; do
+    for depth; do
         jobs=() offset=0
         for size in "${sizes[@]}"; do
             [ "$(numfmt --from=iec "$(tr k K <<<"${size%:*}")")" -ge "$sector" ] || continue

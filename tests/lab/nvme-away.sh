@@ -33,7 +33,7 @@ drive_plug nv0
 drive_wait 30 drive_is_there nv0
 expect 'where it is' "$(drive_place nv0)" "$DRIVE0"
 within 15 find_drive_block "$DRIVE0"
-"$SPINDLE" nvme bind "$DRIVE0"
+"$SPINDLE" nvme bind --force "$DRIVE0"
 BLOCK=$BLOCK0
 within 30 block_works
 read_blocks "$WORK/back" $((200 << 20)) $((8 << 20))

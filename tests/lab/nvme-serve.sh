@@ -27,7 +27,7 @@ drives_up_both() {
 # drives_for_spindle: both are there and bound to vfio-pci.
 drives_for_spindle() {
     drives_up_both
-    "$SPINDLE" nvme bind "$DRIVE0" "$DRIVE1"
+    "$SPINDLE" nvme bind --force "$DRIVE0" "$DRIVE1"
 }
 
 # disk_nvme NAME ADDRESS: a part of a configuration.
@@ -60,8 +60,6 @@ block_works() { dd if="$BLOCK" of=/dev/null bs=4k count=1 iflag=direct status=no
 gone=(
     'nvme[0-9]+(c[0-9]+)?n[0-9]+: I/O Cmd\(0x[0-9a-f]+\) @ LBA [0-9]+, [0-9]+ blocks, I/O Error \(sct 0x0 / sc 0x6\)'
     '(Buffer )?I/O error,? (on )?dev nvme[0-9]+(c[0-9]+)?n[0-9]+, '
-    'buffer_io_error: [0-9]+ callbacks suppressed'
-    '(nvme_log_error|blk_print_req_error): [0-9]+ callbacks suppressed'
     'Dev nvme[0-9]+n[0-9]+: unable to read RDB block'
 )
 

@@ -118,6 +118,20 @@ impl Folder {
     pub fn serve(&self, config: &str) -> Served {
         Served::start(&self.write(config))
     }
+
+    /// Try to serve a configuration that is refused. What is said of it.
+    ///
+    /// # Panics
+    /// When it is not refused.
+    #[must_use]
+    pub fn fails_to_serve(&self, config: &str) -> String {
+        let file = self.write(config);
+        let output = Command::new(binary()).args(["serve", "-c"]).arg(file).stdin(Stdio::null()).output();
+        let output = output.expect("spindle starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && !said.contains("panic"), "{}\n{said}", output.status);
+        said
+    }
 }
 
 impl Drop for Folder {
@@ -187,6 +201,12 @@ impl Served {
     /// When the process is gone.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("the process is there");
+    }
+
+    /// The process.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
     }
 
     /// How many descriptors the process has open.

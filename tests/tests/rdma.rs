@@ -11,8 +11,8 @@ use spindle_rdma::controller::Phase;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, ZoneSpec};
 use spindle_target::transport::{CloseReason, Transport};
-use spindle_tests::fabric::direct::{Direct, end, setting};
-use spindle_tests::fabric::{Setting, Weather};
+use spindle_tests::fabric::direct::{Direct, connect, end, setting};
+use spindle_tests::fabric::{Link, Setting, Weather};
 use spindle_tests::sim::disk::PoolDisk;
 use spindle_tests::sim::{self, Data, Rng};
 
@@ -160,7 +160,7 @@ fn a_connection_that_is_never_established_ends() {
     let disk = ram();
     for by in ENDS {
         let mut direct = Direct::on(&disk, &zones(), narrow());
-        let fresh = spindle_tests::fabric::Link::new(setting(1), &mut direct.core, 0);
+        let fresh = Link::new(setting(1), &mut direct.core, 0);
         let old = std::mem::replace(&mut direct.io, fresh);
         let sqe = Sqe::keep_alive(1);
         assert!(direct.io.submit(sqe, Data::None, &mut direct.rng).is_ok());
@@ -176,6 +176,42 @@ fn a_connection_that_is_never_established_ends() {
         direct.io = old;
         direct.finish();
     }
+}
+
+#[test]
+fn a_host_takes_places_of_queue_pairs_without_connect_once_they_are_destroyed() {
+    let disk = ram();
+    let mut direct = Direct::on(&disk, &zones(), setting(1));
+    let Direct { core, pool, rng, .. } = &mut direct;
+    // The core is full of them; half of them are established.
+    let mut silent: Vec<Link> = (0..6).map(|_| Link::new(setting(1), core, 0)).collect();
+    silent.iter_mut().for_each(Link::excuse);
+    for link in &mut silent[..3] {
+        while link.turn(core, rng, &mut |event| panic!("{event:?}")) {}
+    }
+    let oldest: Vec<_> = silent[..2].iter().map(|link| link.id).collect();
+    assert!(core.refusal().is_some(), "full");
+    let mut ended = Vec::new();
+    let mut turns = 0;
+    // A host comes with two queues.
+    while core.usage().connections > 6 {
+        core.make_room(2, |core, id| {
+            core.transport(id).expect("it is there").on_disconnected();
+            core.step_sent(id);
+            assert!(core.transport(id).is_some(), "a device may still know its buffers");
+            ended.push(Some(id));
+        });
+        silent.iter_mut().for_each(|link| link.shake(core, rng, 1));
+        turns += 1;
+        assert!(turns < 10_000, "no place becomes free");
+    }
+    assert_eq!(ended, oldest);
+    assert!(silent[..2].iter().all(|link| link.id.is_none()), "destroyed");
+    let (mut admin, mut io) = connect(core, pool, rng, setting(1));
+    for link in silent.iter_mut().chain([&mut io, &mut admin]) {
+        end(link, core, rng);
+    }
+    direct.finish();
 }
 
 #[test]

@@ -1,41 +1,65 @@
 //! Simulation: many seeds, and one seed on demand.
 #![forbid(unsafe_code)]
 
-use spindle_tests::sim::{self, Report};
+use spindle_tests::sim::{self, Sweep};
 
 /// Commands of one seed: long enough for queues to wrap many times, short enough for many seeds.
 const COMMANDS: u64 = 2000;
-/// Seeds of each of the two halves: together a million commands.
+/// Seeds of each of the two halves.
 const SEEDS: u64 = 250;
 
-fn seeds(seeds: impl Iterator<Item = u64>) -> Report {
-    let mut total = Report::default();
-    for seed in seeds {
-        let report = sim::run(seed, COMMANDS);
-        total.commands += report.commands;
-        total.cuts += report.cuts;
-        total.waits += report.waits;
-    }
-    eprintln!("{total:?}");
-    total
-}
+/// What must have happened in each half: what did not was not tested.
+const LEAST: [(&str, u64); 31] = [
+    ("overlapping reads", 50_000),
+    ("overlapping writes", 30_000),
+    ("overlapping swaps", 1000),
+    ("swapped", 3000),
+    ("not swapped", 1500),
+    ("compared equal", 1500),
+    ("compared other", 1000),
+    ("copied", 3000),
+    ("flushed", 2000),
+    ("durable", 5000),
+    ("aborted", 30),
+    ("failed", 3000),
+    ("lost", 5000),
+    ("cuts", 50),
+    ("losses", 100),
+    ("disconnects", 50),
+    ("resets", 50),
+    ("reloads", 50),
+    ("resizes", 50),
+    ("drains", 50),
+    ("power cuts", 50),
+    ("silences", 20),
+    ("silenced commands", 100),
+    ("errors", 300),
+    ("delays", 1000),
+    ("drops", 50),
+    ("reorders", 1000),
+    ("torn writes", 100),
+    ("lost blocks", 100),
+    ("judged blocks", 10_000),
+    ("waits", 1000),
+];
+
+const SWEEP: Sweep = Sweep { run: sim::run, commands: COMMANDS, seeds: SEEDS, least: &LEAST };
 
 #[test]
 fn half_a_million_commands_of_even_seeds_keep_every_promise() {
-    let total = seeds((0..SEEDS).map(|n| n * 2));
-    assert!(total.commands >= SEEDS * COMMANDS && total.cuts > SEEDS && total.waits > 1000, "{total:?}");
+    SWEEP.half(0);
 }
 
 #[test]
 fn half_a_million_commands_of_odd_seeds_keep_every_promise() {
-    let total = seeds((0..SEEDS).map(|n| n * 2 + 1));
-    assert!(total.commands >= SEEDS * COMMANDS && total.cuts > SEEDS && total.waits > 1000, "{total:?}");
+    SWEEP.half(1);
 }
 
 /// `SPINDLE_SIM_SEED=n cargo nextest run -p spindle-tests one_seed` replays a failure; without it, seed 0.
+/// With `SPINDLE_SIM_SEEDS=m` so many from there on.
 #[test]
 fn one_seed() {
-    let seed = std::env::var("SPINDLE_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    let seed = sim::number("SPINDLE_SIM_SEED").unwrap_or(0);
     eprintln!("{:#?}", sim::Swarm::draw(seed));
-    eprintln!("{:?}", sim::run(seed, COMMANDS));
+    SWEEP.seeds(seed..seed + sim::number("SPINDLE_SIM_SEEDS").unwrap_or(1));
 }

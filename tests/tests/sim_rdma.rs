@@ -1,48 +1,50 @@
 //! Simulation over NVMe/RDMA: many seeds, and one seed on demand.
 #![forbid(unsafe_code)]
 
-use spindle_tests::sim::{self, Report};
+use spindle_tests::sim::{self, Sweep};
 
 /// Commands of one seed.
 const COMMANDS: u64 = 1000;
 /// Seeds of each of the two halves: together 400 thousand commands.
 const SEEDS: u64 = 200;
 
-fn seeds(seeds: impl Iterator<Item = u64>) -> Report {
-    let mut total = Report::default();
-    for seed in seeds {
-        let report = sim::run_rdma(seed, COMMANDS);
-        total.commands += report.commands;
-        total.cuts += report.cuts;
-        total.waits += report.waits;
-        total.losses += report.losses;
-    }
-    eprintln!("{total:?}");
-    total
-}
+/// What must have happened in each half: what did not was not tested.
+const LEAST: [(&str, u64); 16] = [
+    ("overlapping reads", 10_000),
+    ("overlapping writes", 5000),
+    ("overlapping swaps", 200),
+    ("swapped", 500),
+    ("copied", 500),
+    ("flushed", 500),
+    ("lost", 2000),
+    ("cuts", 5),
+    ("losses", 200),
+    ("disconnects", 20),
+    ("reloads", 10),
+    ("resizes", 10),
+    ("drains", 10),
+    ("power cuts", 10),
+    ("silences", 3),
+    ("waits", 1000),
+];
 
-#[track_caller]
-fn assert_busy(total: &Report) {
-    assert!(total.commands >= SEEDS * COMMANDS && total.cuts > SEEDS && total.waits > 1000, "{total:?}");
-    assert!(total.losses > SEEDS, "{total:?}");
-}
+const SWEEP: Sweep = Sweep { run: sim::run_rdma, commands: COMMANDS, seeds: SEEDS, least: &LEAST };
 
 #[test]
 fn two_hundred_thousand_commands_of_even_seeds_keep_every_promise() {
-    assert_busy(&seeds((0..SEEDS).map(|n| n * 2)));
+    SWEEP.half(0);
 }
 
 #[test]
 fn two_hundred_thousand_commands_of_odd_seeds_keep_every_promise() {
-    assert_busy(&seeds((0..SEEDS).map(|n| n * 2 + 1)));
+    SWEEP.half(1);
 }
 
 /// `SPINDLE_SIM_SEED=n cargo nextest run -p spindle-tests one_rdma_seed` replays a failure; without it, seed
 /// 0. With `SPINDLE_SIM_SEEDS=m` so many from there on.
 #[test]
 fn one_rdma_seed() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|number| number.parse().ok());
-    let seed = number("SPINDLE_SIM_SEED").unwrap_or(0);
+    let seed = sim::number("SPINDLE_SIM_SEED").unwrap_or(0);
     eprintln!("{:#?}", sim::rdma::draw(seed));
-    seeds(seed..seed + number("SPINDLE_SIM_SEEDS").unwrap_or(1));
+    SWEEP.seeds(seed..seed + sim::number("SPINDLE_SIM_SEEDS").unwrap_or(1));
 }

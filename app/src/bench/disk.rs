@@ -223,6 +223,7 @@ impl Engine {
             cores: args.core.into_iter().collect(),
             verify: None,
             congestion: None,
+            way: None,
         };
         Ok(Engine {
             disk,

@@ -18,6 +18,10 @@
 //!                      ◀──────────────────────────────── 24
 //! ```
 //!
+//! Both ends reach their sockets with a call for each receive and send, or with io_uring (`ring`). Which is
+//! faster depends on the number of connections, so both are measured and the faster is shown, if nothing else
+//! is asked for.
+//!
 //! What it does not do: it is no protocol. A message says its kind in its first byte, and its length follows.
 //!
 //! Limits: loopback only. Alternatives that were measured and were not faster stand in `docs/benchmarks.md`.
@@ -28,6 +32,7 @@ mod line;
 mod message;
 mod outbox;
 mod requester;
+mod ring;
 mod server;
 
 use std::io;
@@ -36,15 +41,25 @@ use std::time::Duration;
 use spindle_reactor::mem::RegionError;
 
 use crate::bench::Access;
-use crate::cli::{CorePair, LimitArgs, LineArgs};
+use crate::cli::{CorePair, LimitArgs, LimitWay, LineArgs};
 use crate::report::{self, BenchResult, Progress, Run, say};
 use crate::size::Bytes;
+use end::LANDING_BYTES_MIN;
 
 /// Time before the measurement in which windows, caches and clocks settle.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 /// The share of their cores that both ends must have had for the figures to say something about the machine.
 const CPU_SHARE_MIN: f64 = 0.97;
+
+/// How an end reaches its sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// A call for each receive and each send.
+    Sockets,
+    /// A call for all connections.
+    IoUring,
+}
 
 /// What the two ends are to do.
 #[derive(Debug, Clone)]
@@ -65,6 +80,10 @@ pub(crate) struct Plan {
     inline_bytes_max: usize,
     /// Congestion control of the sockets; `None` leaves the system's.
     congestion: Option<String>,
+    /// Send and receive buffer of the serving end's sockets; 0 leaves them to the kernel.
+    socket_buffer_bytes: usize,
+    /// How both ends reach their sockets.
+    way: Way,
     /// The server's and the requester's core; `None` leaves both unpinned (tests).
     cores: Option<CorePair>,
     /// Time before the measurement.
@@ -106,6 +125,9 @@ pub enum LimitError {
         #[source]
         source: io::Error,
     },
+    /// No io_uring with what it takes.
+    #[error("cannot use io_uring (--way): {0}")]
+    Ring(#[source] io::Error),
     /// One end met bytes that the other cannot have sent.
     #[error("the exchange broke: a message begins with the byte {0}")]
     Broken(u8),
@@ -134,8 +156,24 @@ pub fn run(args: &LimitArgs) -> Result<(), LimitError> {
     let plan = Plan::new(args)?;
     let title = format!("limit {} {}", args.load.rw, args.load.bs);
     let total = plan.warm_up + plan.measured;
-    let progress = Progress::new(&title, total, args.load.bs.get(), args.output.json);
-    let result = measure(&plan, progress)?;
+    let measure_way = |way| {
+        let progress = Progress::new(&title, total, args.load.bs.get(), args.output.json);
+        measure(&Plan { way, ..plan.clone() }, progress)
+    };
+    let result = match args.way {
+        LimitWay::Sockets => measure_way(Way::Sockets)?,
+        LimitWay::IoUring => measure_way(Way::IoUring)?,
+        LimitWay::Best => {
+            let sockets = measure_way(Way::Sockets)?;
+            let ring = (plan.block_bytes < LANDING_BYTES_MIN).then(|| measure_way(Way::IoUring));
+            match ring {
+                Some(Ok(ring)) if ring.iops() > sockets.iops() => ring,
+                // Older systems, and those that forbid it, have the one way only.
+                None | Some(Ok(_) | Err(LimitError::Ring(_))) => sockets,
+                Some(Err(error)) => return Err(error),
+            }
+        }
+    };
     show(args, &result)
 }
 
@@ -177,6 +215,7 @@ fn measure(plan: &Plan, progress: Progress) -> Result<BenchResult, LimitError> {
             cores: plan.cores.map_or(Vec::new(), |CorePair(server, requester)| vec![server, requester]),
             verify: None,
             congestion: plan.congestion.clone(),
+            way: Some(plan.way.name()),
         },
         elapsed: outcome.elapsed,
         operations: outcome.operations,
@@ -210,6 +249,15 @@ fn show(args: &LimitArgs, result: &BenchResult) -> Result<(), LimitError> {
     Ok(())
 }
 
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Way::Sockets => "sockets",
+            Way::IoUring => "io_uring",
+        }
+    }
+}
+
 impl Plan {
     fn new(args: &LimitArgs) -> Result<Plan, LimitError> {
         let load = &args.load;
@@ -228,6 +276,11 @@ impl Plan {
             );
             return Err(LimitError::Size { option: "--qd", value: load.qd.to_string(), rule });
         }
+        if args.socket_buffer > SOCKET_BUFFER_MAX {
+            let rule = format!("a socket's buffer is 0 to {SOCKET_BUFFER_MAX}");
+            let value = args.socket_buffer.to_string();
+            return Err(LimitError::Size { option: "--socket-buffer", value, rule });
+        }
         Ok(Plan {
             access: load.rw,
             reads_percent: load.rw.reads_percent(load.mix),
@@ -237,7 +290,9 @@ impl Plan {
             span_bytes: args.span.as_len(),
             inline_bytes_max: args.icd.as_len(),
             congestion: (!args.congestion.is_empty()).then(|| args.congestion.clone()),
+            socket_buffer_bytes: args.socket_buffer.as_len(),
             cores: Some(choose_cores(args.cores)?),
+            way: Way::Sockets,
             warm_up: WARM_UP,
             measured: load.seconds,
         })
@@ -256,6 +311,8 @@ impl Plan {
 
 /// The largest block: beyond what any NVMe disk takes in one command.
 const BLOCK_MAX: Bytes = Bytes::new(64 << 20);
+/// The largest buffer of a socket: what `tcp.socket_buffer` takes.
+const SOCKET_BUFFER_MAX: Bytes = Bytes::new(64 << 20);
 /// The largest depth: what an NVMe queue can have.
 const DEPTH_MAX: usize = 65_535;
 

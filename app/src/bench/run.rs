@@ -12,8 +12,8 @@
 //! What it does not do: it sends reads and writes only, at aligned addresses.
 //!
 //! Limits: 1 GiB of data in flight. It never hangs: each step of connecting has a deadline, a connection
-//! without a completion for 30 s is given up, and so is what is still outstanding [`DRAIN_MAX`] after the
-//! end.
+//! without a completion for 30 s is given up, and so is what is outstanding at the end when nothing has come
+//! for [`DRAIN_MAX`].
 
 mod engine;
 mod job;
@@ -41,7 +41,7 @@ use job::{Check, Fill, Load, Tally};
 
 /// Time before the measurement in which windows, caches and clocks settle.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// How long what is outstanding at the end may take.
+/// How long nothing may come of what is outstanding at the end.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 /// Errors that are printed; the others are counted.
 const ERRORS_SHOWN: usize = 8;
@@ -112,7 +112,7 @@ pub enum BenchError {
         loss: initiator::Loss,
     },
     /// Commands did not end in time.
-    #[error("{outstanding} commands did not end within {after:?} after the last was sent")]
+    #[error("{outstanding} commands did not end, and nothing came for {after:?}")]
     Stuck {
         /// How many.
         outstanding: usize,
@@ -318,6 +318,7 @@ fn describe(args: &BenchTargetArgs, engine: &Engine<'_>, plan: &Plan) -> Run {
         cores: args.core.into_iter().collect(),
         verify: args.verify.then_some(true),
         congestion: None,
+        way: None,
     }
 }
 

@@ -133,6 +133,8 @@ impl Plan {
         fixed("limits.queue_entries", &from.controller.queue_entries, &to.controller.queue_entries);
         fixed("limits.transfer", &from.controller.transfer_bytes, &to.controller.transfer_bytes);
         fixed("limits.connections", &from.connections, &to.connections);
+        let (was, is) = (&from.unconnected_per_address, &to.unconnected_per_address);
+        fixed("limits.unconnected_per_address", was, is);
         fixed("limits.disk_commands", &from.disk_commands, &to.disk_commands);
         fixed("rdma", &previous.rdma, &self.rdma);
         fixed("tcp", &without_in_capsule(previous), &without_in_capsule(self));
@@ -156,6 +158,7 @@ impl Plan {
             refuse(changes, &field("block_bytes"), &before.block_bytes, &disk.block_bytes, DISK_IDENTITY);
             refuse(changes, &field("kind"), &for_good(&before.kind), &for_good(&disk.kind), DISK_IDENTITY);
             refuse(changes, &field("poll"), &polls(&before.kind), &polls(&disk.kind), AT_START);
+            set(changes, &field("medium_id"), &before.medium_id, &disk.medium_id);
             if before.bytes != disk.bytes {
                 let (disk, from, to) = (disk.name.clone(), before.bytes, disk.bytes);
                 changes.push(Change::DiskResized { disk, from, to });
@@ -231,8 +234,10 @@ impl SubsystemPlan {
         set(changes, &field("listeners"), &before.listeners, &self.listeners);
         set(changes, &field("cntlid_min, cntlid_max"), &before.cntlid_range, &self.cntlid_range);
         for namespace in &self.namespaces {
-            let has_same_identity =
-                |other: &&NamespacePlan| other.uuid == namespace.uuid || other.nguid == namespace.nguid;
+            let is_same = |a: Option<[u8; 16]>, b: Option<[u8; 16]>| a.is_some() && a == b;
+            let has_same_identity = |other: &&NamespacePlan| {
+                is_same(other.uuid, namespace.uuid) || is_same(other.nguid, namespace.nguid)
+            };
             if let Some(other) = before.namespaces.iter().find(has_same_identity) {
                 let field = field(&format!("namespace {}: disk", namespace.nsid));
                 refuse(

@@ -98,6 +98,8 @@ pub struct LimitsPlan {
     pub io_queues_max: u16,
     /// Most connections of the process.
     pub connections: usize,
+    /// Most connections of one address over TCP that have not sent Connect; 0: no limit.
+    pub unconnected_per_address: usize,
     /// Most commands that one core gives one disk at once.
     pub disk_commands: u32,
     /// Full RAM disks may be larger than the memory that is available.
@@ -124,6 +126,8 @@ pub struct DiskPlan {
     pub bytes: u64,
     /// What it is.
     pub kind: DiskKind,
+    /// Name that its medium must have.
+    pub medium_id: Option<String>,
 }
 
 impl DiskPlan {
@@ -240,10 +244,10 @@ pub struct NamespacePlan {
     pub nsid: u32,
     /// Name of the disk, which is there and in no other namespace.
     pub disk: String,
-    /// Its identity.
-    pub uuid: [u8; 16],
+    /// Its identity. `None`: a RAM disk's, which is made with the disk.
+    pub uuid: Option<[u8; 16]>,
     /// Its identity, the other way to ask for it.
-    pub nguid: [u8; 16],
+    pub nguid: Option<[u8; 16]>,
 }
 
 /// Another discovery service.

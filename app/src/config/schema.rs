@@ -229,7 +229,8 @@ static ZONE: &[Key] = &[
         "count",
         Kind::Integer { min: 1, max: 262_144 },
         Preset::Required,
-        "How many; a zone has at most 1 GiB.",
+        "How many; a zone has at most 1 GiB. With files or drives among the disks, two buffers of \
+         limits.transfer must be there at once, for Compare; smaller ones make up for one, 32 at most.",
     ),
 ];
 
@@ -268,8 +269,16 @@ static LIMITS: &[Key] = &[
         "connections",
         Kind::Integer { min: 1, max: SLAB_ENTRIES_MAX as u64 },
         Preset::Is("2048"),
-        "Most connections of the process; the next one is closed at once, and counted. It bounds memory and \
-         open files.",
+        "Most connections of the process. The next one takes the place of the oldest that has not sent \
+         Connect; where all have, it is refused at once, and counted. It bounds memory and open files.",
+    ),
+    key(
+        "unconnected_per_address",
+        Kind::Integer { min: 0, max: SLAB_ENTRIES_MAX as u64 },
+        Preset::Is("256"),
+        "Most connections from one address, over TCP and RDMA together, that have not sent Connect; the next \
+         one is refused at once. A Linux host opens one for each queue of a controller before it connects \
+         the first: enough for four of the largest at the same moment. 0: no limit.",
     ),
     key(
         "disk_commands",
@@ -443,6 +452,14 @@ static DISK: &[Key] = &[
          direct. Off, because few devices have them; those that have gain latency.",
     ),
     key(
+        "medium_id",
+        Kind::Text { chars_max: 255 },
+        Preset::From("none: what is at the path or address is served, whatever it is"),
+        "file, nvme, ng: serve only the medium that has this name. The names of drives, /dev/ng0n1 as well \
+         as /dev/sda, may change places at boot, and each would be served as the other. spindle check prints \
+         the name of what is there, spindle serve logs it: eui., uuid., serial. of a drive, file. of a file.",
+    ),
+    key(
         "huge_pages",
         FLAG,
         Preset::Is("false"),
@@ -552,15 +569,12 @@ static NAMESPACE: &[Key] = &[
     key(
         "uuid",
         Kind::Uuid,
-        Preset::From("derived from nqn, disk and nsid"),
-        "The identity by which hosts know the disk again. Set it when a disk moves between subsystems.",
+        Preset::From("derived from nqn, disk and nsid; of a RAM disk made anew with the disk"),
+        "The identity by which hosts know the disk again. Set it when a disk moves between subsystems. Not \
+         for a RAM disk: it comes back empty after a restart, and a host must not take it for the disk that \
+         it has mounted.",
     ),
-    key(
-        "nguid",
-        Kind::Nguid,
-        Preset::From("derived from nqn, disk and nsid"),
-        "The same, 32 hexadecimal digits.",
-    ),
+    key("nguid", Kind::Nguid, Preset::From("as uuid"), "The same, 32 hexadecimal digits."),
 ];
 
 static REFERRAL: &[Key] = &[
@@ -622,7 +636,11 @@ impl fmt::Display for Kind {
                 write!(f, "1 to {chars_max} printable ASCII characters without a space at either end")
             }
             Kind::Nqn => {
-                write!(f, "an NQN: \"nqn.\" and more, at most {NQN_BYTES_MAX} bytes, no control characters")
+                write!(
+                    f,
+                    "an NQN, like \"nqn.2026-01.io.spindle:a\": at most {NQN_BYTES_MAX} bytes, no control \
+                     characters"
+                )
             }
             Kind::Uuid => f.write_str("a UUID like \"6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00\", not all zeroes"),
             Kind::Nguid => f.write_str("32 hexadecimal digits, not all zeroes"),

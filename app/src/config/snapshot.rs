@@ -1,19 +1,22 @@
 //! From a [`Plan`] to the [`Snapshot`] that all cores see: disks are opened or made, or carried over from the
 //! snapshot before with their counters, and get their new sizes.
 //!
-//! Everything that can fail without having changed a disk comes first; resizes come last. When one of those
-//! fails, what was resized before it stays so, and the error says which one it was.
+//! Everything that can fail without having changed a disk comes first. Resizes come last, in two steps: all
+//! that can fail of any, then what hosts see of each. So a plan is followed as a whole or not at all; only a
+//! file that was made for a new disk stays.
 //!
 //! A drive that is not there, or does not work, is no failure: one dead drive must not keep the others of the
 //! machine from being served after a restart. Its disk and namespaces are left out, [`Plan::absent`] tells
 //! which, and a later [`Plan::snapshot`] takes it up.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use nvme_spec::nqn::Nqn;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgFacts, NgSpec};
-use spindle_disk::{DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError};
+use spindle_disk::{DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError, signature};
 use spindle_nvme_pcie::{DriveError, PciAddress};
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
@@ -21,6 +24,8 @@ use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, 
 use super::drives::{DriveSource, OpenedDrives};
 use super::machine::{self, PathState};
 use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan};
+use super::validate::disks::medium_refusal;
+use crate::identity;
 
 /// Why there is no new snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +44,16 @@ pub enum SnapshotError {
     Fixed {
         /// The field.
         field: &'static str,
+    },
+    /// The medium of a disk is not the one that the file names.
+    #[error("disk {disk:?}: medium_id = {wanted:?}: {allowed}")]
+    Medium {
+        /// Its name in the configuration.
+        disk: String,
+        /// The `medium_id` that the configuration gives.
+        wanted: String,
+        /// What the medium is.
+        allowed: String,
     },
     /// A disk of this name is open, and is another one.
     #[error(
@@ -96,7 +111,7 @@ impl Plan {
             SnapshotError::check_fixed(self, previous)?;
         }
         let disks = self.open_disks(previous, drives, absent)?;
-        self.resize_disks(&disks)?;
+        Resizes::prepare(self.sizes(&disks))?.commit()?;
         let listeners = self.listeners.iter().zip(1..).map(|(listener, port_id)| Listener {
             port_id,
             transport: listener.transport,
@@ -149,19 +164,24 @@ impl Plan {
         }
         let drives = OpenedDrives::open(drives, new.iter().filter_map(|plan| plan.address()).collect());
         for plan in new {
-            disks.extend(open(plan, &drives)?.map(Some));
+            let disk = open(plan, &drives)?;
+            if let Some(disk) = &disk {
+                check_medium(plan, disk, true)?;
+            }
+            say_what_it_holds(plan);
+            disks.extend(disk.map(Some));
         }
         Ok(disks)
     }
 
-    fn resize_disks(&self, disks: &[Option<Source>]) -> Result<(), ResizeError> {
-        for disk in disks.iter().flatten() {
-            let Some(plan) = self.disk(disk.name()) else { continue };
-            if !plan.kind.is_shaped_by_drive() && disk.geometry().bytes() != plan.bytes {
-                disk.resize(plan.bytes)?;
-            }
-        }
-        Ok(())
+    /// The disks that are to have another size.
+    fn sizes(&self, disks: &[Option<Source>]) -> Vec<(Source, u64)> {
+        let size = |disk: &Source| {
+            let plan = self.disk(disk.name())?;
+            let is_other = !plan.kind.is_shaped_by_drive() && disk.geometry().bytes() != plan.bytes;
+            is_other.then(|| (Arc::clone(disk), plan.bytes))
+        };
+        disks.iter().flatten().filter_map(size).collect()
     }
 
     fn subsystem(
@@ -173,10 +193,11 @@ impl Plan {
     ) -> Arc<Subsystem> {
         let before = previous.and_then(|previous| previous.subsystem(&plan.nqn));
         let highest = plan.namespaces.last().map_or(0, |namespace| namespace.nsid);
+        let nqn = &plan.nqn;
         let namespaces = (1..=highest).map(|nsid| {
             let plan = plan.namespaces.iter().find(|namespace| namespace.nsid == nsid)?;
             let before = before.and_then(|before| before.namespace(nsid));
-            self.namespace(plan, disks, before)
+            self.namespace(nqn, plan, disks, before)
         });
         let endpoints: Vec<_> = self.listeners_of(plan).map(ListenerPlan::endpoint).collect();
         let offered =
@@ -196,6 +217,7 @@ impl Plan {
     /// The namespace, with the counters of the one before when it is the same. `None`: its drive is absent.
     fn namespace(
         &self,
+        nqn: &Nqn,
         plan: &NamespacePlan,
         disks: &[Option<Source>],
         before: Option<&Arc<Namespace>>,
@@ -203,18 +225,47 @@ impl Plan {
         let is_it = |disk: &Option<Source>| disk.as_ref().is_some_and(|disk| disk.name() == plan.disk);
         let disk = DiskId(disks.iter().position(is_it)?);
         let source = Arc::clone(disks.get(disk.0)?.as_ref()?);
-        let before = before
-            .filter(|before| before.disk == disk && before.uuid == plan.uuid && before.nguid == plan.nguid);
+        // The identifier of a disk is never used again in this process.
+        let life = identity::life(disk.0);
+        let (name, life) = (plan.disk.as_str(), Some(life.as_str()));
+        let uuid = plan.uuid.unwrap_or_else(|| identity::uuid(nqn, name, plan.nsid, life));
+        let nguid = plan.nguid.unwrap_or_else(|| identity::nguid(nqn, name, plan.nsid, life));
+        let before =
+            before.filter(|before| before.disk == disk && before.uuid == uuid && before.nguid == nguid);
         let counters = before.map(|before| Arc::clone(&before.counters));
         Some(Arc::new(Namespace {
             nsid: plan.nsid,
             disk,
             geometry: source.geometry(),
             source,
-            uuid: plan.uuid,
-            nguid: plan.nguid,
+            uuid,
+            nguid,
             counters: counters.unwrap_or_else(|| Arc::new(NamespaceCounters::new(self.reactor.cores.len()))),
         }))
+    }
+}
+
+/// Disks whose media are ready for other sizes. Dropped before [`Resizes::commit`], they are as they were.
+struct Resizes(Vec<(Source, u64)>);
+
+impl Resizes {
+    fn prepare(sizes: Vec<(Source, u64)>) -> Result<Resizes, ResizeError> {
+        let mut resizes = Resizes(Vec::with_capacity(sizes.len()));
+        for (disk, bytes) in sizes {
+            disk.prepare_resize(bytes)?;
+            resizes.0.push((disk, bytes));
+        }
+        Ok(resizes)
+    }
+
+    fn commit(mut self) -> Result<(), ResizeError> {
+        std::mem::take(&mut self.0).into_iter().try_for_each(|(disk, bytes)| disk.resize(bytes))
+    }
+}
+
+impl Drop for Resizes {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|(disk, _)| disk.cancel_resize());
     }
 }
 
@@ -229,7 +280,35 @@ fn in_order_of(previous: Option<&Snapshot>, listeners: Vec<Listener>) -> Vec<Lis
     ordered
 }
 
+/// Log what is found on a device that is newly served, so that a wrong device is noticed. It is served all
+/// the same: hosts put file systems and volumes on their disks.
+fn say_what_it_holds(plan: &DiskPlan) {
+    let (DiskKind::File { path, .. } | DiskKind::Ng { path, .. }) = &plan.kind else { return };
+    let block = spindle_disk::ng::look_at(path).map_or_else(|_| path.clone(), |place| place.block_path);
+    let Ok(PathState::Block(medium)) = machine::look_at(&block) else { return };
+    let found = File::open(&block).and_then(|mut device| signature::find(&mut device, medium.bytes));
+    let holds = found.unwrap_or_default().join(", ");
+    if !holds.is_empty() {
+        tracing::info!(disk = plan.name, path = %block.display(), holds, "the device is not empty");
+    }
+}
+
+/// The medium that is open has the name that the file gives. Its names are told, so that one can be given.
+fn check_medium(plan: &DiskPlan, disk: &Source, is_new: bool) -> Result<(), SnapshotError> {
+    let ids = disk.medium_ids();
+    if let Some(wanted) = plan.medium_id.as_ref().filter(|wanted| !ids.contains(wanted)) {
+        let (disk, wanted) = (plan.name.clone(), wanted.clone());
+        return Err(SnapshotError::Medium { disk, wanted, allowed: medium_refusal("what is there", &ids) });
+    }
+    if let Some(medium_id) = ids.first().filter(|_| is_new) {
+        let is_held_to_it = plan.medium_id.is_some();
+        tracing::info!(disk = plan.name, medium_id, is_held_to_it, "medium");
+    }
+    Ok(())
+}
+
 fn check_same(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
+    check_medium(plan, disk, false)?;
     let (is, block_bytes) = (disk.kind(), disk.geometry().block_bytes);
     if is == plan.kind.name() && (plan.kind.is_shaped_by_drive() || block_bytes == plan.block_bytes) {
         return Ok(());
@@ -281,7 +360,7 @@ fn open(plan: &DiskPlan, drives: &OpenedDrives) -> Result<Option<Source>, Snapsh
         DiskKind::Nvme { address, namespace } => return open_drive(name, *address, *namespace, drives),
         DiskKind::Ng { path, is_read_only } => {
             let disk = NgDisk::new(name, &NgSpec { path: path.clone(), is_read_only: *is_read_only })?;
-            let NgFacts { model, serial, is_polled, transfer_bytes_max, notes } = disk.facts();
+            let NgFacts { model, serial, is_polled, transfer_bytes_max, notes, .. } = disk.facts();
             let path = path.display();
             tracing::info!(disk = name, %path, serial, model, is_polled, transfer_bytes_max, "drive");
             for note in notes {

@@ -46,6 +46,8 @@ pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
                 refusals.extend(wrong_with(machine.root(), drive, &addresses));
                 if args.from_rule {
                     refusals.extend(another_drive(machine.root(), drive));
+                } else if !args.force {
+                    refusals.extend(held_data(drive));
                 }
                 drives.push(drive);
             }
@@ -328,6 +330,18 @@ fn wrong_with(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<Refusa
     refusals
 }
 
+/// Refuse a drive with signatures of a file system, volume or partition table, even when it is not in use.
+/// Not for the boot rule: its drive was accepted when the rule was made, and hosts have written to it since.
+fn held_data(drive: &Drive) -> Vec<Refusal> {
+    if drive.is_bound_to(VFIO) {
+        return Vec::new();
+    }
+    let allowed = "must be meant: it may be a part of a volume or a file system that is not in use now; \
+                   --force takes the drive with what is on it, which stays as it is";
+    let address = drive.address.to_string();
+    drive.holds.iter().map(|holds| Refusal::new(&address, "holds", holds, allowed)).collect()
+}
+
 /// What to do about a use.
 fn allowed_use(kind: UseKind) -> &'static str {
     match kind {
@@ -337,6 +351,10 @@ fn allowed_use(kind: UseKind) -> &'static str {
         UseKind::Raid => "must not be in a RAID array: mdadm --stop the array, or remove the drive from it",
         UseKind::Volume => {
             "must have no volume on it: deactivate it (vgchange -an, cryptsetup close, dmsetup remove)"
+        }
+        UseKind::Exported => {
+            "must not be exported by the kernel's target: disable it there (nvmet: echo 0 > enable; LIO: \
+             targetcli)"
         }
         UseKind::Loop => "must have no loop device on it: losetup -d it",
         UseKind::Exclusive | UseKind::Open | UseKind::Vfio => "must not be open: end who has it",

@@ -1,5 +1,8 @@
 //! The NVMe drives of the machine, as the kernel shows them.
 
+use std::fs::File;
+
+use spindle_disk::signature;
 use spindle_nvme_pcie::PciAddress;
 
 use super::change::{Busy, Machine};
@@ -41,7 +44,7 @@ pub struct Drive {
     pub serial: Option<String>,
     /// Its namespaces, as block devices.
     pub disks: Vec<Disk>,
-    /// Signatures that udev found on it: file systems, volumes, partition tables.
+    /// Signatures on it: file systems, volumes, partition tables.
     pub holds: Vec<String>,
     /// Who uses it, the gravest first.
     pub uses: Vec<Use>,
@@ -146,6 +149,14 @@ fn look_at(machine: &dyn Machine, users: &Users, address: PciAddress) -> Drive {
         address,
     };
     used_as_disks(machine, users, &mut drive);
+    // The controller's own device is a way to all of its namespaces.
+    if let Some(controller) = &controller {
+        let (path, number) = (format!("/dev/{controller}"), about("dev"));
+        let device = number.map(|number| format!("c {number}"));
+        drive.uses.extend(users.writers(&path, device.as_deref()));
+        drive.uses.extend(users.exporters(root, &path, device.as_deref()));
+        drive.uses.sort_unstable();
+    }
     used_by_vfio(machine, users, &mut drive);
     drive
 }
@@ -177,7 +188,7 @@ fn disk_name(name: &str) -> Option<String> {
     (is_number(subsystem) && is_number(namespace)).then(|| format!("nvme{subsystem}n{namespace}"))
 }
 
-/// What udev found at the begin of a disk and of its partitions.
+/// What udev found at the begin of a disk and of its partitions, and what a look finds.
 fn signatures(root: &Root, disk: &str) -> Vec<String> {
     let folder = format!("/sys/class/block/{disk}");
     let partitions = root.names(&folder).into_iter();
@@ -192,8 +203,24 @@ fn signatures(root: &Root, disk: &str) -> Vec<String> {
             let kind = database.lines().find_map(|line| line.strip_prefix(key)).filter(|_| !is_repeated);
             found.extend(kind.map(|kind| format!("{kind} on {name}")));
         }
+        for kind in read_signatures(root, &name) {
+            let is_known = |line: &String| {
+                let (its, of) = line.split_once(" on ").unwrap_or_default();
+                of == name && (its == kind || (its.starts_with("ext") && kind == "ext4"))
+            };
+            if !found.iter().any(is_known) {
+                found.push(format!("{kind} on {name}"));
+            }
+        }
     }
     found
+}
+
+/// What the magic numbers on a block device say; nothing where it cannot be read, which root can.
+fn read_signatures(root: &Root, name: &str) -> Vec<&'static str> {
+    let sectors = root.number(&format!("/sys/class/block/{name}/size")).unwrap_or(0);
+    let Ok(mut device) = File::open(root.at(&format!("/dev/{name}"))) else { return Vec::new() };
+    signature::find(&mut device, sectors.saturating_mul(SECTOR_BYTES)).unwrap_or_default()
 }
 
 /// Uses of its block devices and of `/dev/ng0n1`, which is a second way to each.
@@ -201,7 +228,9 @@ fn used_as_disks(machine: &dyn Machine, users: &Users, drive: &mut Drive) {
     for disk in &drive.disks {
         let mut uses = users.of_disk(machine.root(), &disk.name);
         let passthrough = disk.name.replacen("nvme", "ng", 1);
-        uses.extend(users.writers(&[format!("/dev/{passthrough}")]));
+        let number = machine.root().value(&format!("/sys/class/nvme-generic/{passthrough}/dev"));
+        let device = number.map(|number| format!("c {number}"));
+        uses.extend(users.writers(&format!("/dev/{passthrough}"), device.as_deref()));
         match machine.ask_exclusive(&format!("/dev/{}", disk.name)) {
             Busy::No => {}
             // What is known already says more.

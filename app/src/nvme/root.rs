@@ -8,6 +8,8 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, FileType, StatxFlags};
+
 /// The most that is read of one file. Only a table of mounts could come near it.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
 
@@ -63,6 +65,22 @@ impl Root {
     /// Where a symbolic link points, as it says it; `None` when it is none.
     pub fn link(&self, path: &str) -> Option<String> {
         Some(fs::read_link(self.at(path)).ok()?.to_string_lossy().into_owned())
+    }
+
+    /// The device that a path leads to, whatever its name: `b 259:0` for a block device, `c 10:1` for
+    /// another. Also by the descriptor of a process.
+    pub fn device(&self, path: &str) -> Option<String> {
+        #[cfg(test)]
+        if let Some(device) = self.value(&format!("/devices-of-the-test{path}")) {
+            return Some(device);
+        }
+        // As the kernel has it: a file server that does not answer is not asked.
+        let (flags, mask) = (AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
+        let statx = rustix::fs::statx(rustix::fs::CWD, self.at(path), flags, mask).ok()?;
+        let kind = FileType::from_raw_mode(statx.stx_mode.into());
+        let is_device = kind == FileType::BlockDevice || kind == FileType::CharacterDevice;
+        let letter = if kind == FileType::BlockDevice { 'b' } else { 'c' };
+        is_device.then(|| format!("{letter} {}:{}", statx.stx_rdev_major, statx.stx_rdev_minor))
     }
 
     /// The last name of where a symbolic link points.

@@ -32,6 +32,8 @@ pub enum UseKind {
     Volume,
     /// A loop device is on it.
     Loop,
+    /// The kernel's own target exports it.
+    Exported,
     /// Somebody has it open and lets nobody else: a file system or volume manager of the kernel, or a
     /// process.
     Exclusive,
@@ -51,6 +53,7 @@ impl UseKind {
             UseKind::Raid => "raid",
             UseKind::Volume => "volume",
             UseKind::Loop => "loop",
+            UseKind::Exported => "exported",
             UseKind::Exclusive => "exclusive",
             UseKind::Open => "open",
             UseKind::Vfio => "vfio",
@@ -65,6 +68,7 @@ impl UseKind {
             UseKind::Raid => "RAID member",
             UseKind::Volume => "volume",
             UseKind::Loop => "loop device",
+            UseKind::Exported => "exported by the kernel",
             UseKind::Exclusive => "open exclusively",
             UseKind::Open => "open for writing",
             UseKind::Vfio => "VFIO group open",
@@ -105,6 +109,8 @@ struct Mount {
 #[derive(Debug)]
 struct OpenFile {
     path: String,
+    /// What it is, by whatever name it was opened.
+    device: Option<String>,
     process: String,
     may_write: bool,
 }
@@ -119,6 +125,8 @@ pub struct Users {
     btrfs: BTreeMap<String, BTreeSet<String>>,
     /// Loop devices, and the block device below.
     loops: Vec<(String, String)>,
+    /// What the kernel's targets export: the path, its device, and who.
+    exports: Vec<(String, Option<String>, String)>,
     open: Vec<OpenFile>,
 }
 
@@ -151,6 +159,7 @@ impl Users {
             swaps: swaps.filter_map(|path| block_device(root, &unescaped(path))).collect(),
             btrfs: btrfs.collect(),
             loops: loops.collect(),
+            exports: exported(root),
             open: open_files(root),
         }
     }
@@ -168,20 +177,57 @@ impl Users {
         open.map(|open| (open.path.as_str(), open.process.as_str()))
     }
 
-    /// The processes that may write through one of these files.
-    pub fn writers(&self, paths: &[String]) -> Vec<Use> {
-        let open = self.open.iter().filter(|open| open.may_write && paths.contains(&open.path));
+    /// The processes that may write to a device, which has this path and is this device (see
+    /// [`Root::device`]): a node of another name leads to it as well.
+    pub fn writers(&self, path: &str, device: Option<&str>) -> Vec<Use> {
+        let is_it = |open: &&OpenFile| {
+            open.path == path || device.is_some_and(|device| open.device.as_deref() == Some(device))
+        };
+        let open = self.open.iter().filter(|open| open.may_write).filter(is_it);
         let mut uses: Vec<Use> = open
             .map(|open| Use {
                 kind: UseKind::Open,
-                device: open.path.clone(),
-                what: format!("by {}", open.process),
+                device: path.to_owned(),
+                what: match open.path == path {
+                    true => format!("by {}", open.process),
+                    false => format!("by {} as {}", open.process, open.path),
+                },
             })
             .collect();
         uses.sort_unstable();
         uses.dedup();
         uses
     }
+}
+
+impl Users {
+    /// The kernel's targets that export a device, which has this path and is this device.
+    pub fn exporters(&self, root: &Root, path: &str, device: Option<&str>) -> Vec<Use> {
+        let name = block_device(root, path);
+        let is_it = |(its, number, _): &&(String, Option<String>, String)| {
+            let is_named = its == path || (name.is_some() && block_device(root, its) == name);
+            is_named || device.is_some_and(|device| number.as_deref() == Some(device))
+        };
+        let exports = self.exports.iter().filter(is_it);
+        exports
+            .map(|(_, _, by)| Use {
+                kind: UseKind::Exported,
+                device: path.trim_start_matches("/dev/").to_owned(),
+                what: format!("by {by}"),
+            })
+            .collect()
+    }
+}
+
+/// What the kernel's targets export.
+fn exported(root: &Root) -> Vec<(String, Option<String>, String)> {
+    let exports = spindle_disk::exports::all(&root.at(spindle_disk::exports::CONFIGFS));
+    let known = exports.into_iter().map(|export| {
+        let path = export.path.to_string_lossy().into_owned();
+        let device = root.device(&path);
+        (path, device, export.by)
+    });
+    known.collect()
 }
 
 /// A walk up from one disk.
@@ -220,7 +266,10 @@ impl Walk<'_> {
                 self.note(UseKind::Loop, &name, format!("in {above}"));
                 left.push(above.clone());
             }
-            self.uses.extend(self.users.writers(&[format!("/dev/{name}")]));
+            let (path, device) = (format!("/dev/{name}"), self.root.value(&format!("{folder}/dev")));
+            let device = device.map(|number| format!("b {number}"));
+            self.uses.extend(self.users.writers(&path, device.as_deref()));
+            self.uses.extend(self.users.exporters(self.root, &path, device.as_deref()));
         }
     }
 
@@ -338,12 +387,15 @@ fn open_files(root: &Root) -> Vec<OpenFile> {
         }
         for fd in root.names(&format!("/proc/{pid}/fd")) {
             let Some(path) = root.link(&format!("/proc/{pid}/fd/{fd}")) else { continue };
-            if !OURS.iter().any(|begin| path.starts_with(begin)) {
+            // Sockets and pipes have no path.
+            let device =
+                if path.starts_with('/') { root.device(&format!("/proc/{pid}/fd/{fd}")) } else { None };
+            if device.is_none() && !OURS.iter().any(|begin| path.starts_with(begin)) {
                 continue;
             }
             let name = root.value(&format!("/proc/{pid}/comm")).unwrap_or_default();
             let process = if name.is_empty() { format!("pid {pid}") } else { format!("pid {pid} ({name})") };
-            found.push(OpenFile { path, process, may_write: may_write(root, &pid, &fd) });
+            found.push(OpenFile { path, device, process, may_write: may_write(root, &pid, &fd) });
         }
     }
     found

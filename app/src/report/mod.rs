@@ -157,6 +157,9 @@ pub struct Run {
     /// The congestion control of the sockets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub congestion: Option<String>,
+    /// How the ends of the limit reached their sockets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub way: Option<&'static str>,
 }
 
 /// What a run found.
@@ -212,6 +215,9 @@ impl Run {
         if self.queues > 1 {
             text.push_str(&format!(" over {} queues", self.queues));
         }
+        if let Some(way) = self.way {
+            text.push_str(&format!(", {way}"));
+        }
         text
     }
 }
@@ -238,6 +244,7 @@ pub(crate) fn example_result() -> BenchResult {
             cores: vec![1],
             verify: None,
             congestion: None,
+            way: None,
         },
         elapsed: Duration::from_secs(1),
         operations: 1000,

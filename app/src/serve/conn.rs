@@ -42,6 +42,10 @@ impl Transport for Conn {
         on_both!(self, conn => conn.fetch(slot, cid, buf));
     }
 
+    fn cancel(&mut self, slot: Slot) -> bool {
+        on_both!(self, conn => conn.cancel(slot))
+    }
+
     fn moves_parts(&self) -> bool {
         on_both!(self, conn => conn.moves_parts())
     }
@@ -63,6 +67,10 @@ impl Transport for Conn {
         on_both!(self, conn => conn.set_aside(slot, cid));
     }
 
+    fn forget(&mut self, slot: Slot) {
+        on_both!(self, conn => conn.forget(slot));
+    }
+
     fn ignore(&mut self) {
         on_both!(self, conn => conn.ignore());
     }
@@ -70,6 +78,10 @@ impl Transport for Conn {
     #[inline]
     fn reply(&mut self, reply: Reply) {
         on_both!(self, conn => conn.reply(reply));
+    }
+
+    fn unsent_bytes(&self) -> u64 {
+        on_both!(self, conn => conn.unsent_bytes())
     }
 
     fn close(&mut self, reason: CloseReason) {

@@ -8,23 +8,25 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use spindle_disk::DiskSource;
+use nvme_spec::rdma::CmStatus;
 use spindle_rdma::controller::ConnConfig as RdmaConfig;
 use spindle_rdma::shell as rdma;
 use spindle_reactor::clock::{Clock, Nanos, wall_ms};
 use spindle_reactor::mailbox::Mailbox;
-use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_reactor::mem::{Area, Pages, Pool, ZoneSpec};
 use spindle_reactor::net::{Accepted, Interest, Listener, Ready};
 use spindle_reactor::rate::RateLimit;
+use spindle_target::admission::{Admission, Admitted};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{Peer, Snapshot, TransportKind};
 use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::shell::{FOREIGN_KEYS, Shell, ShellConfig};
+use spindle_tcp::shell::{FOREIGN_KEYS, Incoming, Shell, ShellConfig};
 
 use super::ServeError;
+use super::arrivals::{ACCEPTS_PER_TURN, Arrival, Arrivals};
 use super::conn::Conn;
 use crate::config::Idle;
 
@@ -34,22 +36,28 @@ pub enum CoreMessage {
     /// For the target core.
     Target(Message),
     /// A connection to take over.
-    Accept(Arc<Handover<Accepted>>),
+    Accept(Arc<Handover<AdmittedTcp>>),
     /// The same over RDMA.
-    AcceptRdma(Arc<Handover<rdma::Request>>),
+    AcceptRdma(Arc<Handover<AdmittedRdma>>),
     /// An RDMA device has gone, come, or told something.
     Rdma(rdma::DeviceMessage),
+    /// Memory of the disks of this snapshot, or of the next, is registered with the RDMA devices.
+    RdmaMemory(Arc<rdma::RegisteredDisks>),
 }
+
+/// A connection with its place among those without Connect, and its listener's index.
+type AdmittedTcp = (Accepted, Admitted, usize);
+/// The same over RDMA; the request names its listener.
+type AdmittedRdma = (rdma::Request, Admitted);
 
 /// A connection on its way to its core; taken once.
 pub struct Handover<A> {
     accepted: std::sync::Mutex<Option<A>>,
-    listener: usize,
 }
 
 impl<A> Handover<A> {
-    fn new(accepted: A, listener: usize) -> Arc<Self> {
-        Arc::new(Handover { accepted: std::sync::Mutex::new(Some(accepted)), listener })
+    fn new(accepted: A) -> Arc<Self> {
+        Arc::new(Handover { accepted: std::sync::Mutex::new(Some(accepted)) })
     }
 
     fn take(&self) -> Option<A> {
@@ -86,8 +94,6 @@ pub struct CoreSetup {
     pub connections: usize,
     /// Most commands of a disk on this core.
     pub disk_depth: u32,
-    /// The configuration.
-    pub snapshot: Arc<Snapshot>,
     /// Live controllers.
     pub registry: Arc<Registry>,
     /// To and from the other cores.
@@ -96,6 +102,8 @@ pub struct CoreSetup {
     pub listeners: Vec<(Listener, usize)>,
     /// Connections of each core, so that the next goes to the least loaded.
     pub loads: Arc<[AtomicUsize]>,
+    /// Connections that have not sent Connect.
+    pub admission: Arc<Admission>,
     /// Sockets and batches.
     pub shell: ShellConfig,
     /// NVMe/TCP.
@@ -112,8 +120,8 @@ pub struct CoreSetup {
 const LOG_BURST_SECONDS: u32 = 5;
 /// Longest sleep: time-outs are looked at after it.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
-/// Connections accepted in a turn.
-const ACCEPTS_PER_TURN: usize = 16;
+/// Connection requests over RDMA that are given to their cores in a turn.
+const RDMA_PLACED_PER_TURN: usize = 16;
 
 /// A core at work.
 pub struct CoreLoop {
@@ -121,12 +129,12 @@ pub struct CoreLoop {
     /// buffers that their connections hold.
     rdma: Option<rdma::Shell>,
     setup: CoreSetup,
+    /// For devices that come later.
+    pool: Area,
     core: TargetCore<Conn>,
     shell: Shell,
     /// A device of it works on this processor too.
     wants_yield: bool,
-    /// The configuration whose disks are registered with the RDMA devices.
-    registered: u64,
     log: RateLimit,
     last_work: Nanos,
     wall_base: u64,
@@ -134,17 +142,25 @@ pub struct CoreLoop {
     /// Messages for which a mailbox had no room.
     backlog: VecDeque<(usize, CoreMessage)>,
     due: Due,
+    /// Connections to take over: a few in every turn.
+    arrivals: Arrivals<AdmittedTcp, AdmittedRdma>,
     accept_log: RateLimit,
+    refused_log: RateLimit,
+    /// The listener that is accepted from first in the next turn.
+    first_listener: usize,
     /// A descriptor to be given up where there are no others; only on a core that accepts.
     spare: Option<File>,
 }
 
 impl CoreLoop {
-    /// Take memory, open the disks, listen.
+    /// Take memory, open the disks of the configuration, listen.
+    ///
+    /// The first configuration is no part of the setup, which stays for as long as the core does: disks that
+    /// a reload takes away would stay with it.
     ///
     /// # Errors
     /// [`ServeError`] with the reason.
-    pub fn new(mut setup: CoreSetup) -> Result<CoreLoop, ServeError> {
+    pub fn new(mut setup: CoreSetup, snapshot: Arc<Snapshot>) -> Result<CoreLoop, ServeError> {
         if let Some(cpu) = setup.cpu {
             spindle_reactor::affinity::pin_current_thread(cpu)
                 .map_err(|error| ServeError::Start(error.to_string()))?;
@@ -152,7 +168,8 @@ impl CoreLoop {
         let start = |error: &dyn std::fmt::Display| ServeError::Start(error.to_string());
         let pool = Pool::new(&setup.zones.0, setup.pages).map_err(|error| start(&error))?;
         let admin_pool = Pool::new(&setup.zones.1, Pages::Base).map_err(|error| start(&error))?;
-        let mut rdma = open_rdma(&setup, &pool, &admin_pool)?;
+        let mut rdma = open_rdma(&setup, &snapshot, &pool, &admin_pool)?;
+        let area = pool.area();
         // A device that goes is let go of: the shell alone holds it.
         setup.rdma.devices = Arc::default();
         let now = Clock::now();
@@ -163,7 +180,7 @@ impl CoreLoop {
             disk_depth: setup.disk_depth,
             pool,
             admin_pool,
-            snapshot: Arc::clone(&setup.snapshot),
+            snapshot,
             registry: Arc::clone(&setup.registry),
             now,
             wall_ms: wall_ms(),
@@ -183,11 +200,11 @@ impl CoreLoop {
             shell.readiness().add(descriptor, key, Interest::READ).map_err(|error| start(&error))?;
         }
         Ok(CoreLoop {
+            pool: area,
             core,
             shell,
             wants_yield: rdma.as_ref().is_some_and(rdma::Shell::wants_yield),
             rdma,
-            registered: 0,
             log: RateLimit::new(
                 setup.peer_lines_per_s,
                 setup.peer_lines_per_s.saturating_mul(LOG_BURST_SECONDS),
@@ -197,10 +214,18 @@ impl CoreLoop {
             time_base: now,
             backlog: VecDeque::new(),
             due: Due::default(),
+            arrivals: Arrivals::new(),
             accept_log: RateLimit::new(1, 5),
+            refused_log: RateLimit::new(1, 5),
+            first_listener: 0,
             spare: if setup.listeners.is_empty() { None } else { spare() },
             setup,
         })
+    }
+
+    /// The memory of its data.
+    pub fn pool(&self) -> &Area {
+        &self.pool
     }
 
     /// Work until shutdown is through or `stop` is raised.
@@ -226,7 +251,7 @@ impl CoreLoop {
         if std::mem::take(&mut self.due.mail) {
             self.setup.mailbox.drain();
         }
-        let mut has_worked = self.receive_messages(now);
+        let mut has_worked = self.receive_messages();
         self.shell.set_shared(self.rdma.as_ref().is_some_and(rdma::Shell::has_connections));
         let due = &mut self.due;
         has_worked |= self.shell.poll(&mut self.core, now, &mut |ready| due.note(ready));
@@ -235,6 +260,7 @@ impl CoreLoop {
             self.accept(now);
         }
         has_worked |= self.poll_rdma(now);
+        has_worked |= self.take_arrivals(now);
         has_worked |= self.core.poll();
         while let Some(id) = self.core.next_touched() {
             if !self.shell.flush(&mut self.core, id)
@@ -251,20 +277,6 @@ impl CoreLoop {
     #[inline]
     fn poll_rdma(&mut self, now: Nanos) -> bool {
         let Some(shell) = &mut self.rdma else { return false };
-        let generation = self.core.snapshot().generation;
-        if generation != self.registered {
-            self.registered = generation;
-            for (disk, error) in shell.set_disks(disk_areas(self.core.snapshot())) {
-                let core = self.setup.core;
-                tracing::error!(
-                    core,
-                    disk,
-                    error,
-                    "memory of the disk cannot be registered: not served over \
-                    RDMA until that succeeds"
-                );
-            }
-        }
         if !self.due.rdma.is_empty() {
             self.due.rdma.drain(..).for_each(|source| shell.on_ready(source));
         }
@@ -280,6 +292,29 @@ impl CoreLoop {
         has_worked
     }
 
+    /// The disks' memory can be used. The first time also the listeners are opened.
+    #[cold]
+    fn take_rdma_memory(&mut self, memory: &rdma::RegisteredDisks) {
+        let (core, Some(shell)) = (self.setup.core, &mut self.rdma) else { return };
+        for (disk, error) in shell.set_disks(memory.disks().to_vec()) {
+            tracing::error!(
+                core,
+                disk,
+                error,
+                "memory of the disk cannot be registered: not served over RDMA until that succeeds"
+            );
+        }
+        let opened = shell.start_listening();
+        for (address, result) in &opened {
+            if let Err(error) = result {
+                tracing::error!(%address, %error, "cannot listen over RDMA: it is tried again");
+            }
+        }
+        if !opened.is_empty() {
+            super::announce(self.core.snapshot(), TransportKind::Rdma);
+        }
+    }
+
     /// Wait for what a new device has to tell, too.
     #[cold]
     fn watch_rdma(&mut self) {
@@ -291,7 +326,7 @@ impl CoreLoop {
         }
     }
 
-    fn receive_messages(&mut self, now: Nanos) -> bool {
+    fn receive_messages(&mut self) -> bool {
         let mut has_worked = false;
         while let Some((_, message)) = self.setup.mailbox.receive() {
             has_worked = true;
@@ -299,12 +334,12 @@ impl CoreLoop {
                 CoreMessage::Target(message) => self.core.on_message(message),
                 CoreMessage::Accept(handover) => {
                     if let Some(accepted) = handover.take() {
-                        self.take_over(accepted, handover.listener, now);
+                        self.arrivals.push(Arrival::Tcp(accepted));
                     }
                 }
                 CoreMessage::AcceptRdma(handover) => {
                     if let Some(request) = handover.take() {
-                        self.take_over_rdma(request, now);
+                        self.arrivals.push(Arrival::Rdma(request));
                     }
                 }
                 CoreMessage::Rdma(message) => {
@@ -312,6 +347,7 @@ impl CoreLoop {
                         shell.on_message(&mut self.core, message);
                     }
                 }
+                CoreMessage::RdmaMemory(memory) => self.take_rdma_memory(&memory),
             }
         }
         has_worked
@@ -334,13 +370,24 @@ impl CoreLoop {
         }
     }
 
+    /// Accept a few connections. The listener stays readable while there are more.
     fn accept(&mut self, now: Nanos) {
-        for index in 0..self.setup.listeners.len() {
-            for _ in 0..ACCEPTS_PER_TURN {
+        let listeners = self.setup.listeners.len();
+        let mut left = ACCEPTS_PER_TURN;
+        for at in 0..listeners {
+            // Each is the first in its turn: none is accepted from only while another has none.
+            let index = (self.first_listener + at) % listeners;
+            while left > 0 {
                 let (listener, listener_index) = &self.setup.listeners[index];
                 let listener_index = *listener_index;
+                left -= 1;
                 match listener.accept() {
-                    Ok(Some(accepted)) => self.place(accepted, listener_index, now),
+                    // One that has no place is closed.
+                    Ok(Some(accepted)) => {
+                        if let Some(admitted) = self.admit(accepted.peer, now) {
+                            self.place((accepted, admitted, listener_index));
+                        }
+                    }
                     Ok(None) => break,
                     Err(error) => {
                         if let Some(allowed) = self.accept_log.allow(now) {
@@ -353,6 +400,26 @@ impl CoreLoop {
                 }
             }
         }
+        self.first_listener = (self.first_listener + 1) % listeners.max(1);
+    }
+
+    /// A place among the connections without Connect. `None`: the address has as many as it may, and the
+    /// connection is to be refused.
+    fn admit(&mut self, remote: SocketAddr, now: Nanos) -> Option<Admitted> {
+        let admitted = self.setup.admission.admit(remote.ip());
+        if admitted.is_none()
+            && let Some(allowed) = self.refused_log.allow(now)
+        {
+            let (limit, untold) = (self.setup.admission.per_address(), allowed.suppressed);
+            tracing::warn!(
+                %remote,
+                limit,
+                untold,
+                "connection refused: its address has limit connections that have not sent Connect \
+                 (limits.unconnected_per_address)"
+            );
+        }
+        admitted
     }
 
     /// Descriptors have run out. A connection that is not taken would wait without an answer, and keep this
@@ -365,13 +432,13 @@ impl CoreLoop {
     }
 
     /// To the core with the fewest connections.
-    fn place(&mut self, accepted: Accepted, listener: usize, now: Nanos) {
+    fn place(&mut self, accepted: AdmittedTcp) {
         let least = self.least_loaded();
         if least == self.setup.core {
-            self.take_over(accepted, listener, now);
+            self.arrivals.push(Arrival::Tcp(accepted));
             return;
         }
-        self.backlog.push_back((least, CoreMessage::Accept(Handover::new(accepted, listener))));
+        self.backlog.push_back((least, CoreMessage::Accept(Handover::new(accepted))));
     }
 
     /// The core with the fewest connections; another one's count goes up, and is corrected by itself.
@@ -385,21 +452,55 @@ impl CoreLoop {
     }
 
     fn place_rdma(&mut self, now: Nanos) {
-        // Each makes a queue pair, which takes system calls: the rest has the next turn.
-        for _ in 0..ACCEPTS_PER_TURN {
+        for _ in 0..RDMA_PLACED_PER_TURN {
             let Some(request) = self.rdma.as_mut().and_then(rdma::Shell::next_request) else { return };
+            // One without an address is refused by being dropped.
+            let Some(remote) = request.remote() else { continue };
+            let Some(admitted) = self.admit(remote, now) else {
+                request.reject(CmStatus::NO_RESOURCES);
+                continue;
+            };
             let least = self.least_loaded();
             if least == self.setup.core {
-                self.take_over_rdma(request, now);
+                self.arrivals.push(Arrival::Rdma((request, admitted)));
             } else {
-                let listener = request.listener;
-                let handover = Handover::new(request, listener);
+                let handover = Handover::new((request, admitted));
                 self.backlog.push_back((least, CoreMessage::AcceptRdma(handover)));
             }
         }
     }
 
-    fn take_over_rdma(&mut self, request: rdma::Request, now: Nanos) {
+    /// Take over some of the connections that wait for it; the others have the next turn. True when there
+    /// were any.
+    #[inline]
+    fn take_arrivals(&mut self, now: Nanos) -> bool {
+        if self.arrivals.waiting() == 0 {
+            return false;
+        }
+        self.arrivals.begin_turn();
+        while self.arrivals.has_next() && self.make_room() {
+            match self.arrivals.take_next() {
+                Some(Arrival::Tcp(accepted)) => self.take_over(accepted, now),
+                Some(Arrival::Rdma(request)) => self.take_over_rdma(request, now),
+                None => break,
+            }
+        }
+        true
+    }
+
+    /// See [`TargetCore::make_room`].
+    fn make_room(&mut self) -> bool {
+        let CoreLoop { core, shell, rdma, arrivals, .. } = self;
+        core.make_room(arrivals.waiting(), |core, id| {
+            if !shell.evict(core, id)
+                && let Some(rdma) = rdma
+            {
+                rdma.evict(core, id);
+            }
+        })
+    }
+
+    fn take_over_rdma(&mut self, (request, admitted): AdmittedRdma, now: Nanos) {
         let Some(shell) = &mut self.rdma else { return };
         let snapshot = self.core.snapshot();
         let tcp = &self.setup.conn;
@@ -411,18 +512,19 @@ impl CoreLoop {
             close_timeout: tcp.close_timeout,
             ..RdmaConfig::default()
         };
-        shell.accept(&mut self.core, request, config, now);
+        shell.accept(&mut self.core, (request, admitted), config, now);
     }
 
-    fn take_over(&mut self, accepted: Accepted, listener: usize, now: Nanos) {
+    fn take_over(&mut self, (accepted, admitted, listener): AdmittedTcp, now: Nanos) {
         let remote = accepted.peer;
         let peer = Peer { transport: TransportKind::Tcp, listener, remote, local: accepted.local };
-        let mut conn = self.setup.conn;
+        let mut config = self.setup.conn;
         let snapshot = self.core.snapshot();
         if let Some(listener) = snapshot.listeners.get(listener) {
-            conn.in_capsule_bytes = listener.in_capsule_bytes;
+            config.in_capsule_bytes = listener.in_capsule_bytes;
         }
-        let is_taken = self.shell.accept(&mut self.core, accepted.socket, peer, conn, now);
+        let incoming = Incoming { socket: accepted.socket, peer, config, admitted };
+        let is_taken = self.shell.accept(&mut self.core, incoming, now);
         if !is_taken
             && !self.core.is_draining()
             && let Some(allowed) = self.accept_log.allow(now)
@@ -434,7 +536,7 @@ impl CoreLoop {
 
     fn log_notices(&mut self) {
         let loads = &self.setup.loads[self.setup.core];
-        let connections = self.core.usage().connections;
+        let connections = self.core.usage().connections + self.arrivals.waiting();
         if loads.load(Ordering::Relaxed) != connections {
             loads.store(connections, Ordering::Relaxed);
         }
@@ -484,21 +586,18 @@ impl CoreLoop {
     }
 }
 
-/// Memory of the disks that commands move without a buffer of the pool.
-fn disk_areas(snapshot: &Snapshot) -> Vec<rdma::DiskArea> {
-    let area = |source: &Arc<dyn DiskSource>| {
-        Some(rdma::DiskArea { name: source.name().to_owned(), area: source.area()? })
-    };
-    snapshot.disks.iter().flatten().filter_map(area).collect()
-}
-
 /// The RDMA shell of a core, where anything listens on RDMA.
-fn open_rdma(setup: &CoreSetup, pool: &Pool, admin: &Pool) -> Result<Option<rdma::Shell>, ServeError> {
+fn open_rdma(
+    setup: &CoreSetup,
+    snapshot: &Snapshot,
+    pool: &Pool,
+    admin: &Pool,
+) -> Result<Option<rdma::Shell>, ServeError> {
     if setup.rdma.devices.is_empty() {
         return Ok(None);
     }
     let failed = |error: &dyn std::fmt::Display| ServeError::Start(format!("RDMA: {error}"));
-    let in_capsule = setup.snapshot.listeners.iter().map(|listener| listener.in_capsule_bytes);
+    let in_capsule = snapshot.listeners.iter().map(|listener| listener.in_capsule_bytes);
     let mut shell = rdma::Shell::new(&rdma::ShellSetup {
         config: setup.rdma.shell,
         core: setup.core,
@@ -509,12 +608,10 @@ fn open_rdma(setup: &CoreSetup, pool: &Pool, admin: &Pool) -> Result<Option<rdma
         entries_max: setup.conn.queue_entries,
     })
     .map_err(|error| failed(&error))?;
-    if let Some((disk, error)) = shell.set_disks(disk_areas(&setup.snapshot)).first() {
-        return Err(failed(&format_args!("memory of disk {disk} cannot be registered: {error}")));
-    }
+    // They listen when the disks' memory is registered: [`super::registrar`].
     for (address, index) in &setup.rdma.listeners {
         let refused = |error| ServeError::ListenRdma { address: *address, source: error };
-        shell.listen(*address, *index).map_err(refused)?;
+        shell.bind(*address, *index).map_err(refused)?;
     }
     Ok(Some(shell))
 }
@@ -573,7 +670,13 @@ fn log(core: usize, notice: &Notice) {
         | Notice::HostError { .. }
         | Notice::Violation { .. }
         | Notice::ConnectionRefused { .. }
+        | Notice::OtherHostId { .. }
         | Notice::KeepAliveExpired { .. } => tracing::warn!(core, "{notice}"),
-        Notice::DiskOpen { .. } | Notice::DiskError { .. } => tracing::error!(core, "{notice}"),
+        Notice::DiskOpen { .. } | Notice::DiskError { .. } | Notice::Leftover { .. } => {
+            tracing::error!(core, "{notice}")
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

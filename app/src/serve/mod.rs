@@ -9,8 +9,10 @@
 //!
 //! What it does not do: no data passes here; `core_loop` has the cores.
 
+mod arrivals;
 pub mod conn;
 pub mod core_loop;
+mod registrar;
 mod served;
 
 use std::net::SocketAddr;
@@ -22,12 +24,15 @@ use std::time::{Duration, Instant};
 
 use self::served::Served;
 use core_loop::{CoreLoop, CoreMessage, CoreSetup, RdmaSetup};
+use registrar::Registrar;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, SignalsInfo};
 use spindle_rdma::shell::SharedDevice;
 use spindle_reactor::mailbox::{Remote, mesh};
+use spindle_reactor::mem::Area;
 use spindle_reactor::net::Listener as Socket;
+use spindle_target::admission::Admission;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{Listener, Snapshot, TransportKind};
@@ -95,7 +100,7 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])
         .map_err(|error| ServeError::Start(format!("signals: {error}")))?;
     for note in &config.plan().notes {
-        tracing::info!("{note}");
+        tracing::warn!("{note}");
     }
     allow_descriptors();
     let end = serve(config, signals, &log);
@@ -114,7 +119,7 @@ fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<
     let snapshot =
         config.plan().snapshot(None, &*drives, &[]).map_err(|error| ServeError::Start(error.to_string()))?;
     let running = Running::start(config.plan(), &snapshot, &signals.handle())?;
-    announce(&snapshot);
+    announce(&snapshot, TransportKind::Tcp);
     let mut served = Served::new(config, snapshot, drives);
     let handle = signals.handle();
     let signals = forward(signals)?;
@@ -126,7 +131,7 @@ fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<
             Ok(_) | Err(RecvTimeoutError::Disconnected) => break,
         };
         if let Some(next) = next {
-            running.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
+            running.change_to(next);
         }
     }
     let mut deadline = served.plan().drain_deadline;
@@ -175,11 +180,24 @@ struct Running {
     /// By core.
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
+    /// What the cores change to goes by it.
+    registrar: Option<Registrar>,
 }
 
 impl Running {
     fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Running, ServeError> {
         start(plan, snapshot, signals)
+    }
+
+    /// All cores change to this snapshot.
+    fn change_to(&self, next: Arc<Snapshot>) {
+        let next = match &self.registrar {
+            Some(registrar) => registrar.send(next),
+            None => Err(next),
+        };
+        if let Err(next) = next {
+            self.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
+        }
     }
 
     fn broadcast(&self, message: &CoreMessage) {
@@ -242,6 +260,7 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
         .ok_or_else(|| ServeError::Start("no core is configured".to_owned()))?;
     let registry = Arc::new(Registry::default());
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
+    let admission = Admission::new(plan.limits.unconnected_per_address);
     let stop = Arc::new(AtomicBool::new(false));
     let mut listeners = Some(listen(snapshot)?);
     let mut rdma = open_rdma(plan, snapshot)?;
@@ -258,22 +277,23 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
             connections: plan.connections_per_core(),
             disk_depth: plan.limits.disk_commands,
             peer_lines_per_s: plan.log.peer_lines_per_s,
-            snapshot: Arc::clone(snapshot),
             registry: Arc::clone(&registry),
             mailbox,
             listeners: listeners.take().unwrap_or_default(),
             loads: Arc::clone(&loads),
+            admission: Arc::clone(&admission),
             shell: plan.tcp.shell,
             conn: plan.tcp.conn,
             rdma: RdmaSetup { listeners: std::mem::take(&mut rdma.listeners), ..rdma.clone() },
             stop: Arc::clone(&stop),
         };
         let (ready, on_panic) = (ready.clone(), OnPanic(signals.clone()));
+        let first = Arc::clone(snapshot);
         let run = move || {
             let _on_panic = on_panic;
-            match CoreLoop::new(setup) {
+            match CoreLoop::new(setup, first) {
                 Ok(core) => {
-                    let _ = ready.send(Ok(()));
+                    let _ = ready.send(Ok(core.pool().clone()));
                     core.run();
                 }
                 Err(error) => {
@@ -285,17 +305,20 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
         threads.push(thread.map_err(|error| ServeError::Start(format!("thread of core {core}: {error}")))?);
     }
     drop(ready);
-    for _ in 0..cores {
-        let failed = match is_ready.recv() {
-            Ok(Ok(())) => continue,
-            Ok(Err(error)) => error,
-            // Its end of the channel is gone with it.
-            Err(_) => ServeError::Start("a core's thread panicked".to_owned()),
-        };
-        stop.store(true, Ordering::Relaxed);
-        return Err(failed);
-    }
-    Ok(Running { remote, threads, stop })
+    let pools = wait_ready(cores, &is_ready).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+    let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
+    let registrar = Registrar::start(&rdma.devices, pools, first, cores, remote.clone(), its_stop)?;
+    Ok(Running { remote, threads, stop, registrar: Some(registrar) })
+}
+
+/// Until each of so many cores has said that it works; the pool of each.
+fn wait_ready(
+    cores: usize,
+    is_ready: &mpsc::Receiver<Result<Area, ServeError>>,
+) -> Result<Vec<Area>, ServeError> {
+    // A core that panics takes its end of the channel along.
+    let panicked = || Err(ServeError::Start("a core's thread panicked".to_owned()));
+    (0..cores).map(|_| is_ready.recv().unwrap_or_else(|_| panicked())).collect()
 }
 
 fn listen(snapshot: &Snapshot) -> Result<Vec<(Socket, usize)>, ServeError> {
@@ -329,11 +352,12 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
     Ok(RdmaSetup { shell: plan.rdma, devices: devices.into(), listeners })
 }
 
-/// Listeners, NQNs and the line that a host types.
-fn announce(snapshot: &Snapshot) {
-    for listener in &snapshot.listeners {
+/// Listeners of a transport, NQNs and the line that a host types.
+fn announce(snapshot: &Snapshot, transport: TransportKind) {
+    let is_meant = |listener: &&Listener| listener.transport == transport;
+    for listener in snapshot.listeners.iter().filter(is_meant) {
         let (address, port_id) = (listener.address, listener.port_id);
-        match listener.transport {
+        match transport {
             TransportKind::Tcp => {
                 tracing::info!(%address, port_id, "listening (NVMe/TCP, discovery included)")
             }
@@ -342,8 +366,9 @@ fn announce(snapshot: &Snapshot) {
             }
         }
     }
+    let is_there = snapshot.listeners.iter().any(|listener| is_meant(&listener));
     for subsystem in &snapshot.subsystems {
-        for namespace in subsystem.active() {
+        for namespace in subsystem.active().filter(|_| is_there) {
             let geometry = namespace.source.geometry();
             tracing::info!(
                 nqn = %subsystem.nqn,
@@ -355,7 +380,8 @@ fn announce(snapshot: &Snapshot) {
                 "serving"
             );
         }
-        for listener in subsystem.listeners.iter().filter_map(|index| snapshot.listeners.get(*index)) {
+        let listeners = subsystem.listeners.iter().filter_map(|index| snapshot.listeners.get(*index));
+        for listener in listeners.filter(is_meant) {
             tracing::info!("{}", connect_line(listener.endpoint(), &subsystem.nqn));
         }
     }
@@ -387,8 +413,12 @@ mod tests {
         let stop = Arc::new(AtomicBool::new(false));
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || assert!(ended.recv().is_err()));
-        let running =
-            Running { remote: mailboxes[0].remote(), threads: vec![thread], stop: Arc::clone(&stop) };
+        let running = Running {
+            remote: mailboxes[0].remote(),
+            threads: vec![thread],
+            stop: Arc::clone(&stop),
+            registrar: None,
+        };
         let error = running.shut_down(Duration::ZERO);
         assert!(matches!(error, Err(ServeError::Drain(Duration::ZERO))), "{error:?}");
         assert!(stop.load(Ordering::Relaxed));

@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use nvme_spec::status::Status;
+
 use crate::{BlockRange, DiskError, Op};
 
 /// What may happen to a command.
@@ -113,7 +115,7 @@ impl Broken {
 }
 
 /// Errors by the number under which they lie in an atomic.
-const ERRORS: [DiskError; 8] = [
+const ERRORS: [DiskError; 9] = [
     DiskError::MediaRead,
     DiskError::MediaWrite,
     DiskError::NoSpace,
@@ -122,12 +124,16 @@ const ERRORS: [DiskError; 8] = [
     DiskError::CompareDiffers,
     DiskError::Internal,
     DiskError::Gone,
+    DiskError::Cancelled,
 ];
+
+/// An error that is the device's own status.
+const DEVICE: u32 = 1 << 16;
 
 #[derive(Default)]
 struct Rates {
     per_million: [AtomicU32; FAULTS],
-    /// 0: the kind's own; else 1 + index into [`ERRORS`].
+    /// 0: the kind's own; else 1 + index into [`ERRORS`], or [`DEVICE`] with the bits of the device's status.
     error: AtomicU32,
 }
 
@@ -172,8 +178,13 @@ impl FaultControl {
     /// Which error commands of this kind end with. Until set: media errors for those that move data or
     /// zeroes, internal for the others.
     pub fn set_error(&self, kind: OpKind, error: DiskError) {
-        let index = ERRORS.iter().position(|known| *known == error).unwrap_or(0);
-        self.rates[kind as usize].error.store(u32::try_from(index + 1).unwrap_or(0), Ordering::Relaxed);
+        let number = if let DiskError::Device(status) = error {
+            DEVICE | u32::from(status.bits())
+        } else {
+            let index = ERRORS.iter().position(|known| *known == error).unwrap_or(0);
+            u32::try_from(index + 1).unwrap_or(0)
+        };
+        self.rates[kind as usize].error.store(number, Ordering::Relaxed);
     }
 
     /// How often, of a million commands that end with an error, the disk below does it all the same. 0 until
@@ -224,8 +235,11 @@ impl FaultControl {
     }
 
     pub(super) fn error(&self, kind: OpKind) -> DiskError {
-        let number = self.rates[kind as usize].error.load(Ordering::Relaxed) as usize;
-        let set = number.checked_sub(1).and_then(|index| ERRORS.get(index).copied());
+        let number = self.rates[kind as usize].error.load(Ordering::Relaxed);
+        if number & DEVICE != 0 {
+            return DiskError::device(Status::from_bits(u16::try_from(number & 0x7fff).unwrap_or(0)));
+        }
+        let set = (number as usize).checked_sub(1).and_then(|index| ERRORS.get(index).copied());
         set.unwrap_or_else(|| kind.error_default())
     }
 

@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom
 use rustix::io::Errno;
 
 use crate::OpenError;
+use crate::exports::exporter;
 use crate::patience::patiently;
 use crate::shape::{checked_blocks, size_refusal};
 
@@ -107,7 +108,9 @@ impl Opening<'_> {
             }
             Err(error) => return Err(self.system("look at", error)),
         };
-        if !is_there {
+        if is_there {
+            self.check_exports()?;
+        } else {
             self.make()?;
         }
         let path = &self.spec.path;
@@ -117,6 +120,18 @@ impl Opening<'_> {
             let _ = std::fs::remove_file(path);
         }
         opened
+    }
+
+    /// The kernel's own target has devices and files open without keeping others out.
+    fn check_exports(&self) -> Result<(), OpenError> {
+        let path = &self.spec.path;
+        match exporter(path).filter(|_| !self.spec.is_read_only) {
+            Some(by) => {
+                let allowed = format!("must not be exported by the kernel as well ({by}): disable it there");
+                self.refuse("path", path.display(), &allowed)
+            }
+            None => Ok(()),
+        }
     }
 
     /// A new, empty file. Without `O_DIRECT`: a file system that refuses the flag may make the file before it

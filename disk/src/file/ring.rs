@@ -176,8 +176,18 @@ impl Medium for FileMedium {
         }
     }
 
+    /// The page cache keeps any error of writing back (EIO, but ENOSPC or EDQUOT as well) for the one that
+    /// syncs next, and a write with FUA syncs. EIO is taken for that at once.
+    fn may_be_older(&self, error: &io::Error) -> bool {
+        !self.shared.is_direct && !is_medium_error(error)
+    }
+
+    fn on_lost(&self) {
+        self.shared.on_sync_error();
+    }
+
     /// It may be about bytes that were acknowledged before: any error of a sync, and of a write with FUA
-    /// those of the medium (others are about the write itself).
+    /// those of the medium; about others the write itself is asked again.
     fn on_durable_error(&self, is_sync: bool, error: &io::Error) {
         if is_sync || is_medium_error(error) {
             self.shared.on_sync_error();
@@ -187,6 +197,9 @@ impl Medium for FileMedium {
     fn disk_error(&self, error: &io::Error, is_write: bool) -> DiskError {
         disk_error(error, is_write)
     }
+
+    /// Each is one thing that the kernel does.
+    fn forget(&mut self, _token: u64) {}
 
     #[inline]
     fn send(&mut self) -> io::Result<()> {

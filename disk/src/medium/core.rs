@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use spindle_reactor::mem::{Buf, Pool};
+use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 
 use super::guard::{self, Guard};
@@ -11,7 +11,7 @@ use super::request::{Request, State, Zeroing};
 use super::swap::{Gate, Swap, SwapState};
 use super::{Ended, Medium};
 use crate::shape::block_shift;
-use crate::{BlockRange, CoreContext, Disk, DiskError, Done, Geometry, Op, OpenError, Token};
+use crate::{BlockRange, CoreContext, Disk, DiskError, Done, Geometry, Op, OpenError, Owner, Token};
 
 /// Most requests of a core in its medium: as many as a queue of an NVMe drive usually takes.
 pub(crate) const REQUESTS_MAX: u32 = 1024;
@@ -24,7 +24,6 @@ const SWAP_TOKEN: u64 = u64::MAX;
 pub(crate) struct MediumCore<M: Medium> {
     medium: M,
     gate: Gate,
-    pool: Pool,
     shift: u32,
     /// Begun: each is one thing that the medium does.
     requests: Slab<Request<M::Way>>,
@@ -69,7 +68,6 @@ impl<M: Medium> MediumCore<M> {
             shift: block_shift(medium.geometry().block_bytes),
             medium,
             gate: Gate::new(member),
-            pool: context.pool.clone(),
             requests: Slab::with_capacity(entries),
             queue: VecDeque::with_capacity(depth),
             waiting: VecDeque::with_capacity(depth),
@@ -166,6 +164,7 @@ impl<M: Medium> MediumCore<M> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let error = ended.result.as_ref().err();
         match request.state {
+            State::Zeroing(_) if request.is_forgotten => self.end(slot, Err(DiskError::Cancelled), None),
             State::Zeroing(zeroing) => match error {
                 None => {
                     let done = zeroing.piece_bytes(self.medium.zero_bytes_max(zeroing.way));
@@ -179,6 +178,18 @@ impl<M: Medium> MediumCore<M> {
                     }
                 },
             },
+            State::Asking(failure) => {
+                if ended.result.is_ok() {
+                    // It is not: what failed is something that was acknowledged before.
+                    self.medium.on_lost();
+                }
+                self.end(slot, Err(failure), ended.buf);
+            }
+            State::Transfer
+                if request.is_durable() && error.is_some_and(|error| self.medium.may_be_older(error)) =>
+            {
+                self.ask_again(slot, ended);
+            }
             State::New | State::Transfer | State::Sync => {
                 let is_sync = matches!(request.state, State::Sync);
                 let is_write = !matches!(request.op, Op::Read);
@@ -191,24 +202,39 @@ impl<M: Medium> MediumCore<M> {
         }
     }
 
+    /// A write that was to be durable has failed, perhaps for what was written before it.
+    #[cold]
+    fn ask_again(&mut self, slot: Slot, ended: Ended<M::Error>) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        let failure = ended.result.map_err(|error| self.medium.disk_error(&error, true));
+        let (Err(failure), Some(buf)) = (failure, ended.buf) else {
+            self.medium.on_lost();
+            return self.end(slot, failure, None);
+        };
+        request.state = State::Asking(failure);
+        self.medium.write(u64::from(slot.to_wire()), request.range.offset(self.shift), buf, false);
+    }
+
     fn end(&mut self, slot: Slot, result: Result<(), DiskError>, buf: Option<Buf>) {
         let Some(request) = self.requests.remove(slot) else { return };
         if request.is_write() {
             self.gate.member.leave();
         }
+        // The medium may have left out some of it.
+        let result = if request.is_forgotten { Err(DiskError::Cancelled) } else { result };
         self.ready.push_back(Done { token: request.token, result, buf });
     }
 
     /// The block of the compare-and-write was read or written.
     fn on_swap(&mut self, ended: Ended<M::Error>) {
+        let is_expected = ended.buf.as_ref().is_some_and(|read| self.gate.is_expected(read));
         let Some(active) = &mut self.gate.active else { return };
         let result = match active.state {
             SwapState::Clearing => panic!("nothing of this compare-and-write is under way"),
             SwapState::Reading => match (ended.result, &ended.buf) {
                 (Err(error), _) => Err(self.medium.disk_error(&error, false)),
-                (Ok(()), Some(buf))
-                    if buf.as_slice().is_some_and(|now| active.swap.expected.equals_at(0, now)) =>
-                {
+                _ if active.is_forgotten => Err(DiskError::Cancelled),
+                (Ok(()), Some(_)) if is_expected => {
                     let offset = active.swap.range.offset(self.shift);
                     let Some(data) = active.swap.data.take() else {
                         panic!("the data are here until they are written")
@@ -222,6 +248,10 @@ impl<M: Medium> MediumCore<M> {
                 active.swap.data = ended.buf;
                 if let Err(error) = &ended.result {
                     self.medium.on_durable_error(false, error);
+                    if self.medium.may_be_older(error) {
+                        // A block that is there already: an error of its own is the exception here.
+                        self.medium.on_lost();
+                    }
                 }
                 ended.result.map_err(|error| self.medium.disk_error(&error, true))
             }
@@ -243,7 +273,7 @@ impl<M: Medium> MediumCore<M> {
         if self.gate.len() == 0 {
             return;
         }
-        self.gate.step_queued(&self.pool);
+        self.gate.step_queued();
         if let Some((range, scratch)) = self.gate.step_clearing() {
             self.medium.read(SWAP_TOKEN, range.offset(self.shift), scratch);
         }
@@ -289,6 +319,23 @@ impl<M: Medium> MediumCore<M> {
         self.ready.extend(self.gate.drain().map(|swap| gone(swap.token, swap.data)));
     }
 
+    /// What `owner` has queued ends here.
+    fn forget_queued(&mut self, owner: Owner) {
+        for queue in [&mut self.waiting, &mut self.queue] {
+            for _ in 0..queue.len() {
+                let Some(request) = queue.pop_front() else { break };
+                if request.token.owner() == owner {
+                    self.ready.push_back(Done::cancelled(request.token, request.buf));
+                } else {
+                    queue.push_back(request);
+                }
+            }
+        }
+        for swap in self.gate.forget_queued(owner) {
+            self.ready.push_back(Done::cancelled(swap.token, swap.data));
+        }
+    }
+
     fn collect(&mut self) -> bool {
         let mut endings = std::mem::take(&mut self.endings);
         self.medium.collect(&mut |ended| endings.push(ended));
@@ -332,7 +379,7 @@ impl<M: Medium> Disk for MediumCore<M> {
         if let Some(error) = self.refusal(&request) {
             return Some(Done { token, result: Err(error), buf: Some(data) });
         }
-        self.gate.push(Swap { token, range, expected, data: Some(data) });
+        self.gate.push(Swap { token, range, expected: Some(expected), data: Some(data) });
         None
     }
 
@@ -349,6 +396,24 @@ impl<M: Medium> Disk for MediumCore<M> {
             done.push(ready);
         }
         is_busy
+    }
+
+    fn forget(&mut self, owner: Owner) -> usize {
+        self.forget_queued(owner);
+        let mut count = self.ready.iter().filter(|done| done.token.owner() == owner).count();
+        for (slot, request) in self.requests.iter_mut() {
+            if request.token.owner() == owner {
+                request.is_forgotten = true;
+                self.medium.forget(u64::from(slot.to_wire()));
+                count += 1;
+            }
+        }
+        if let Some(active) = self.gate.active.as_mut().filter(|it| it.swap.token.owner() == owner) {
+            active.is_forgotten = true;
+            self.medium.forget(SWAP_TOKEN);
+            count += 1;
+        }
+        count
     }
 
     #[inline]

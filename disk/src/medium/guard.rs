@@ -21,6 +21,9 @@
 //! Cost to a write when nobody compares: an addition to a line of the core's own, and one load of a word that
 //! nobody changes.
 //!
+//! A core that looks at the guard once a turn enters with all its writes at once, while it has any
+//! ([`Member::enter_all`]), and so pays nothing for each: until it has answered, the holder waits for it.
+//!
 //! Limits: [`CORES_MAX`] handles on one disk.
 
 use std::sync::Arc;
@@ -29,11 +32,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use crate::BlockRange;
 
 /// Most handles on one disk at a time: more than a machine has reactor cores.
-pub(crate) const CORES_MAX: usize = 256;
+pub const CORES_MAX: usize = 256;
 
 /// What one core tells the others. On cache lines of its own (two: processors fetch them in pairs).
 #[repr(align(128))]
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Line {
     is_taken: AtomicBool,
     /// Writes that have begun and not ended.
@@ -43,7 +46,8 @@ struct Line {
 }
 
 /// Shared by all cores.
-pub(crate) struct Guard {
+#[derive(Debug)]
+pub struct Guard {
     /// Odd: published. Goes up by one at each change, and never comes back to an old value.
     generation: AtomicU64,
     /// The block, while the generation is odd.
@@ -56,21 +60,21 @@ pub(crate) struct Guard {
 
 /// A guard as a core sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Guarded {
+pub struct Guarded {
     generation: u64,
     lba: u64,
 }
 
 impl Guarded {
     /// True when the block is one of the range.
-    pub(crate) fn is_in(self, range: BlockRange) -> bool {
+    pub fn is_in(self, range: BlockRange) -> bool {
         (range.lba..range.lba + u64::from(range.blocks)).contains(&self.lba)
     }
 }
 
 /// The right to compare and write one block; goes back by [`Member::release`].
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub struct Hold {
     generation: u64,
     /// Lines before it are clear.
     line_next: usize,
@@ -78,7 +82,7 @@ pub(crate) struct Hold {
 
 impl Guard {
     /// A guard for at most `lines` cores, usually [`CORES_MAX`].
-    pub(crate) fn new(lines: usize) -> Arc<Guard> {
+    pub fn new(lines: usize) -> Arc<Guard> {
         Arc::new(Guard {
             generation: AtomicU64::new(0),
             lba: AtomicU64::new(0),
@@ -89,21 +93,20 @@ impl Guard {
     }
 
     /// A core's place among the others; `None` when every line is taken.
-    pub(crate) fn join(self: &Arc<Self>) -> Option<Member> {
+    pub fn join(self: &Arc<Self>) -> Option<Member> {
         let take = |line: &Line| !line.is_taken.swap(true, Ordering::AcqRel);
         let line = self.lines.iter().position(take)?;
         // Before this core's first write, so that a holder which does not see the line is seen by that write.
         self.lines_used.fetch_max(line + 1, Ordering::SeqCst);
-        Some(Member { guard: Arc::clone(self), line, answered: 0 })
+        Some(Member { guard: Arc::clone(self), line })
     }
 }
 
 /// One core's place at the guard. Nothing may be in flight when it is dropped.
-pub(crate) struct Member {
+#[derive(Debug)]
+pub struct Member {
     guard: Arc<Guard>,
     line: usize,
-    /// The last guard that this core answered.
-    answered: u64,
 }
 
 impl Member {
@@ -114,7 +117,7 @@ impl Member {
 
     /// A write to `range` begins, unless this says false: then it waits and asks again.
     #[inline]
-    pub(crate) fn enter(&self, range: BlockRange) -> bool {
+    pub fn enter(&self, range: BlockRange) -> bool {
         self.line().in_flight.fetch_add(1, Ordering::SeqCst);
         if self.guarded().is_some_and(|guarded| guarded.is_in(range)) {
             self.leave();
@@ -123,16 +126,30 @@ impl Member {
         true
     }
 
+    /// Writes may begin from now on, and end later with one [`Member::leave`] for all. Until it has answered,
+    /// the core looks at [`Member::guarded`] before it begins what it has not begun yet: now, and whenever
+    /// [`Member::generation`] is another than before.
+    pub fn enter_all(&self) {
+        self.line().in_flight.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Another number than the last time: another guard is published, or none any more.
+    #[inline]
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.guard.generation.load(Ordering::SeqCst)
+    }
+
     /// A write that entered has ended.
     #[inline]
-    pub(crate) fn leave(&self) {
+    pub fn leave(&self) {
         let before = self.line().in_flight.fetch_sub(1, Ordering::Release);
         debug_assert!(before > 0, "a write left twice");
     }
 
     /// The guard that is published now.
     #[inline]
-    pub(crate) fn guarded(&self) -> Option<Guarded> {
+    pub fn guarded(&self) -> Option<Guarded> {
         loop {
             let generation = self.guard.generation.load(Ordering::SeqCst);
             if generation.is_multiple_of(2) {
@@ -148,18 +165,24 @@ impl Member {
 
     /// The guard that is published now, when this core has not answered it.
     #[inline]
-    pub(crate) fn unanswered(&self) -> Option<Guarded> {
-        self.guarded().filter(|guarded| guarded.generation != self.answered)
+    pub fn unanswered(&self) -> Option<Guarded> {
+        self.guarded().filter(|guarded| !self.has_answered(*guarded))
+    }
+
+    /// This core has answered this guard. One that had its line before may have: it has seen it as well.
+    #[inline]
+    #[must_use]
+    pub fn has_answered(&self, guarded: Guarded) -> bool {
+        self.line().answered.load(Ordering::Relaxed) == guarded.generation
     }
 
     /// None of this core's writes in flight has the guarded block.
-    pub(crate) fn answer(&mut self, guarded: Guarded) {
-        self.answered = guarded.generation;
+    pub fn answer(&self, guarded: Guarded) {
         self.line().answered.store(guarded.generation, Ordering::Release);
     }
 
     /// Publish a guard on the block, unless there is another: then ask again later.
-    pub(crate) fn try_hold(&self, lba: u64) -> Option<Hold> {
+    pub fn try_hold(&self, lba: u64) -> Option<Hold> {
         if self.guard.is_held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return None;
         }
@@ -170,7 +193,7 @@ impl Member {
     }
 
     /// True when no other write to the block is in flight on any core, and none will begin.
-    pub(crate) fn is_clear(&self, hold: &mut Hold) -> bool {
+    pub fn is_clear(&self, hold: &mut Hold) -> bool {
         let lines_used = self.guard.lines_used.load(Ordering::SeqCst);
         while hold.line_next < lines_used {
             let line = &self.guard.lines[hold.line_next];
@@ -185,7 +208,7 @@ impl Member {
     }
 
     /// Compared and written, or given up.
-    pub(crate) fn release(&self, hold: Hold) {
+    pub fn release(&self, hold: Hold) {
         let before = self.guard.generation.fetch_add(1, Ordering::SeqCst);
         debug_assert_eq!(before, hold.generation, "another guard was released");
         self.guard.is_held.store(false, Ordering::Release);
@@ -210,7 +233,7 @@ mod tests {
     #[test]
     fn the_holder_waits_for_writes_in_flight_and_new_ones_wait_for_the_holder() {
         let guard = Guard::new(4);
-        let mut other = guard.join().expect("a line");
+        let other = guard.join().expect("a line");
         let holder = guard.join().expect("a line");
         assert!(other.enter(AROUND));
         let mut hold = holder.try_hold(5).expect("nobody holds it");
@@ -234,7 +257,7 @@ mod tests {
     #[test]
     fn one_holds_at_a_time_and_an_answer_counts_for_one_guard() {
         let guard = Guard::new(4);
-        let (mut first, second) = (guard.join().expect("a line"), guard.join().expect("a line"));
+        let (first, second) = (guard.join().expect("a line"), guard.join().expect("a line"));
         assert!(first.enter(BESIDE));
         let mut hold = second.try_hold(5).expect("free");
         assert!(first.try_hold(9).is_none() && second.try_hold(5).is_none());
@@ -247,6 +270,31 @@ mod tests {
         first.leave();
         assert!(second.is_clear(&mut hold));
         second.release(hold);
+    }
+
+    #[test]
+    fn a_core_that_enters_with_all_its_writes_is_waited_for_until_it_answers_or_leaves() {
+        let guard = Guard::new(4);
+        let (other, holder) = (guard.join().expect("a line"), guard.join().expect("a line"));
+        for leaves in [false, true] {
+            other.enter_all();
+            let before = other.generation();
+            let mut hold = holder.try_hold(5).expect("nobody holds it");
+            assert!(!holder.is_clear(&mut hold) && other.generation() != before);
+            if leaves {
+                other.leave();
+            } else {
+                let guarded = other.guarded().expect("a guard");
+                assert!(!other.has_answered(guarded));
+                other.answer(guarded);
+                assert!(other.has_answered(guarded));
+            }
+            assert!(holder.is_clear(&mut hold));
+            holder.release(hold);
+            if !leaves {
+                other.leave();
+            }
+        }
     }
 
     #[test]
@@ -395,7 +443,7 @@ mod tests {
             for thread in 0..3u64 {
                 let (guard, inside, value) = (&guard, &inside, &value);
                 scope.spawn(move || {
-                    let mut member = guard.join().expect("a line");
+                    let member = guard.join().expect("a line");
                     let (mut swaps, mut hold) = (0, None);
                     while swaps < swaps_each || hold.is_some() {
                         if let Some(guarded) = member.unanswered() {

@@ -9,7 +9,7 @@
 
 use spindle_reactor::mem::Buf;
 
-use crate::{BlockRange, Op, Token};
+use crate::{BlockRange, DiskError, Op, Token};
 
 /// Bytes of zeroes in one write: long enough to be fast, and one piece of a [`Buf`].
 pub(crate) const ZERO_WRITE_BYTES: u64 = 1 << 20;
@@ -37,6 +37,9 @@ pub(crate) enum State<W> {
     Transfer,
     Zeroing(Zeroing<W>),
     Sync,
+    /// A write that was to be durable has failed, with this. It is written once more, without that, to know
+    /// whether the error is its own.
+    Asking(DiskError),
 }
 
 /// One command.
@@ -48,11 +51,13 @@ pub(crate) struct Request<W> {
     /// Its data, while the medium does not have them.
     pub(super) buf: Option<Buf>,
     pub(super) state: State<W>,
+    /// Its submitter is gone: nothing more is begun for it.
+    pub(super) is_forgotten: bool,
 }
 
 impl<W> Request<W> {
     pub(super) fn new(token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Request<W> {
-        Request { token, op, range, buf, state: State::New }
+        Request { token, op, range, buf, state: State::New, is_forgotten: false }
     }
 
     /// True when it changes blocks, and so asks at the guard.

@@ -1,19 +1,22 @@
 //! [`Swap`]: a compare-and-write on its way, and [`Gate`], the core's place at the guard.
 //!
 //! ```text
-//!   queued ── memory to read into, nobody else compares ──> Clearing
+//!   queued ── nobody else compares ──> Clearing
 //!   Clearing ── no write to the block in flight ──> Reading ── differs, or an error ──> Done
 //!                                                      └── equal ──> Writing ─────────> Done
 //! ```
+//!
+//! What is expected is copied out, one block, and the block is read into its buffer: a pair takes no third
+//! buffer. Were it to wait for one, pairs could take the whole pool and wait for each other without end.
 //!
 //! The guard is held from Clearing to the end. The write is durable at once (the interface has no FUA here).
 
 use std::collections::VecDeque;
 
-use spindle_reactor::mem::{Buf, Pool};
+use spindle_reactor::mem::Buf;
 
 use super::guard::{Hold, Member};
-use crate::{BlockRange, Token};
+use crate::{BlockRange, Owner, Token};
 
 /// Where the one that holds the guard is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +34,8 @@ pub(super) enum SwapState {
 pub(super) struct Swap {
     pub(super) token: Token,
     pub(super) range: BlockRange,
-    pub(super) expected: Buf,
+    /// What is expected. From Clearing on its buffer is the one to read into, and `Gate` has the bytes.
+    pub(super) expected: Option<Buf>,
     /// `None` while the medium has it.
     pub(super) data: Option<Buf>,
 }
@@ -40,8 +44,8 @@ pub(super) struct Swap {
 pub(super) struct ActiveSwap {
     pub(super) swap: Swap,
     pub(super) state: SwapState,
-    /// To read into; `None` while the medium has it.
-    pub(super) scratch: Option<Buf>,
+    /// Its submitter is gone: the block is not written.
+    pub(super) is_forgotten: bool,
     hold: Hold,
 }
 
@@ -51,11 +55,22 @@ pub(super) struct Gate {
     pub(super) member: Member,
     pub(super) active: Option<ActiveSwap>,
     queue: VecDeque<Swap>,
+    /// What the active one expects, of as many bytes as a block has.
+    expected: Box<[u8; BLOCK_BYTES_MAX]>,
 }
+
+/// The largest block.
+const BLOCK_BYTES_MAX: usize = 4096;
 
 impl Gate {
     pub(super) fn new(member: Member) -> Gate {
-        Gate { member, active: None, queue: VecDeque::with_capacity(16) }
+        let expected = Box::new([0; BLOCK_BYTES_MAX]);
+        Gate { member, active: None, queue: VecDeque::with_capacity(16), expected }
+    }
+
+    /// The block that was read is what the active one expects.
+    pub(super) fn is_expected(&self, read: &Buf) -> bool {
+        self.expected.get(..read.len()).is_some_and(|expected| read.equals_at(0, expected))
     }
 
     pub(super) fn push(&mut self, swap: Swap) {
@@ -68,19 +83,19 @@ impl Gate {
         self.queue.len() + usize::from(self.active.is_some())
     }
 
-    /// Lets the next one hold the guard, when there is memory to read into and nobody else holds it.
-    pub(super) fn step_queued(&mut self, pool: &Pool) {
+    /// Lets the next one hold the guard, when nobody else holds it.
+    pub(super) fn step_queued(&mut self) {
         if self.active.is_some() {
             return;
         }
         let Some(next) = self.queue.front() else { return };
-        // Memory first: nobody waits for memory with the guard in hand.
-        let bytes = u32::try_from(next.expected.len()).unwrap_or(u32::MAX);
-        let Some(scratch) = pool.take_contiguous(bytes) else { return };
         let Some(hold) = self.member.try_hold(next.range.lba) else { return };
-        let scratch = Some(scratch);
-        self.active =
-            self.queue.pop_front().map(|swap| ActiveSwap { swap, state: SwapState::Clearing, scratch, hold });
+        let Some(swap) = self.queue.pop_front() else { return };
+        if let Some(expected) = &swap.expected {
+            let bytes = expected.len().min(BLOCK_BYTES_MAX);
+            expected.copy_out(0, &mut self.expected[..bytes]);
+        }
+        self.active = Some(ActiveSwap { swap, state: SwapState::Clearing, is_forgotten: false, hold });
     }
 
     /// The buffer and the block to read, when no other write to the block is in flight any more.
@@ -90,7 +105,17 @@ impl Gate {
             return None;
         }
         active.state = SwapState::Reading;
-        active.scratch.take().map(|scratch| (active.swap.range, scratch))
+        active.swap.expected.take().map(|scratch| (active.swap.range, scratch))
+    }
+
+    /// Those of `owner` of which the medium has nothing, given up.
+    pub(super) fn forget_queued(&mut self, owner: Owner) -> Vec<Swap> {
+        let is_own = |swap: &Swap| swap.token.owner() == owner;
+        let is_clearing = |active: &ActiveSwap| active.state == SwapState::Clearing && is_own(&active.swap);
+        let active = if self.active.as_ref().is_some_and(is_clearing) { self.finish() } else { None };
+        let (own, others): (Vec<Swap>, Vec<Swap>) = self.queue.drain(..).partition(is_own);
+        self.queue.extend(others);
+        active.into_iter().chain(own).collect()
     }
 
     /// All of them, given up.

@@ -1,6 +1,6 @@
 //! What a medium is told of failures that concern what was acknowledged before.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
 
@@ -71,9 +71,17 @@ impl Medium for Failing {
         None
     }
 
+    fn may_be_older(&self, (): &()) -> bool {
+        false
+    }
+
+    fn on_lost(&self) {}
+
     fn on_durable_error(&self, is_sync: bool, (): &()) {
         self.told.borrow_mut().push(is_sync);
     }
+
+    fn forget(&mut self, _: u64) {}
 
     fn disk_error(&self, (): &(), is_write: bool) -> DiskError {
         if is_write { DiskError::MediaWrite } else { DiskError::MediaRead }
@@ -119,4 +127,106 @@ fn only_what_was_to_be_durable_is_told_to_the_medium() {
     let done = end(&mut core);
     assert_eq!((done.result, done.buf.is_some()), (Err(DiskError::MediaWrite), true));
     assert_eq!(told.take(), [false], "a compare-and-write is durable");
+}
+
+/// A page cache before a file system without room: an error of writing back is told once, to whoever syncs
+/// next, be it by a write with FUA.
+#[derive(Default)]
+struct Cache {
+    /// What was acknowledged before could not be written back, and nobody was told.
+    has_older_error: bool,
+    /// There is no room for what is written now either.
+    is_full: bool,
+    is_lost: Cell<bool>,
+    ended: Vec<Ended<()>>,
+}
+
+impl Medium for Cache {
+    type Error = ();
+    type Way = ();
+
+    fn geometry(&self) -> Geometry {
+        Failing::default().geometry()
+    }
+
+    fn refusal(&self, request: &Request<()>) -> Option<DiskError> {
+        (request.is_durable() && self.is_lost.get()).then_some(DiskError::MediaWrite)
+    }
+
+    fn read(&mut self, token: u64, _: u64, buf: Buf) {
+        self.ended.push(Ended { token, result: Ok(()), buf: Some(buf) });
+    }
+
+    fn write(&mut self, token: u64, _: u64, buf: Buf, fua: bool) {
+        let is_told = fua && !self.is_full && std::mem::take(&mut self.has_older_error);
+        let result = if self.is_full || is_told { Err(()) } else { Ok(()) };
+        self.ended.push(Ended { token, result, buf: Some(buf) });
+    }
+
+    fn sync(&mut self, token: u64) {
+        let result = if std::mem::take(&mut self.has_older_error) { Err(()) } else { Ok(()) };
+        self.ended.push(Ended { token, result, buf: None });
+    }
+
+    fn way(&self, _: bool) {}
+
+    fn zero_bytes_max(&self, (): ()) -> u64 {
+        512
+    }
+
+    fn zero(&mut self, token: u64, (): (), _: u64, _: u64) {
+        self.ended.push(Ended { token, result: Ok(()), buf: None });
+    }
+
+    fn next_way(&self, (): (), (): &()) -> Option<()> {
+        None
+    }
+
+    fn may_be_older(&self, (): &()) -> bool {
+        true
+    }
+
+    fn on_lost(&self) {
+        self.is_lost.set(true);
+    }
+
+    fn on_durable_error(&self, is_sync: bool, (): &()) {
+        self.is_lost.set(self.is_lost.get() || is_sync);
+    }
+
+    fn forget(&mut self, _: u64) {}
+
+    fn disk_error(&self, (): &(), _: bool) -> DiskError {
+        DiskError::NoSpace
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn collect(&mut self, each: &mut dyn FnMut(Ended<()>)) {
+        self.ended.drain(..).for_each(each);
+    }
+}
+
+#[test]
+fn a_write_with_fua_that_is_told_of_an_older_loss_does_not_hide_it_from_the_next_flush() {
+    for (is_full, flushed) in [(false, Err(DiskError::MediaWrite)), (true, Ok(()))] {
+        let context = CoreContext { core: 0, pool: pool(), depth: 4 };
+        let medium = Cache { has_older_error: !is_full, is_full, ..Cache::default() };
+        let mut core = MediumCore::new("d", medium, &Guard::new(1), &context).expect("opens");
+        let range = BlockRange { lba: 0, blocks: 1 };
+        let mut run = |op: Op, buf: Option<Buf>| -> Done {
+            let mut done = Vec::with_capacity(1);
+            done.extend(core.submit(Token(1), op, range, buf));
+            while done.is_empty() {
+                core.poll(&mut done);
+            }
+            done.remove(0)
+        };
+        let written = run(Op::Write { fua: true }, context.pool.take(512));
+        assert_eq!((written.result, written.buf.is_some()), (Err(DiskError::NoSpace), true));
+        // Where the error was the write's own, nothing that was acknowledged is lost.
+        assert_eq!(run(Op::Flush, None).result, flushed, "is_full: {is_full}");
+    }
 }

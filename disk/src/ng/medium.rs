@@ -98,6 +98,8 @@ struct Transfer {
     /// Bytes of all.
     bytes: usize,
     retries: u8,
+    /// The piece that the drive has is the last.
+    is_forgotten: bool,
 }
 
 /// A namespace and the ring of one core.
@@ -122,7 +124,7 @@ impl<D: Drive> NgMedium<D> {
     fn begin(&mut self, token: u64, kind: Kind, offset: u64, buf: Option<Buf>) {
         let bytes = buf.as_ref().map_or(0, Buf::len);
         let lba = offset >> self.shift;
-        let transfer = Transfer { token, kind, lba, piece: 0..0, bytes, retries: 0 };
+        let transfer = Transfer { token, kind, lba, piece: 0..0, bytes, retries: 0, is_forgotten: false };
         let Ok(slot) = self.transfers.insert(transfer) else { panic!("begun without room") };
         self.next(slot, buf);
     }
@@ -155,6 +157,7 @@ impl<D: Drive> NgMedium<D> {
         let slot = Slot::from_wire(u32::try_from(done.token).unwrap_or(0));
         let transfer = self.transfers.get_mut(slot)?;
         match &done.result {
+            _ if transfer.is_forgotten => {}
             Ok(()) if transfer.piece.end < transfer.bytes => {
                 self.next(slot, done.buf);
                 return None;
@@ -245,6 +248,12 @@ impl<D: Drive> Medium for NgMedium<D> {
         Some(self.way(true))
     }
 
+    fn may_be_older(&self, _: &PassError) -> bool {
+        false
+    }
+
+    fn on_lost(&self) {}
+
     /// The drive tells each host of what it lost.
     fn on_durable_error(&self, _: bool, _: &PassError) {}
 
@@ -257,6 +266,11 @@ impl<D: Drive> Medium for NgMedium<D> {
                 Some(_) | None => DiskError::Internal,
             },
         }
+    }
+
+    fn forget(&mut self, token: u64) {
+        let own = self.transfers.iter_mut().filter(|(_, transfer)| transfer.token == token);
+        own.for_each(|(_, transfer)| transfer.is_forgotten = true);
     }
 
     #[inline]
@@ -301,7 +315,8 @@ fn of_status(status: Status, is_write: bool) -> DiskError {
         // The drive has fewer blocks than it had.
         Status::LBA_OUT_OF_RANGE => medium,
         Status::ACCESS_DENIED => DiskError::Internal,
-        code if code.sct() == StatusType::MEDIA => medium,
+        // Whether it may be repeated is the drive's to say.
+        code if code.sct() == StatusType::MEDIA => DiskError::device(status),
         _ => DiskError::Internal,
     }
 }

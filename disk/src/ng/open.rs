@@ -14,6 +14,8 @@ use spindle_reactor::uring::admin::{self, Namespace};
 
 use super::place::{NgPlace, look_at};
 use crate::OpenError;
+use crate::exports::exporter;
+use crate::medium_id;
 use crate::patience::patiently;
 use crate::shape::{BLOCK_BYTES_ALLOWED, checked_blocks};
 
@@ -50,6 +52,8 @@ pub struct NgFacts {
     pub is_polled: bool,
     /// Most bytes of one command; larger transfers go in pieces.
     pub transfer_bytes_max: u64,
+    /// Names of the namespace.
+    pub medium_ids: Vec<String>,
     /// What could be better, and how; a sentence each.
     pub notes: Vec<String>,
 }
@@ -98,6 +102,10 @@ pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Ope
         }
         system(format!("look at {path}"))(error)
     })?;
+    if let Some(by) = exporter(&place.block_path).filter(|_| !spec.is_read_only) {
+        let allowed = format!("must not be exported by the kernel as well ({by}): disable it there");
+        return Err(refusal(disk, "ng", &path, &allowed));
+    }
     let until = Instant::now() + lock_wait;
     // The kernel passes commands that write only where the device is open for writing.
     let access = if spec.is_read_only { OFlags::RDONLY } else { OFlags::RDWR };
@@ -128,7 +136,14 @@ pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Ope
         return Err(ask("identify")(io::ErrorKind::InvalidData.into()));
     };
     let limits = Limits::of(disk, spec, &place, &id, &controller)?;
-    let facts = facts(&place, &limits, &controller, &spec.path.display().to_string());
+    let mut facts = facts(&place, &limits, &controller, &spec.path.display().to_string());
+    // Those of the kernel first, as `medium_id::at` has them. A kernel may lack some.
+    facts.medium_ids = medium_id::of_block(place.block_number);
+    for name in medium_id::of_nvme(&facts.serial, namespace.id(), id.nguid, id.eui64) {
+        if !facts.medium_ids.contains(&name) {
+            facts.medium_ids.push(name);
+        }
+    }
     Ok(Opened { device, block_device, namespace, limits, facts })
 }
 
@@ -210,6 +225,7 @@ fn facts(place: &NgPlace, limits: &Limits, controller: &IdentifyController, path
         serial: text(&controller.sn),
         is_polled: limits.is_polled,
         transfer_bytes_max: limits.transfer_bytes_max,
+        medium_ids: Vec::new(),
         notes,
     }
 }

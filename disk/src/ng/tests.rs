@@ -22,7 +22,9 @@ use super::{NgSpec, Shared};
 use crate::medium::{MediumCore, requests_of};
 use crate::testing::model::check;
 use crate::testing::{Driver, Random, TempPath};
-use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, Op, OpenError, ResizeError, Usage};
+use crate::{
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Geometry, Op, OpenError, Owner, ResizeError, Usage,
+};
 
 const FLUSH: u8 = 0x00;
 const WRITE: u8 = 0x01;
@@ -272,7 +274,7 @@ fn a_way_to_zero_that_the_drive_refuses_is_followed_by_the_next_and_not_tried_ag
     let disk = FakeNg::new(limits(512));
     let mut driver = Driver::new(&disk);
     disk.end_next([Status::WRITE_FAULT.dnr()]);
-    assert_eq!(driver.run(Op::Deallocate, 0, 8), Err(DiskError::MediaWrite));
+    assert_eq!(driver.run(Op::Deallocate, 0, 8), Err(DiskError::Device(Status::WRITE_FAULT.dnr())));
     assert_eq!(disk.given().len(), 1);
 }
 
@@ -303,13 +305,60 @@ fn what_may_pass_is_given_to_the_drive_again_but_not_for_ever() {
 }
 
 #[test]
+fn of_a_submitter_that_is_gone_nothing_more_is_given_to_the_drive() {
+    let disk = FakeNg::new(limits(512));
+    let mut driver = Driver::with_depth(&disk, 0, 2);
+    driver.token_next = 7 << 32;
+    let data = vec![1; 40 << 10];
+    // Three pieces, two pieces, and one for which there is no room; then one of somebody else.
+    let long = driver.submit(Op::Write { fua: false }, BlockRange { lba: 8, blocks: 80 }, &data);
+    let zeroes = Op::WriteZeroes { deallocate: false, fua: true };
+    let zeroes = driver.submit(zeroes, BlockRange { lba: 200, blocks: 100 }, &[]);
+    let queued = driver.submit(Op::Write { fua: false }, BlockRange { lba: 400, blocks: 1 }, &[2; 512]);
+    driver.token_next = 8 << 32;
+    let other = driver.submit(Op::Write { fua: false }, BlockRange { lba: 401, blocks: 1 }, &[3; 512]);
+    assert_eq!(driver.disk.forget(Owner(7)), 3);
+    assert_eq!(driver.wait(other).result, Ok(()));
+    for token in [long, zeroes, queued] {
+        assert_eq!(driver.wait(token).result, Err(DiskError::Cancelled), "{token:?}");
+    }
+    assert_eq!(driver.disk.forget(Owner(7)), 0);
+    assert_eq!(disk.given(), [(WRITE, 8, 32, 0), (WRITE_ZEROES, 200, 64, 0), (WRITE, 401, 1, 0)]);
+    // Nor once more what failed for a while.
+    disk.end_next([Status::NAMESPACE_NOT_READY]);
+    driver.token_next = 9 << 32;
+    let passing = driver.submit(Op::Write { fua: false }, BlockRange { lba: 5, blocks: 1 }, &[4; 512]);
+    assert_eq!(driver.disk.forget(Owner(9)), 1);
+    assert_eq!(driver.wait(passing).result, Err(DiskError::Cancelled));
+    assert_eq!(disk.given(), [(WRITE, 5, 1, 0)]);
+    assert_eq!(driver.disk.in_flight(), 0);
+}
+
+#[test]
+fn a_compare_and_write_of_a_submitter_that_is_gone_does_not_write() {
+    let disk = FakeNg::new(limits(512));
+    let mut driver = Driver::new(&disk);
+    driver.token_next = 7 << 32;
+    let first = driver.submit_swap(3, &[0; 512], &[1; 512]);
+    let second = driver.submit_swap(4, &[0; 512], &[2; 512]);
+    // The first has been begun: the block is being read.
+    while disk.state().given.is_empty() {
+        driver.poll();
+    }
+    assert_eq!(driver.disk.forget(Owner(7)), 2);
+    for token in [first, second] {
+        assert_eq!(driver.wait(token).result, Err(DiskError::Cancelled), "{token:?}");
+    }
+    assert_eq!(disk.given(), [(READ, 3, 1, 0)]);
+    driver.token_next = 8 << 32;
+    assert_eq!(driver.swap(3, &[0; 512], &[5; 512]), Ok(()), "the guard is free again");
+}
+
+#[test]
 fn a_status_of_the_drive_means_the_same_to_the_host() {
     let disk = FakeNg::new(limits(512));
     let mut driver = Driver::new(&disk);
     for (status, of_read, of_write) in [
-        (Status::UNRECOVERED_READ_ERROR, DiskError::MediaRead, DiskError::MediaWrite),
-        (Status::WRITE_FAULT, DiskError::MediaRead, DiskError::MediaWrite),
-        (Status::GUARD_CHECK_ERROR, DiskError::MediaRead, DiskError::MediaWrite),
         (Status::LBA_OUT_OF_RANGE, DiskError::MediaRead, DiskError::MediaWrite),
         (Status::COMPARE_FAILURE, DiskError::CompareDiffers, DiskError::CompareDiffers),
         (Status::CAPACITY_EXCEEDED, DiskError::NoSpace, DiskError::NoSpace),
@@ -322,6 +371,15 @@ fn a_status_of_the_drive_means_the_same_to_the_host() {
         disk.end_next([status.dnr(), status.dnr()]);
         assert_eq!(driver.read(0, 1), Err(of_read), "{status:?}");
         assert_eq!(driver.write(0, &[1; 512], false), Err(of_write), "{status:?}");
+    }
+    // Errors of the medium are the drive's own words, with what it says about repeating.
+    for status in [Status::UNRECOVERED_READ_ERROR, Status::WRITE_FAULT, Status::GUARD_CHECK_ERROR] {
+        for status in [status, status.dnr()] {
+            let of_drive = Status::from_bits(status.bits() | 0b11 << 11).more();
+            disk.end_next([of_drive, of_drive]);
+            assert_eq!(driver.read(0, 1), Err(DiskError::Device(status)), "without M and CRD");
+            assert_eq!(driver.write(0, &[1; 512], false), Err(DiskError::Device(status)));
+        }
     }
     for (errno, error) in [
         (Errno::NODEV, DiskError::Gone),

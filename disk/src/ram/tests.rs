@@ -92,6 +92,29 @@ fn a_short_zeroing_passes_a_long_one() {
 }
 
 #[test]
+fn a_long_zeroing_of_a_submitter_that_is_gone_stops() {
+    let (_source, mut disk) = disk(64 * MIB, 4 * MIB);
+    for mib in 0..16 {
+        write(&mut disk, mib * 2048, 2048, 3);
+    }
+    let whole = BlockRange { lba: 0, blocks: 64 * 2048 };
+    let (gone, other) = (Token(7 << 32 | 1), Token(8 << 32 | 1));
+    assert!(disk.submit(gone, Op::Deallocate, whole, None).is_none());
+    let mut done = Vec::with_capacity(4);
+    assert!(disk.poll(&mut done));
+    assert!(disk.submit(other, Op::Deallocate, BlockRange { lba: 15 * 2048, blocks: 2048 }, None).is_none());
+    assert_eq!((disk.forget(Owner(7)), disk.forget(Owner(9))), (1, 0));
+    while disk.in_flight() > 0 {
+        assert!(disk.poll(&mut done));
+    }
+    let ended: Vec<_> = done.iter().map(|done| (done.token, done.result)).collect();
+    assert_eq!(ended, [(gone, Err(DiskError::Cancelled)), (other, Ok(()))]);
+    assert!(reads_as(&mut disk, 0, 8, 0), "it had begun");
+    assert!(reads_as(&mut disk, 2048, 14 * 2048, 3), "and went no further");
+    assert!(reads_as(&mut disk, 15 * 2048, 2048, 0), "the other one's did");
+}
+
+#[test]
 fn a_full_list_of_done_stops_the_turn_and_is_not_grown() {
     let (_source, mut disk) = disk(8 * MIB, MIB);
     let range = BlockRange { lba: 0, blocks: 2048 };

@@ -6,7 +6,7 @@ use spindle_reactor::mem::Buf;
 
 use crate::{
     Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op,
-    OpenError, ResizeError, Token, Usage,
+    OpenError, Owner, ResizeError, Token, Usage,
 };
 
 /// The layer. The disk below provides the memory of reads and writes, as a RAM disk does.
@@ -115,6 +115,10 @@ impl Disk for AbleCore {
 
     fn poll(&mut self, done: &mut Vec<Done>) -> bool {
         self.0.poll(done)
+    }
+
+    fn forget(&mut self, owner: Owner) -> usize {
+        self.0.forget(owner)
     }
 
     fn in_flight(&self) -> usize {

@@ -164,6 +164,34 @@ fn a_session_replays_under_the_same_tickets_but_never_a_fused_pair() {
 }
 
 #[test]
+fn what_is_replayed_comes_in_the_order_in_which_it_was_submitted() {
+    let fake = Fake::with(hangup_once());
+    let mut session = session(&fake, OnLoss::Replay, 5);
+    let namespace = session.controller().namespace(1).expect("a namespace");
+    let (pool, mut now, mut completions) = (pool(), Clock::now(), Vec::new());
+    let queue = session.queue_mut(0);
+    // Places that were used before are taken again in another order than that of their numbers.
+    let before: Vec<_> =
+        (0..8).map(|lba| queue.read(&namespace, lba, filled(&pool, 512, 0)).expect("taken")).collect();
+    for ticket in before {
+        assert_eq!(queue.wait(ticket, LONG).expect("a completion").result, Ok(()));
+    }
+    let writes: Vec<_> = (1..=8)
+        .map(|value| queue.write(&namespace, 3, filled(&pool, 512, value), false).expect("taken"))
+        .collect();
+    assert!(matches!(next_event(&mut session, &mut now, &mut completions), SessionEvent::Lost { .. }));
+    let event = next_event(&mut session, &mut now, &mut completions);
+    assert!(matches!(event, SessionEvent::Reconnected { replayed: 8, .. }), "{event:?}");
+    let queue = session.queue_mut(0);
+    for ticket in writes {
+        assert_eq!(queue.wait(ticket, LONG).expect("a completion").result, Ok(()));
+    }
+    let read = queue.read(&namespace, 3, filled(&pool, 512, 0)).expect("taken");
+    let completion = queue.wait(read, LONG).expect("a completion");
+    assert!(completion.buf.expect("buffer").equals_at(0, &[8; 512]), "the last write is the last");
+}
+
+#[test]
 fn a_session_without_a_target_gives_up_and_then_everything_held_is_lost() {
     let mut fake = Some(Fake::with(hangup_once()));
     let mut session = session(fake.as_ref().expect("running"), OnLoss::Replay, 3);

@@ -36,6 +36,12 @@ impl Bar {
         Bar { base, bytes, _mapping: mapping }
     }
 
+    /// No registers at all.
+    #[must_use]
+    pub(crate) fn none() -> Bar {
+        Bar { base: NonNull::<u64>::dangling().cast(), bytes: 0, _mapping: Arc::new(()) }
+    }
+
     /// Bytes of it.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -138,6 +138,11 @@ impl Commands {
         self.entries.len()
     }
 
+    /// All that the drive has.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Command> {
+        self.entries.iter().filter(|entry| entry.is_busy).map(|entry| &entry.command)
+    }
+
     /// All that the drive has, with their names.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Command)> {
         self.entries.iter_mut().filter(|entry| entry.is_busy).map(|entry| (entry.cid, &mut entry.command))

@@ -5,10 +5,15 @@
 //!   poll: the order's word; what waits; one doorbell; completions ─> Done; what waits; the doorbell
 //!
 //!   a command that failed for a while: again, a tick later, 3 times
-//!   Rewind: every command in flight goes into `again`        Gone: every request ends with an error
+//!   Rewind: every command in flight goes into `again`        Gone, Absent: every request ends with an error
+//!   Replay: those are given to the drive again, before anything that came later, on any core
 //! ```
 //!
 //! Nothing here waits, allocates in steady state, or reads a clock.
+
+mod apart;
+mod forget;
+mod gate;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,17 +21,22 @@ use std::sync::atomic::Ordering;
 
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::{Abilities, BlockRange, Disk, DiskError, Done, Geometry, Op, Token};
+use spindle_disk::guard;
+use spindle_disk::{Abilities, BlockRange, Disk, DiskError, Done, Geometry, Op, Owner, Token};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 
 use crate::commands::Commands;
 use crate::entry::{Task, entry};
+use crate::guests::Guests;
 use crate::member::{Member, Order, Setup, Word};
 use crate::queue::Completion;
 use crate::rules::{Deallocating, Namespace, Rules};
 use crate::shared::Shared;
 use crate::status::{disk_error, is_passing};
+
+use gate::Gate;
+pub(crate) use gate::Left;
 
 /// How often a command is given to the drive again.
 const TRIES_MAX: u8 = 3;
@@ -35,7 +45,7 @@ const TRIES_MAX: u8 = 3;
 pub(crate) struct Request {
     token: Token,
     pub(crate) task: Task,
-    /// What no command was made of yet.
+    /// What no command was made of yet; it ends where all of it does, but of one that has failed.
     left: BlockRange,
     /// First block of all of it. Of a flush: how many changes were acknowledged when it came.
     pub(crate) lba: u64,
@@ -65,8 +75,12 @@ pub(crate) struct NvmeCore {
     word: Word,
     /// From the first `Rewind` to `Gone`.
     setup: Option<Setup>,
-    /// Commands that the drive may have: none unless the order is `Go`.
+    /// Commands that the drive may have of this core's own: none unless the order is `Go`, and none from one
+    /// poll to the next where cores without a queue of their own work with this one's, or where the gate is
+    /// in the way: see there.
     limit: usize,
+    gate: Gate,
+    guests: Option<Box<Guests>>,
     commands: Commands,
     requests: Slab<Request>,
     /// Requests of several commands that are begun at once.
@@ -93,6 +107,7 @@ impl NvmeCore {
         shared: Arc<Shared>,
         namespace: Arc<Namespace>,
         rules: Rules,
+        place: guard::Member,
     ) -> NvmeCore {
         let depth = member.depth as usize;
         NvmeCore {
@@ -105,9 +120,12 @@ impl NvmeCore {
             rules,
             setup: None,
             limit: 0,
+            gate: Gate::new(place),
+            guests: None,
             commands: Commands::with_capacity(member.depth),
-            // As many as may be begun, and those that were a command's alone and became requests again.
-            requests: Slab::with_capacity(2 * depth),
+            // As many as may be begun, those that were a command's alone and became requests again, and a
+            // compare-and-write.
+            requests: Slab::with_capacity(2 * depth + 1),
             requests_max: depth,
             pending: VecDeque::with_capacity(depth),
             partial: VecDeque::with_capacity(depth),
@@ -133,32 +151,41 @@ impl NvmeCore {
         if is_new {
             match word.order() {
                 Order::Wait => {}
-                Order::Go => {
-                    let depth = self.setup.as_ref().map_or(0, |setup| setup.queue.layout().depth());
-                    self.limit = usize::from(depth);
-                }
+                Order::Go => self.limit = self.limit_between(),
                 Order::Stop => {
                     self.limit = 0;
                     self.note_loss();
                 }
                 Order::Rewind => {
                     self.limit = 0;
-                    self.take_back(DiskError::Internal);
-                    self.setup = self.member.take_setup();
-                }
-                Order::Gone => {
-                    self.limit = 0;
                     self.note_loss();
-                    self.take_back(DiskError::Gone);
-                    self.setup = None;
-                    self.end_all();
+                    self.guests = None;
+                    self.take_back(DiskError::Internal);
+                    self.gate.stand_back();
+                    self.setup = self.member.take_setup();
+                    self.member.set_replaying(!self.again.is_empty() || !self.partial.is_empty());
                 }
+                Order::Replay => self.limit = 0,
+                Order::Gone => self.let_go(DiskError::Gone),
+                Order::Absent => self.let_go(DiskError::Internal),
             }
             self.member.answer(word);
         }
-        if self.limit > 0 {
+        self.take_guests();
+        if self.commands.len() > 0 && matches!(word.order(), Order::Go | Order::Replay) {
             self.check_time();
         }
+    }
+
+    /// The drive is not there: everything ends so.
+    fn let_go(&mut self, error: DiskError) {
+        self.limit = 0;
+        self.note_loss();
+        self.guests = None;
+        self.take_back(error);
+        self.setup = None;
+        self.end_all(error);
+        self.member.set_replaying(false);
     }
 
     /// What this core has acknowledged and nobody has flushed may be lost: whoever flushes next hears of it.
@@ -217,7 +244,7 @@ impl NvmeCore {
         let request = match command.request {
             Some(request) => request,
             None => {
-                let left = BlockRange { lba: range.lba, blocks: 0 };
+                let left = BlockRange { lba: range.lba + u64::from(range.blocks), blocks: 0 };
                 let (token, task, buf) = (command.token, Task::Op(command.op), command.buf.take());
                 let request =
                     Request { token, task, left, lba: range.lba, buf, outstanding: 1, result: Ok(()) };
@@ -236,8 +263,8 @@ impl NvmeCore {
         Some(Part { request, range, tries })
     }
 
-    /// Everything ends with [`DiskError::Gone`].
-    fn end_all(&mut self) {
+    /// Everything ends so.
+    fn end_all(&mut self, error: DiskError) {
         self.again.clear();
         self.partial.clear();
         for index in 0..self.requests.capacity() {
@@ -245,9 +272,11 @@ impl NvmeCore {
             else {
                 continue;
             };
-            self.ready.push_back(ended(request, Err(DiskError::Gone)));
+            let done = self.tell(request, Err(error));
+            self.ready.extend(done);
         }
-        let waiting = self.pending.drain(..).map(|request| ended(request, Err(DiskError::Gone)));
+        self.end_swaps(None, error);
+        let waiting = self.pending.drain(..).map(|request| ended(request, Err(error)));
         self.ready.extend(waiting);
     }
 
@@ -302,6 +331,20 @@ impl NvmeCore {
         }
     }
 
+    /// As much of a part as is one command now: it was cut by what the drive allowed then.
+    fn start_piece(&mut self, due: u32, part: Part) {
+        let (Some(setup), Some(request)) = (&self.setup, self.requests.get_mut(part.request)) else { return };
+        let BlockRange { lba, blocks } = part.range;
+        let piece = request.task.piece_blocks(&setup.rules, part.range).max(1);
+        if piece >= blocks {
+            return self.start(part);
+        }
+        request.outstanding += 1;
+        let rest = BlockRange { lba: lba + u64::from(piece), blocks: blocks - piece };
+        self.again.push_front((due, Part { range: rest, ..part }));
+        self.start(Part { range: BlockRange { lba, blocks: piece }, ..part });
+    }
+
     /// All of a request in one command that needs no list; false, and nothing is done, where it does not fit
     /// one.
     #[inline]
@@ -344,7 +387,7 @@ impl NvmeCore {
     fn refuse(&mut self, cid: u16) {
         let Some(part) = self.take_part(cid) else { return };
         let error = match self.requests.get(part.request).map(|request| request.task) {
-            Some(Task::Op(Op::Deallocate)) => DiskError::NotSupported,
+            Some(Task::Op(Op::Deallocate) | Task::Hint) => DiskError::NotSupported,
             _ => DiskError::Internal,
         };
         if let Some(done) = self.end_part(part.request, Err(error)) {
@@ -374,11 +417,27 @@ impl NvmeCore {
             }
             self.changes += u64::from(request.task.is_change());
         }
-        Some(ended(request, result))
+        self.tell(request, result)
     }
 
-    /// Once more, unless it was tried often enough.
+    /// What its submitter hears of it now.
+    #[inline]
+    fn tell(&mut self, request: Request, result: Result<(), DiskError>) -> Option<Done> {
+        match request.task {
+            Task::Swap { is_write } => self.end_swap(request, is_write, result),
+            Task::Op(_) | Task::Hint | Task::Copy { .. } => Some(ended(request, result)),
+        }
+    }
+
+    /// Once more, unless it was tried often enough, or nobody waits for it.
     fn try_again(&mut self, part: Part, error: DiskError) {
+        let over = self.requests.get(part.request).and_then(|request| request.result.err());
+        if let Some(error) = over {
+            if let Some(done) = self.end_part(part.request, Err(error)) {
+                self.ready.push_back(done);
+            }
+            return;
+        }
         if part.tries > TRIES_MAX {
             self.shared.failures.fetch_add(1, Ordering::Relaxed);
             if let Some(done) = self.end_part(part.request, Err(error)) {
@@ -400,6 +459,11 @@ impl NvmeCore {
             count += 1;
             let is_ours = setup.queue.qid() == completion.sqid;
             let Some(command) = self.commands.find(completion.cid).filter(|_| is_ours) else {
+                let Completion { cid, result, status, .. } = completion;
+                if is_ours && self.guests.as_mut().is_some_and(|guests| guests.complete(cid, result, status))
+                {
+                    continue;
+                }
                 self.shared.strays.fetch_add(1, Ordering::Relaxed);
                 // A drive that writes them without end does not keep the core.
                 if count >= usize::from(setup.queue.layout().cq_entries) {
@@ -433,8 +497,12 @@ impl NvmeCore {
     fn on_failure(&mut self, part: Part, completion: Completion) -> Option<Done> {
         let status = completion.status;
         let task = self.requests.get(part.request)?.task;
-        let error = disk_error(status, task.writes(status));
+        let error = disk_error(status);
         if is_passing(status) {
+            self.try_again(part, error);
+            return None;
+        }
+        if self.setup.as_mut().is_some_and(|setup| setup.rules.fall_back(task, status.code())) {
             self.try_again(part, error);
             return None;
         }
@@ -448,17 +516,26 @@ impl NvmeCore {
         self.end_part(part.request, Err(error))
     }
 
-    /// Begin what waits, as far as there is room: what the drive had already first.
+    /// What the drive had already, as far as there is room. False when there was no room for all.
     #[inline]
-    fn step_waiting(&mut self) {
+    fn step_begun(&mut self) -> bool {
         if !self.again.is_empty() {
             self.step_again();
         }
         while let Some(slot) = self.partial.front().copied() {
             if !self.make_commands(slot) {
-                return;
+                return false;
             }
             self.partial.pop_front();
+        }
+        true
+    }
+
+    /// Begin what waits, as far as there is room: what the drive had already first.
+    #[inline]
+    fn step_waiting(&mut self) {
+        if !self.step_begun() {
+            return;
         }
         while !self.pending.is_empty() && self.requests.len() < self.requests_max && self.has_room() {
             let Some(request) = self.pending.pop_front() else { break };
@@ -480,7 +557,7 @@ impl NvmeCore {
             }
             // One of a request that has failed meanwhile is not worth it.
             match self.requests.get(part.request).map(|request| request.result) {
-                Some(Ok(())) => self.start(part),
+                Some(Ok(())) => self.start_piece(due, part),
                 Some(Err(error)) => {
                     if let Some(done) = self.end_part(part.request, Err(error)) {
                         self.ready.push_back(done);
@@ -506,7 +583,10 @@ impl Disk for NvmeCore {
         if self.start_whole(token, op, range, &mut buf) {
             return None;
         }
-        self.submit_other(token, Task::Op(op), range, buf)
+        let is_hint = op == Op::Deallocate
+            && self.rules().deallocating == Deallocating::WriteZeroes
+            && !self.rules().zeroes_of(range.blocks);
+        self.submit_other(token, if is_hint { Task::Hint } else { Task::Op(op) }, range, buf)
     }
 
     fn abilities(&self) -> Abilities {
@@ -518,17 +598,30 @@ impl Disk for NvmeCore {
         self.submit_other(token, Task::Copy { from: from.lba, fua }, range, None)
     }
 
+    fn compare_and_write(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        expected: Buf,
+        data: Buf,
+    ) -> Option<Done> {
+        self.submit_swap(token, range, expected, data)
+    }
+
     fn poll(&mut self, done: &mut Vec<Done>) -> bool {
         let word = self.member.word();
         if word != self.word {
             self.obey(word);
+        }
+        if self.gate.has_changed() {
+            self.look_at_guard();
         }
         while done.len() < done.capacity() {
             let Some(ready) = self.ready.pop_front() else { break };
             done.push(ready);
         }
         if self.limit == 0 {
-            return !self.ready.is_empty();
+            return self.poll_apart(done);
         }
         self.step_waiting();
         let mut is_busy = self.commands.len() > 0;
@@ -544,12 +637,21 @@ impl Disk for NvmeCore {
                 setup.queue.ring();
             }
         }
-        is_busy || !self.ready.is_empty()
+        is_busy |= !self.ready.is_empty();
+        if !is_busy {
+            self.rest();
+        }
+        is_busy
     }
 
+    fn forget(&mut self, owner: Owner) -> usize {
+        self.forget_all(owner)
+    }
+
+    /// More than that where a request is several commands: none is what counts.
     #[inline]
     fn in_flight(&self) -> usize {
-        self.requests.len() + self.pending.len() + self.ready.len()
+        self.commands.len() + self.requests.len() + self.pending.len() + self.ready.len() + self.gate.len()
     }
 }
 
@@ -568,6 +670,8 @@ impl NvmeCore {
         if let Some(result) = self.at_once(&request) {
             return Some(ended(request, result));
         }
+        // The guard is looked at, if it was not because nothing was there to do.
+        self.wake_for_command();
         let is_next = self.pending.is_empty() && self.partial.is_empty();
         if is_next && self.requests.len() < self.requests_max && self.has_room() {
             self.begin(request);
@@ -582,11 +686,21 @@ impl NvmeCore {
         self.setup.as_ref().map_or(&self.rules, |setup| &setup.rules)
     }
 
+    /// Why nothing is begun.
+    #[inline]
+    fn absence(&self) -> Option<DiskError> {
+        match self.word.order() {
+            Order::Gone => Some(DiskError::Gone),
+            Order::Absent => Some(DiskError::Internal),
+            Order::Wait | Order::Go | Order::Stop | Order::Rewind | Order::Replay => None,
+        }
+    }
+
     /// What ends before it begins.
     #[inline]
     fn at_once(&self, request: &Request) -> Option<Result<(), DiskError>> {
-        if self.word.order() == Order::Gone {
-            return Some(Err(DiskError::Gone));
+        if let Some(error) = self.absence() {
+            return Some(Err(error));
         }
         let (is_empty, rules) = (request.left.blocks == 0, self.rules());
         let does = rules.abilities();
@@ -601,9 +715,10 @@ impl NvmeCore {
             Task::Op(Op::Deallocate) if !is_empty && rules.deallocating == Deallocating::No => {
                 Some(Err(DiskError::NotSupported))
             }
-            Task::Op(Op::WriteZeroes { .. } | Op::Deallocate | Op::Verify) | Task::Copy { .. } => {
-                is_empty.then_some(Ok(()))
-            }
+            Task::Op(Op::WriteZeroes { .. } | Op::Deallocate | Op::Verify)
+            | Task::Hint
+            | Task::Swap { .. }
+            | Task::Copy { .. } => is_empty.then_some(Ok(())),
         }
     }
 }
@@ -615,6 +730,7 @@ impl Drop for NvmeCore {
             let (commands, core) = (self.commands.len(), self.member.core);
             tracing::warn!(drive = %self.shared.address, core, commands, "closed with commands in flight; \
                 their buffers are kept from use until the process ends");
+            self.leave_at_guard();
             self.commands.iter_mut().for_each(|(_, command)| std::mem::forget(command.buf.take()));
             for index in 0..self.requests.capacity() {
                 let slot = self.requests.slot_at(index);
@@ -624,6 +740,9 @@ impl Drop for NvmeCore {
             }
         }
         self.setup = None;
+        // First: a manager that finds the guests free then sees that this core is gone too, and deletes its
+        // queue pair before it lets go of their memory.
         self.member.close();
+        self.guests = None;
     }
 }

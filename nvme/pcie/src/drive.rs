@@ -6,12 +6,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nvme_spec::log::SmartLog;
-use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
+use spindle_disk::guard::CORES_MAX;
+use spindle_disk::{
+    CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage, medium_id,
+};
 use spindle_reactor::lock::Lock;
+use spindle_reactor::mem::Area;
 
-use crate::commands::COMMANDS_MAX;
 use crate::core::NvmeCore;
 use crate::function::Bus;
+use crate::guests::OWN_COMMANDS_MAX;
 use crate::manager::Manager;
 use crate::member::Member;
 use crate::rules::{Deallocating, Namespace, Rules};
@@ -245,28 +249,39 @@ impl DiskSource for NvmeDisk {
         self.namespace.geometry(&self.rules)
     }
 
+    /// The drive is given the pool. What is open is the same function then, or it is for nothing.
+    fn prepare(&self, pool: &Area) {
+        let shared = &self.drive.shared;
+        let Some(function) = shared.state().function.clone() else { return };
+        // Cores that open other disks of the drive do not wait for it.
+        let Ok(mapping) = function.map(pool) else { return };
+        let mut state = shared.state();
+        if state.function.as_ref().is_some_and(|now| Arc::ptr_eq(now, &function)) {
+            state.prepared.push((pool.clone(), mapping));
+        }
+    }
+
     /// A queue pair for this core. Its commands wait until the manager has made it.
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
         let shared = &self.drive.shared;
         let mut state = shared.state();
-        let used = state.members.iter().filter(|member| !member.is_closed()).count();
-        let given = state.facts.as_ref().map_or(0, |facts| facts.queue_pairs as usize);
-        if used >= given {
+        let depth = context.depth.clamp(1, OWN_COMMANDS_MAX);
+        let Some(place) = state.guard(self.namespace.nsid).join() else {
             return Err(OpenError::Setting {
                 disk: self.name.clone(),
                 field: "cores",
-                value: (used + 1).to_string(),
-                allowed: format!(
-                    "the drive at {} gives {given} queue pairs, and each core needs one for each of its \
-                     namespaces",
-                    shared.address
-                ),
+                value: (CORES_MAX + 1).to_string(),
+                allowed: format!("at most {CORES_MAX} cores can have one namespace open"),
             });
-        }
-        let depth = context.depth.clamp(1, COMMANDS_MAX);
+        };
         let pool = context.pool.area();
         // Here, so that whoever opens it hears of a pool that cannot be mapped.
-        let mapping = match state.function.as_ref().map(|function| function.map(&pool)).transpose() {
+        let mapped = match (state.take_prepared(&pool), &state.function) {
+            (Some(mapping), _) => Ok(Some(mapping)),
+            (None, Some(function)) => function.map(&pool).map(Some),
+            (None, None) => Ok(None),
+        };
+        let mapping = match mapped {
             Ok(mapping) => mapping,
             Err(error) => {
                 return Err(OpenError::System {
@@ -280,11 +295,11 @@ impl DiskSource for NvmeDisk {
         state.members.push(Arc::clone(&member));
         drop(state);
         let namespace = Arc::clone(&self.namespace);
-        Ok(Box::new(NvmeCore::new(member, Arc::clone(shared), namespace, self.rules)))
+        Ok(Box::new(NvmeCore::new(member, Arc::clone(shared), namespace, self.rules, place)))
     }
 
     /// A namespace has the size that the drive says.
-    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let has = self.geometry().bytes();
         if bytes == has {
             return Ok(());
@@ -294,6 +309,10 @@ impl DiskSource for NvmeDisk {
             bytes,
             allowed: format!("the namespace has {has} bytes; leave the size out, and it is taken from there"),
         })
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.prepare_resize(bytes)
     }
 
     fn health(&self) -> Option<Health> {
@@ -306,6 +325,12 @@ impl DiskSource for NvmeDisk {
             media_errors: log.media_errors.get(),
             unsafe_shutdowns: log.unsafe_shutdowns.get(),
         })
+    }
+
+    fn medium_ids(&self) -> Vec<String> {
+        let serial = self.drive.facts().map(|facts| facts.serial).unwrap_or_default();
+        let Namespace { nsid, nguid, eui64, .. } = *self.namespace;
+        medium_id::of_nvme(&serial, nsid, nguid, eui64)
     }
 
     fn usage(&self) -> Usage {
@@ -363,7 +388,8 @@ mod tests {
         // Between the two lines of open() that make the member known and the handle.
         member.order(Order::Rewind);
         let (shared, namespace) = (Arc::clone(&drive.shared), Arc::clone(&disk.namespace));
-        let mut core = NvmeCore::new(Arc::clone(&member), shared, namespace, disk.rules);
+        let place = shared.state().guard(1).join().expect("a line");
+        let mut core = NvmeCore::new(Arc::clone(&member), shared, namespace, disk.rules, place);
         assert!(!member.has_answered());
         core.poll(&mut Vec::with_capacity(4));
         assert!(member.has_answered(), "or the manager waits for ever, and the requests with it");

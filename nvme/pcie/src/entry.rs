@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 
 use nvme_spec::io::{CopyCdw12, CopyRangeFormat0, DsmRange, ReadWriteCdw12};
 use nvme_spec::sqe::Sqe;
-use nvme_spec::status::Status;
 use nvme_spec::zerocopy;
 use spindle_disk::{BlockRange, Op};
 
@@ -23,12 +22,19 @@ use crate::rules::{Deallocating, Rules, Zeroing};
 pub(crate) enum Task {
     /// A command of `Disk::submit`.
     Op(Op),
+    /// A deallocation of more than [`Rules::zeroes_of`] allows to be done by Write Zeroes.
+    Hint,
     /// A copy to the request's blocks.
     Copy {
         /// First block of the source.
         from: u64,
         /// Force unit access.
         fua: bool,
+    },
+    /// A step of a compare-and-write, for which the guard is held: the block is read, or written.
+    Swap {
+        /// It is written.
+        is_write: bool,
     },
 }
 
@@ -39,16 +45,20 @@ impl Task {
         match self {
             Task::Op(Op::Read | Op::Flush | Op::Compare | Op::Verify) => false,
             Task::Op(Op::Write { fua } | Op::WriteZeroes { fua, .. }) | Task::Copy { fua, .. } => !fua,
-            Task::Op(Op::Deallocate) => true,
+            Task::Op(Op::Deallocate) | Task::Hint => true,
+            // What is written is durable at once.
+            Task::Swap { .. } => false,
         }
     }
 
-    /// A media error with this status is one of writing.
-    pub(crate) fn writes(self, status: Status) -> bool {
+    /// Its blocks may hold something else afterwards; a compare-and-write's guard keeps it off, but for its
+    /// own.
+    pub(crate) fn changes(self) -> bool {
         match self {
-            Task::Op(Op::Read | Op::Compare | Op::Verify) => false,
-            Task::Op(Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate) => true,
-            Task::Copy { .. } => status.code() == Status::WRITE_FAULT,
+            Task::Op(Op::Read | Op::Flush | Op::Compare | Op::Verify) | Task::Swap { .. } => false,
+            Task::Op(Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate)
+            | Task::Hint
+            | Task::Copy { .. } => true,
         }
     }
 
@@ -57,7 +67,10 @@ impl Task {
     pub(crate) fn piece_blocks(self, rules: &Rules, left: BlockRange) -> u32 {
         match self {
             Task::Op(op) => rules.piece_blocks(op, left),
+            Task::Hint => left.blocks.min(rules.dsm_blocks),
             Task::Copy { .. } => left.blocks.min(rules.copying.blocks),
+            // One block.
+            Task::Swap { .. } => left.blocks,
         }
     }
 }
@@ -71,10 +84,13 @@ pub(crate) fn entry(setup: &Setup, request: &Request, range: BlockRange, cid: u1
     let bytes = (blocks as usize) << rules.shift;
     let op = match request.task {
         Task::Op(op) => op,
+        Task::Hint => return Some(hint(cid, rules, range, list)),
         Task::Copy { from, fua } => {
             let from = BlockRange { lba: from + (lba - request.lba), blocks };
             return copy(cid, rules, from, lba, fua, list);
         }
+        Task::Swap { is_write: false } => Op::Read,
+        Task::Swap { is_write: true } => Op::Write { fua: true },
     };
     let sqe = match op {
         Op::Read => Sqe::read(cid, nsid, lba, blocks),
@@ -119,15 +135,18 @@ fn zeroes(cid: u16, rules: &Rules, range: BlockRange, is_given_back: bool, fua: 
 fn deallocation(cid: u16, rules: &Rules, range: BlockRange, list: ListPage<'_>) -> Option<Sqe> {
     match rules.deallocating {
         Deallocating::WriteZeroes => Some(zeroes(cid, rules, range, true, false)),
-        Deallocating::DatasetManagement => {
-            let words: [u64; 2] = zerocopy::transmute!(DsmRange::new(range.lba, range.blocks));
-            for (word, value) in list.words.iter().zip(words) {
-                word.store(value, Ordering::Relaxed);
-            }
-            Some(Sqe::dsm(cid, rules.nsid, 1).with_prp(list.iova.0, 0))
-        }
+        Deallocating::DatasetManagement => Some(hint(cid, rules, range, list)),
         Deallocating::No => None,
     }
+}
+
+/// Dataset Management of one range.
+fn hint(cid: u16, rules: &Rules, range: BlockRange, list: ListPage<'_>) -> Sqe {
+    let words: [u64; 2] = zerocopy::transmute!(DsmRange::new(range.lba, range.blocks));
+    for (word, value) in list.words.iter().zip(words) {
+        word.store(value, Ordering::Relaxed);
+    }
+    Sqe::dsm(cid, rules.nsid, 1).with_prp(list.iova.0, 0)
 }
 
 /// A write of zeroes: `page` as often as it takes.

@@ -10,6 +10,7 @@ use spindle_reactor::mem::Area;
 
 use crate::bar::Bar;
 use crate::dma::Iova;
+use crate::quirks::PciId;
 
 /// Memory that a drive can reach, until this is dropped.
 pub trait Mapping: Send + Sync {
@@ -70,6 +71,12 @@ pub trait Function: Send + Sync {
     /// Its registers: BAR 0. A clone keeps them mapped, and a function that was asked to go
     /// ([`Function::is_removal_asked`]) goes when the last one is dropped.
     fn bar(&self) -> Bar;
+
+    /// Who made it, and what it is.
+    ///
+    /// # Errors
+    /// The system's.
+    fn id(&self) -> io::Result<PciId>;
 
     /// Let the drive reach all of an area, to read and, where the area is writable, to write.
     ///

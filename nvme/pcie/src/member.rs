@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
+use crate::core::Left;
 use crate::function::Mapping;
+use crate::guests::Guest;
 use crate::pointers::Pointers;
 use crate::queue::QueuePair;
 use crate::rules::Rules;
@@ -22,10 +24,15 @@ pub(crate) enum Order {
     Go,
     /// Touch nothing of the queue any more.
     Stop,
-    /// The drive reaches no memory: take what was in flight back, and the new queue.
+    /// The drive reaches no memory: take what was in flight back, and the new queue, or, when there is none,
+    /// wait without one.
     Rewind,
-    /// The drive reaches no memory and is not there: end everything, let go of it.
+    /// The drive reaches no memory and is another, or none that fits: end everything, let go of it.
     Gone,
+    /// Repeat what was taken back, and begin nothing else.
+    Replay,
+    /// The drive reaches no memory and has been away for too long: as `Gone`, but it may come back.
+    Absent,
 }
 
 /// An order, the how-manieth it is, and the time.
@@ -43,6 +50,8 @@ impl Word {
             1 => Order::Go,
             2 => Order::Stop,
             3 => Order::Rewind,
+            5 => Order::Replay,
+            6 => Order::Absent,
             _ => Order::Gone,
         }
     }
@@ -87,9 +96,18 @@ pub(crate) struct Member {
     is_closed: AtomicBool,
     /// A command was not ended by its Abort either.
     wants_reset: AtomicBool,
+    /// The core has something to repeat that was with the drive before it was reset.
+    is_replaying: AtomicBool,
     /// Commands, by CID, that took too long.
     aborts: Lock<Vec<u16>>,
     setup: Lock<Option<Setup>>,
+    /// Cores that are to use this one's queue, and that it has not taken over yet.
+    guests: Lock<Vec<Guest>>,
+    has_guests: AtomicBool,
+    /// Cores that have its queue pair in hand: one at most, and those that hang from a time before.
+    hosts: AtomicU32,
+    /// Of a core that was dropped while the drive had commands of it: until its queue is deleted.
+    left: Lock<Option<Left>>,
     /// The pool's, of the function that was open when the core opened the disk.
     mapping: Lock<Option<Box<dyn Mapping>>>,
     /// The namespace.
@@ -118,8 +136,13 @@ impl Member {
             seen: Padded(AtomicU32::new(Word::FIRST.answer())),
             is_closed: AtomicBool::new(false),
             wants_reset: AtomicBool::new(false),
+            is_replaying: AtomicBool::new(false),
             aborts: Lock::new(Vec::new()),
             setup: Lock::new(None),
+            guests: Lock::new(Vec::new()),
+            has_guests: AtomicBool::new(false),
+            hosts: AtomicU32::new(0),
+            left: Lock::new(None),
             mapping: Lock::new(mapping),
             nsid,
             depth,
@@ -159,6 +182,11 @@ impl Member {
         self.is_closed.store(true, Ordering::Release);
     }
 
+    /// For as long as the manager knows the member: the drive may still do what the core has left with it.
+    pub(crate) fn keep(&self, left: Left) {
+        *self.left.lock() = Some(left);
+    }
+
     /// True when the core is gone.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
@@ -190,6 +218,45 @@ impl Member {
         self.wants_reset.swap(false, Ordering::Relaxed)
     }
 
+    /// By the core, before it answers [`Order::Rewind`] and when it has done [`Order::Replay`].
+    pub(crate) fn set_replaying(&self, is_replaying: bool) {
+        self.is_replaying.store(is_replaying, Ordering::Release);
+    }
+
+    /// It has something to repeat.
+    pub(crate) fn is_replaying(&self) -> bool {
+        !self.is_closed() && self.is_replaying.load(Ordering::Acquire)
+    }
+
+    /// The core is to serve another one's queue pair, from its next look at the time on.
+    pub(crate) fn add_guest(&self, guest: Guest) {
+        self.guests.lock().push(guest);
+        self.has_guests.store(true, Ordering::Release);
+    }
+
+    /// Those that were added since.
+    pub(crate) fn take_guests(&self) -> Vec<Guest> {
+        if !self.has_guests.swap(false, Ordering::Acquire) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.guests.lock())
+    }
+
+    /// By the host's end of its queue pair, when that begins.
+    pub(crate) fn add_host(&self) {
+        self.hosts.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// And when it ends.
+    pub(crate) fn drop_host(&self) {
+        self.hosts.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Another core has its queue pair in hand.
+    pub(crate) fn is_hosted(&self) -> bool {
+        self.hosts.load(Ordering::Acquire) > 0
+    }
+
     /// The pool's mapping, once.
     pub(crate) fn take_mapping(&self) -> Option<Box<dyn Mapping>> {
         self.mapping.lock().take()
@@ -214,7 +281,8 @@ mod tests {
     fn each_order_is_another_word_and_time_changes_no_order() {
         let mut word = Word::FIRST;
         assert_eq!((word.order(), word.tick()), (Order::Wait, 0));
-        for order in [Order::Rewind, Order::Go, Order::Stop, Order::Rewind, Order::Gone, Order::Wait] {
+        use Order::{Absent, Go, Gone, Replay, Rewind, Stop, Wait};
+        for order in [Rewind, Replay, Go, Stop, Rewind, Absent, Gone, Wait] {
             let next = word.next(order);
             assert_eq!(next.order(), order);
             assert_ne!(next.answer(), word.answer());

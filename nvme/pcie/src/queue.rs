@@ -17,7 +17,7 @@
 //! flight.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use nvme_spec::pcie::{cq_head_doorbell, sq_tail_doorbell};
 use nvme_spec::sqe::Sqe;
@@ -30,6 +30,8 @@ use crate::dma::{DmaMemory, Iova, PAGE_BYTES};
 
 /// Words of a submission entry.
 const SQE_WORDS: usize = SQE_BYTES / 8;
+/// A submission entry.
+pub(crate) type Words = [u64; SQE_WORDS];
 /// Words of a completion.
 const CQE_WORDS: usize = CQE_BYTES / 8;
 
@@ -59,10 +61,10 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// For `depth` commands in flight, with queues of at most `entries_max` entries (CAP.MQES). Fewer in
-    /// flight where that is less.
-    pub(crate) fn new(depth: u32, entries_max: u32) -> Layout {
+    /// flight where that is less. The queue has `entries_min` where it may, however many are in flight.
+    pub(crate) fn new(depth: u32, entries_min: u32, entries_max: u32) -> Layout {
         let entries_max = entries_max.clamp(2, 4096);
-        let sq_entries = depth.saturating_add(1).clamp(2, entries_max);
+        let sq_entries = depth.saturating_add(1).max(entries_min).clamp(2, entries_max);
         let cq_entries = (2 * sq_entries).min(entries_max);
         let short = |entries: u32| u16::try_from(entries).unwrap_or(2);
         let lists = short(depth.clamp(1, 4095));
@@ -71,11 +73,32 @@ impl Layout {
 
     /// Commands that can be in flight.
     pub(crate) fn depth(self) -> u16 {
-        self.sq_entries - 1
+        (self.sq_entries - 1).min(self.lists)
     }
 
     fn cq_offset(self) -> usize {
         (usize::from(self.sq_entries) * SQE_BYTES).next_multiple_of(PAGE_BYTES as usize)
+    }
+
+    /// Where the drive finds the completion queue of a pair that begins at `begin`.
+    pub(crate) fn cq_iova(self, begin: Iova) -> Iova {
+        begin.plus(self.cq_offset() as u64)
+    }
+
+    /// The entry of the submission queue at `index`, as its reader sees it behind the doorbell.
+    pub(crate) fn entry(self, memory: &DmaMemory, index: u16) -> Option<Words> {
+        let begin = usize::from(index) * SQE_WORDS;
+        let words: &[AtomicU64; SQE_WORDS] = memory.words().get(begin..begin + SQE_WORDS)?.try_into().ok()?;
+        Some(std::array::from_fn(|at| words[at].load(Ordering::Relaxed)))
+    }
+
+    /// Write the completion at `index` as the controller does: the word with the phase last.
+    pub(crate) fn put_completion(self, memory: &DmaMemory, index: u16, result: u64, last: u64) {
+        let begin = self.cq_offset() / 8 + usize::from(index) * CQE_WORDS;
+        if let Some([first, second]) = memory.words().get(begin..begin + CQE_WORDS) {
+            first.store(result.to_le(), Ordering::Relaxed);
+            second.store(last.to_le(), Ordering::Release);
+        }
     }
 
     /// Offset of the page of list entries that slot `slot` has to itself.
@@ -125,6 +148,14 @@ impl Shadow {
                 word.fetch_and(!(0xffff_ffff << shift), Ordering::Relaxed);
             }
         }
+    }
+
+    /// The tail of queue pair `qid`, with doorbells 4 bytes apart. What its writer stored before is seen.
+    pub(crate) fn tail(&self, qid: u16) -> u16 {
+        let (word, shift) = Self::place(sq_tail_doorbell(qid, 0));
+        let value = self.memory.words().get(word).map_or(0, |word| word.load(Ordering::Acquire));
+        let [low, high, ..] = (value >> shift).to_le_bytes();
+        u16::from_le_bytes([low, high])
     }
 
     /// Store a doorbell's value; true when the register must be written as well.
@@ -213,7 +244,7 @@ impl QueuePair {
 
     /// Where the drive finds the completion queue.
     pub(crate) fn cq_iova(&self) -> Iova {
-        self.memory.iova().plus(self.layout.cq_offset() as u64)
+        self.layout.cq_iova(self.memory.iova())
     }
 
     /// The memory it lies in.
@@ -230,7 +261,13 @@ impl QueuePair {
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn push(&mut self, sqe: Sqe) {
-        let entry: [u64; SQE_WORDS] = zerocopy::transmute!(sqe);
+        self.push_words(zerocopy::transmute!(sqe));
+    }
+
+    /// The same of an entry as it lies in memory.
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
+    pub(crate) fn push_words(&mut self, entry: Words) {
         let begin = usize::from(self.sq_tail) * SQE_WORDS;
         if let Some(words) = self.memory.words().get(begin..begin + SQE_WORDS) {
             for (word, value) in words.iter().zip(entry) {
@@ -314,20 +351,23 @@ mod tests {
 
     #[test]
     fn a_completion_queue_has_twice_the_entries_where_it_may() {
-        let layout = Layout::new(128, 2048);
+        let layout = Layout::new(128, 0, 2048);
         assert_eq!((layout.sq_entries, layout.cq_entries, layout.depth()), (129, 258, 128));
-        let layout = Layout::new(128, 64);
+        let layout = Layout::new(128, 0, 64);
         assert_eq!((layout.sq_entries, layout.cq_entries, layout.depth()), (64, 64, 63));
-        let layout = Layout::new(0, 0);
+        let layout = Layout::new(64, 1024, 65_536);
+        assert_eq!((layout.sq_entries, layout.depth(), layout.lists), (1024, 64, 64));
+        assert_eq!(Layout::new(64, 1024, 256).sq_entries, 256);
+        let layout = Layout::new(0, 0, 0);
         assert_eq!((layout.sq_entries, layout.cq_entries), (2, 2));
-        let layout = Layout::new(u32::MAX, u32::MAX);
+        let layout = Layout::new(u32::MAX, 0, u32::MAX);
         assert_eq!((layout.sq_entries, layout.cq_entries), (4096, 4096));
     }
 
     #[test]
     fn the_parts_of_a_queue_are_pages_that_do_not_overlap() {
         for (depth, entries_max) in [(1, 2), (63, 64), (64, 4096), (128, 2048), (1023, 65536)] {
-            let layout = Layout::new(depth, entries_max);
+            let layout = Layout::new(depth, 0, entries_max);
             let (sq_end, cq_end) = (
                 usize::from(layout.sq_entries) * SQE_BYTES,
                 layout.cq_offset() + usize::from(layout.cq_entries) * CQE_BYTES,

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme_spec::identify::{IdentifyController, IdentifyControllerNvm, IdentifyNamespace, Nsfeat, Oncs, Vwc};
+use nvme_spec::status::Status;
 use spindle_disk::{Abilities, BlockRange, Geometry, Op};
 
 use crate::dma::PAGE_BYTES;
@@ -35,6 +36,10 @@ pub(crate) enum Deallocating {
     /// Not at all.
     No,
 }
+
+/// Most commands that one deallocation becomes: a trim of 7.68 TB would be 229,000 of Write Zeroes, which a
+/// drive may really write, and is 4 of Dataset Management.
+const ZEROES_OF_DEALLOCATION_MAX: u32 = 64;
 
 /// What one Copy command takes; nothing where the drive has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -70,6 +75,10 @@ pub(crate) struct Rules {
     pub(crate) dsm_blocks: u32,
     pub(crate) zeroing: Zeroing,
     pub(crate) deallocating: Deallocating,
+    /// The drive has Dataset Management.
+    pub(crate) has_dsm: bool,
+    /// It has refused a way to make zeroes that it said it has.
+    pub(crate) has_fallen_back: bool,
     /// Without one, a flush has nothing to do.
     pub(crate) has_volatile_cache: bool,
     /// The drive has Compare.
@@ -113,6 +122,8 @@ impl Rules {
             } else {
                 Deallocating::No
             },
+            has_dsm: oncs.dataset_management(),
+            has_fallen_back: false,
             has_volatile_cache: Vwc::from_bits(controller.vwc).present(),
             has_compare: oncs.compare(),
             verify_blocks: if oncs.verify() { in_units(nvm.vsl) } else { 0 },
@@ -136,8 +147,43 @@ impl Rules {
             Task::Op(Op::Compare) => self.has_compare = false,
             Task::Op(Op::Verify) => self.verify_blocks = 0,
             Task::Copy { .. } => self.copying = Copying::default(),
-            Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate) => {}
+            Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate)
+            | Task::Hint
+            | Task::Swap { .. } => {}
         }
+    }
+
+    /// A deallocation of so many blocks is one of Write Zeroes, where it is one at all.
+    pub(crate) fn zeroes_of(&self, blocks: u32) -> bool {
+        !self.has_dsm || blocks <= self.zeroing_blocks.saturating_mul(ZEROES_OF_DEALLOCATION_MAX)
+    }
+
+    /// The drive has refused a way to make zeroes, which it need not know although it says so (as SK hynix
+    /// SC300: Linux's quirk for 1c5c:1504): the next one from now on. False when there is none.
+    pub(crate) fn fall_back(&mut self, task: Task, code: Status) -> bool {
+        if ![Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&code) {
+            return false;
+        }
+        let gives_back = match task {
+            Task::Op(Op::Deallocate) => true,
+            Task::Op(Op::WriteZeroes { deallocate, .. }) => deallocate,
+            Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::Compare | Op::Verify)
+            | Task::Hint
+            | Task::Swap { .. }
+            | Task::Copy { .. } => return false,
+        };
+        let is_deac = gives_back && self.deallocating == Deallocating::WriteZeroes;
+        let is_zeroes = task != Task::Op(Op::Deallocate) && self.zeroing == Zeroing::Command;
+        if is_deac {
+            self.deallocating = if self.has_dsm { Deallocating::DatasetManagement } else { Deallocating::No };
+        }
+        // Without DEAC it may do as well, unless it has no such command at all.
+        if is_zeroes && (!is_deac || code == Status::INVALID_OPCODE) {
+            self.zeroing = Zeroing::Writes;
+        }
+        self.has_fallen_back |= is_deac || is_zeroes;
+        // Also one that was with the drive when another of its kind was refused.
+        self.has_fallen_back
     }
 
     /// A read or write of these blocks is one command.
@@ -301,7 +347,7 @@ impl Namespace {
                 0 => self.atomic_blocks.min(rules.transfer_blocks),
                 _ => 1,
             },
-            can_compare_and_write: false,
+            can_compare_and_write: !self.is_read_only,
         }
     }
 }
@@ -364,6 +410,16 @@ mod tests {
         assert_eq!(atomic(|_| ()), 8);
         assert_eq!(atomic(|id| id.nabsn_z = U16::new(255)), 1);
         assert_eq!(atomic(|id| id.noiob = U16::new(256)), 1);
+    }
+
+    #[test]
+    fn a_namespace_that_the_drive_protects_from_writes_is_read_only() {
+        let is_read_only = |nsattr| {
+            let namespace = namespace(|id| id.nsattr = nsattr).expect("fits");
+            namespace.geometry(&rules(&namespace, 0)).is_read_only
+        };
+        assert!(is_read_only(1) && is_read_only(0xff));
+        assert!(!is_read_only(0) && !is_read_only(0xfe), "the other bits say something else");
     }
 
     #[test]

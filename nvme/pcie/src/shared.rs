@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use nvme_spec::log::SmartLog;
 use spindle_disk::Op;
+use spindle_disk::guard::{CORES_MAX, Guard};
 use spindle_reactor::lock::Lock;
+use spindle_reactor::mem::Area;
 
 use crate::entry::Task;
-use crate::function::Function;
+use crate::function::{Function, Mapping};
 use crate::member::Member;
 use crate::rules::{Namespace, Rules};
 
@@ -31,6 +33,8 @@ pub struct Settings {
     pub health_interval: Duration,
     /// Between tries to open a drive that is gone.
     pub reopen_interval: Duration,
+    /// How long requests wait for a drive that went without a word, before they fail.
+    pub return_timeout: Duration,
 }
 
 impl Default for Settings {
@@ -42,6 +46,7 @@ impl Default for Settings {
             queue_pairs: 128,
             health_interval: Duration::from_secs(60),
             reopen_interval: Duration::from_secs(1),
+            return_timeout: Duration::from_secs(10),
         }
     }
 }
@@ -87,9 +92,9 @@ impl Offloaded {
             Task::Op(Op::Compare) => &self.compares,
             Task::Op(Op::Verify) => &self.verifies,
             Task::Copy { .. } => &self.copies,
-            Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate) => {
-                return;
-            }
+            Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate)
+            | Task::Hint
+            | Task::Swap { .. } => return,
         };
         count.fetch_add(1, Ordering::Relaxed);
     }
@@ -114,8 +119,32 @@ pub(crate) struct State {
     pub(crate) namespaces: Vec<(Arc<Namespace>, Rules)>,
     pub(crate) members: Vec<Arc<Member>>,
     pub(crate) health: Option<SmartLog>,
+    /// Pools that cores are about to open it with, mapped for the function that is open.
+    pub(crate) prepared: Vec<(Area, Box<dyn Mapping>)>,
     /// What came of opening it first.
     pub(crate) first: Option<Result<(), NotOpened>>,
+    /// What keeps compare-and-writes of a namespace and other writes apart, by its number: whatever it is
+    /// then, as long as the drive is held.
+    guards: Vec<(u32, Arc<Guard>)>,
+}
+
+impl State {
+    /// The guard of a namespace.
+    pub(crate) fn guard(&mut self, nsid: u32) -> Arc<Guard> {
+        if let Some((_, guard)) = self.guards.iter().find(|(of, _)| *of == nsid) {
+            return Arc::clone(guard);
+        }
+        let guard = Guard::new(CORES_MAX);
+        self.guards.push((nsid, Arc::clone(&guard)));
+        guard
+    }
+
+    /// The mapping of a pool that was prepared, once.
+    pub(crate) fn take_prepared(&mut self, pool: &Area) -> Option<Box<dyn Mapping>> {
+        let place = |area: &Area| (area.base(), area.bytes());
+        let index = self.prepared.iter().position(|(area, _)| place(area) == place(pool))?;
+        Some(self.prepared.swap_remove(index).1)
+    }
 }
 
 /// Why a drive could not be opened.
@@ -134,8 +163,8 @@ pub(crate) struct Shared {
     changed: Condvar,
     /// Nobody needs the drive any more.
     pub(crate) is_closing: AtomicBool,
-    /// With the order `Stop` or `Gone`: the drive may have lost its power, and with it what was in its
-    /// volatile write cache.
+    /// With any order but `Wait`, `Replay` and `Go`: the drive may have lost its power or begun anew, and
+    /// with that what was in its volatile write cache.
     pub(crate) may_lose_cache: AtomicBool,
     /// How often what was acknowledged and not flushed may have been lost. The next flush of each core fails:
     /// whose writes they were is not known, and each host is to hear of it.

@@ -25,8 +25,9 @@ pub(crate) fn is_passing(status: Status) -> bool {
     )
 }
 
-/// The disk's error for a status that is not success.
-pub(crate) fn disk_error(status: Status, is_write: bool) -> DiskError {
+/// The disk's error for a status that is not success. What the drive says of its medium goes to the host as
+/// it is: whether it may be repeated is the drive's word.
+pub(crate) fn disk_error(status: Status) -> DiskError {
     match status.code() {
         Status::CAPACITY_EXCEEDED | Status::NAMESPACE_INSUFFICIENT_CAPACITY => DiskError::NoSpace,
         Status::NAMESPACE_IS_WRITE_PROTECTED | Status::WRITE_TO_READ_ONLY_RANGE => DiskError::WriteProtected,
@@ -35,13 +36,7 @@ pub(crate) fn disk_error(status: Status, is_write: bool) -> DiskError {
         Status::ACCESS_DENIED => DiskError::Internal,
         // The namespace was deleted or detached: it does not come back by asking again.
         Status::INVALID_NAMESPACE_OR_FORMAT => DiskError::Gone,
-        code if StatusType(code.parts().sct()) == StatusType::MEDIA => {
-            if is_write {
-                DiskError::MediaWrite
-            } else {
-                DiskError::MediaRead
-            }
-        }
+        code if StatusType(code.parts().sct()) == StatusType::MEDIA => DiskError::device(status),
         _ => DiskError::Internal,
     }
 }
@@ -51,13 +46,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn media_errors_are_of_reads_and_of_writes() {
-        assert_eq!(disk_error(Status::UNRECOVERED_READ_ERROR, false), DiskError::MediaRead);
-        assert_eq!(disk_error(Status::WRITE_FAULT, true), DiskError::MediaWrite);
-        assert_eq!(disk_error(Status::COMPARE_FAILURE, false), DiskError::CompareDiffers);
-        assert_eq!(disk_error(Status::NAMESPACE_IS_WRITE_PROTECTED, true), DiskError::WriteProtected);
-        assert_eq!(disk_error(Status::CAPACITY_EXCEEDED, true), DiskError::NoSpace);
-        assert_eq!(disk_error(Status::INVALID_FIELD, true), DiskError::Internal);
+    fn media_errors_are_as_the_drive_says_them_and_the_others_are_the_disks() {
+        for status in [Status::UNRECOVERED_READ_ERROR, Status::WRITE_FAULT, Status::WRITE_FAULT.dnr()] {
+            assert_eq!(disk_error(status), DiskError::Device(status));
+        }
+        assert_eq!(disk_error(Status::COMPARE_FAILURE), DiskError::CompareDiffers);
+        assert_eq!(disk_error(Status::NAMESPACE_IS_WRITE_PROTECTED), DiskError::WriteProtected);
+        assert_eq!(disk_error(Status::CAPACITY_EXCEEDED), DiskError::NoSpace);
+        assert_eq!(disk_error(Status::INVALID_FIELD), DiskError::Internal);
     }
 
     #[test]

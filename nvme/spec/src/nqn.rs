@@ -16,7 +16,10 @@ pub const NQN_FIELD_BYTES: usize = 256;
 /// Bytes that a [`Nqn`] keeps: the longest name and its NUL.
 const STORED_BYTES: usize = NQN_BYTES_MAX + 1;
 
-/// A name that is known to be well formed: UTF-8, 1 to 223 bytes, beginning with `nqn.`.
+/// A name that is known to be well formed: UTF-8, 1 to 223 bytes, no control characters.
+///
+/// The specification wants `nqn.` at its beginning ([`Nqn::has_prefix`]); names without are in use, other
+/// targets take them, and so it is no rule of this type.
 #[derive(Clone, Copy)]
 pub struct Nqn {
     /// The name, then NULs to the end.
@@ -32,8 +35,6 @@ pub enum NqnError {
     Empty,
     /// There is no NUL where one must be, at the latest after 223 bytes.
     TooLong,
-    /// It does not begin with `nqn.`.
-    Prefix,
     /// It is not UTF-8, or has a NUL or a control character in it.
     Characters,
 }
@@ -43,7 +44,6 @@ impl fmt::Display for NqnError {
         f.write_str(match self {
             Self::Empty => "an NQN has at least one byte",
             Self::TooLong => "an NQN has at most 223 bytes",
-            Self::Prefix => "an NQN begins with \"nqn.\"",
             Self::Characters => "an NQN is UTF-8 without control characters",
         })
     }
@@ -58,6 +58,24 @@ impl Nqn {
         Self::new(DISCOVERY_NQN).expect("the well-known name is well formed")
     }
 
+    /// The name of a host that gives none: an empty HOSTNQN, as some initiators send it.
+    #[must_use]
+    pub const fn unnamed() -> Self {
+        Self { stored: [0; STORED_BYTES], length: 0 }
+    }
+
+    /// Whether this is [`Nqn::unnamed`].
+    #[must_use]
+    pub const fn is_unnamed(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Whether it begins with `nqn.`, as section 4.5 wants it.
+    #[must_use]
+    pub fn has_prefix(&self) -> bool {
+        self.as_bytes().starts_with(b"nqn.")
+    }
+
     /// Checks and keeps a name.
     ///
     /// # Errors
@@ -68,9 +86,6 @@ impl Nqn {
         }
         if name.len() > NQN_BYTES_MAX {
             return Err(NqnError::TooLong);
-        }
-        if !name.starts_with("nqn.") {
-            return Err(NqnError::Prefix);
         }
         if name.chars().any(char::is_control) {
             return Err(NqnError::Characters);
@@ -217,7 +232,9 @@ mod tests {
         assert_eq!(Nqn::new(&long(223)).unwrap().as_str(), long(223));
         assert_eq!(Nqn::new(&long(224)), Err(NqnError::TooLong));
         assert_eq!(Nqn::new(&long(5000)), Err(NqnError::TooLong));
-        assert_eq!(Nqn::new("iqn.2014-08.org"), Err(NqnError::Prefix));
+        assert!(Nqn::new("nqn.2014-08.org").unwrap().has_prefix());
+        assert!(!Nqn::new("blktests-subsystem-1").unwrap().has_prefix());
+        assert!(Nqn::unnamed().is_unnamed() && Nqn::unnamed().to_field() == [0; NQN_FIELD_BYTES]);
         assert_eq!(Nqn::new("nqn.a\0b"), Err(NqnError::Characters));
     }
 

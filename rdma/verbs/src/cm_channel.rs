@@ -232,10 +232,11 @@ mod tests {
 
     #[test]
     fn a_machine_without_rdma_says_so() {
-        if !std::path::Path::new("/sys/class/infiniband").exists() {
-            let error = CmChannel::new().expect_err("no RDMA");
-            assert_eq!(error.to_string(), "rdma_create_event_channel: No such device (19)");
+        if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
+            return spindle_skip::skip("this machine has RDMA");
         }
+        let error = CmChannel::new().expect_err("no RDMA");
+        assert_eq!(error.to_string(), "rdma_create_event_channel: No such device (19)");
     }
 
     #[test]

@@ -230,7 +230,15 @@ impl CmId {
     /// # Errors
     /// The address is taken, or not of this machine.
     pub fn listen(&self, address: SocketAddr, backlog: u32) -> Result<(), VerbsError> {
-        let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
+        self.bind(address)?;
+        self.listen_bound(backlog)
+    }
+
+    /// Take an address, and listen later: [`CmId::listen_bound`].
+    ///
+    /// # Errors
+    /// [`VerbsError`]: the address is in use, or no RDMA device has it.
+    pub fn bind(&self, address: SocketAddr) -> Result<(), VerbsError> {
         let is_v6 = address.is_ipv6();
         let mut address = RawAddress::new(address);
         self.inner.with(|raw| {
@@ -243,10 +251,18 @@ impl CmId {
                 })?;
             }
             // SAFETY: ours; the address is read.
-            VerbsError::check("rdma_bind_addr", unsafe { sys::rdma_bind_addr(raw, address.as_mut_ptr()) })?;
-            // SAFETY: ours.
-            VerbsError::check("rdma_listen", unsafe { sys::rdma_listen(raw, backlog) })
+            VerbsError::check("rdma_bind_addr", unsafe { sys::rdma_bind_addr(raw, address.as_mut_ptr()) })
         })
+    }
+
+    /// Listen on the address that is taken.
+    ///
+    /// # Errors
+    /// [`VerbsError`].
+    pub fn listen_bound(&self, backlog: u32) -> Result<(), VerbsError> {
+        let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
+        // SAFETY: ours.
+        self.inner.with(|raw| VerbsError::check("rdma_listen", unsafe { sys::rdma_listen(raw, backlog) }))
     }
 
     /// Find the device that leads to `to`. Ends in `AddressResolved` or `AddressError`.

@@ -52,7 +52,7 @@ pub use completion::{CompletionChannel, CompletionQueue, POLL_BATCH, WcStatus, W
 pub use device::{AsyncEvent, Device, DeviceLimits};
 pub use error::{SubmitError, VerbsError};
 pub use memory::{Access, MemoryRegion, MemoryWindow, Sge};
-pub use queue_pair::{LIST_BATCH, QueuePair, QueuePairConfig, Road};
+pub use queue_pair::{LIST_BATCH, QueuePair, QueuePairConfig, RNR_0_64_MS, Road};
 pub use receive::SharedReceiveQueue;
 
 #[cfg(test)]

@@ -55,6 +55,9 @@ pub enum Road {
 /// Work requests of one doorbell where they are posted as a list: what is kept ready for each queue pair.
 pub const LIST_BATCH: u32 = 64;
 
+/// 0.64 ms, as the code of [`QueuePair::set_min_rnr_timer`] (InfiniBand 1.4, table 45).
+pub const RNR_0_64_MS: u8 = 12;
+
 /// What a list is made in.
 pub(crate) struct List {
     pub(crate) requests: Box<[sys::ibv_send_wr]>,
@@ -231,6 +234,23 @@ impl QueuePair {
     #[inline]
     pub fn batch(&mut self) -> SendBatch<'_> {
         SendBatch::new(self)
+    }
+
+    /// How long the other side waits before it sends again what found no receive here (its message was
+    /// answered with "receiver not ready"), as a code of InfiniBand: [`RNR_0_64_MS`]. The connection manager
+    /// leaves it at 0, the longest, 655 ms. For a queue pair that is connected.
+    ///
+    /// # Errors
+    /// The device does not change it.
+    pub fn set_min_rnr_timer(&mut self, code: u8) -> Result<(), VerbsError> {
+        // SAFETY: numbers.
+        let mut attributes: sys::ibv_qp_attr = unsafe { mem::zeroed() };
+        attributes.min_rnr_timer = code;
+        // One that was forgotten would still hold the device's lock.
+        drop(self.batch());
+        let mask = sys::ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0.cast_signed();
+        // SAFETY: alive; the attributes are read.
+        VerbsError::check("ibv_modify_qp", unsafe { sys::ibv_modify_qp(self.raw, &raw mut attributes, mask) })
     }
 
     /// Move to the error state. What is posted completes as flushed, as does all that is posted after.

@@ -10,7 +10,17 @@
 //!   take (fresh, ours alone) -> filled by fetch -> write: swap into the table
 //!       the old frame had no pins: free.    It had n: `leftover` of the frame + n, free when that is 0
 //!   read: entry's pins + 1 ... drop: entry's pins - 1, or `leftover` of ours - 1 when it has another frame
-//!   free -> this core's list -> spill to all cores
+//! ```
+//!
+//! Pages lie where they belong: each has a place in the home of its extent of 16 pages ([`extents`]), so that
+//! large reads are few pieces whatever was written before. A write of whole extents fills spare ones, which
+//! become the homes. A smaller one fills small frames, publishes them, and moves each page from there to its
+//! place, which is a copy of 4 KiB that is in the cache. While replies are sent from that place the page
+//! stays where it is; who frees a place brings its page home (`publish.rs`). When nothing is going on, every
+//! page is at home.
+//!
+//! ```text
+//!   frames:  homes of extents of pages, spare extents | small frames -> this core's list -> spill
 //! ```
 //!
 //! Why the pins are in the entry: a read that meets no write touches one cache line of the tables, not two,
@@ -24,12 +34,13 @@
 //! immutable.
 #![expect(unsafe_code, reason = "shares frames between cores by reference count")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
+use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use super::area::Area;
@@ -37,6 +48,10 @@ use super::buf::{Buf, Home, Segment, Tail, ZEROES_BYTES, zeroes};
 use super::copies::note_copied;
 use super::prefetch::prefetch;
 use super::region::{Pages, Region, RegionError};
+use extents::{EXTENT_PAGES, Extents};
+
+mod extents;
+mod publish;
 
 /// Bytes of a frame.
 pub const FRAME_BYTES: u32 = 4096;
@@ -45,7 +60,12 @@ const FRAME: u64 = FRAME_BYTES as u64;
 const NONE: u32 = 0;
 /// One pin, in an entry of the table.
 const PIN: u64 = 1 << 32;
-/// Fresh frames that a core takes at a time, so that sequential writes lie side by side: 2 MiB, a huge page.
+const EXTENT_BYTES: u64 = EXTENT_PAGES as u64 * FRAME;
+/// Most whole extents in one buffer: 2 MiB. What is longer gets small frames for the rest.
+const EXTENTS_MAX: usize = 32;
+/// Most pages at both ends of a buffer that are no whole extent.
+const RAGGED_MAX: usize = 2 * EXTENT_PAGES as usize;
+/// Fresh small frames that a core takes at a time, so that they lie side by side: 2 MiB, a huge page.
 const FRESH_BATCH: u32 = 512;
 /// Free frames that a core keeps at most, see `FrameStore::hoard_max`.
 const HOARD_MAX: u32 = 2048;
@@ -75,8 +95,12 @@ pub struct FrameStore {
     table: Box<[AtomicU64]>,
     /// Pins of frames that are no longer in the table; see the module.
     leftover: Box<[AtomicI32]>,
+    extents: Extents,
+    /// Small frames that are free and that no core keeps.
     spill: ArrayQueue<u32>,
-    /// Frames beyond one for each page.
+    /// The first frame that belongs to no extent: a small one.
+    small_first: u32,
+    /// How many of them.
     surplus: u32,
     /// Free frames that a core may keep before it spills half of them to the others. All cores together keep
     /// a quarter of the surplus, so that one which idles on free frames never keeps another's writes waiting.
@@ -109,6 +133,29 @@ impl Place {
     }
 }
 
+/// What the frames of a store are.
+struct Layout {
+    /// Extents that are homes of pages.
+    homes: u64,
+    /// Further extents, for large writes: half of the slack.
+    spares: u64,
+    /// Frames of no extent, for smaller ones: the other half, and what one core takes at a time.
+    small: u64,
+}
+
+impl Layout {
+    fn of(capacity_bytes: u64, slack_bytes: u64) -> Layout {
+        let extent_bytes = u64::from(EXTENT_PAGES) * FRAME;
+        let spares = slack_bytes / 2 / extent_bytes;
+        let small = (slack_bytes - spares * extent_bytes).div_ceil(FRAME);
+        Layout {
+            homes: capacity_bytes.div_ceil(extent_bytes),
+            spares,
+            small: small.saturating_add(u64::from(FRESH_BATCH)),
+        }
+    }
+}
+
 /// How much of a store is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameUse {
@@ -134,22 +181,29 @@ impl FrameStore {
     /// [`RegionError`] when the address space cannot be mapped or the disk has more than 2^32 - 2 frames.
     pub fn new(capacity_bytes: u64, slack_bytes: u64, pages: Pages) -> Result<Arc<FrameStore>, RegionError> {
         let pages_count = capacity_bytes.div_ceil(FRAME);
+        let Layout { homes, spares, small } = Layout::of(capacity_bytes, slack_bytes);
         let frames =
-            pages_count.saturating_add(slack_bytes.div_ceil(FRAME)).saturating_add(u64::from(FRESH_BATCH));
+            (1 + homes).saturating_add(spares).saturating_mul(u64::from(EXTENT_PAGES)).saturating_add(small);
         let bytes = usize::try_from(frames.saturating_mul(FRAME)).unwrap_or(usize::MAX);
         let too_many = u32::try_from(frames).is_err();
         let region = Arc::new(Region::map(if too_many { usize::MAX >> 8 } else { bytes }, pages)?);
         let frames = u32::try_from(frames).unwrap_or(u32::MAX);
+        // All of them are parts of `frames`.
+        let [homes, spares, surplus] = [homes, spares, small].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        let extents = Extents::new(homes, spares);
+        let small_first = extents.frames();
         Ok(Arc::new(FrameStore {
             region,
             frames,
+            extents,
             table: (0..pages_count).map(|_| AtomicU64::new(u64::from(NONE))).collect(),
             leftover: (0..frames).map(|_| AtomicI32::new(0)).collect(),
-            spill: ArrayQueue::new(frames as usize),
-            surplus: frames - u32::try_from(pages_count).unwrap_or(frames),
+            spill: ArrayQueue::new(surplus as usize),
+            small_first,
+            surplus,
             hoard_max: AtomicU32::new(HOARD_MAX),
             cores: AtomicU32::new(0),
-            fresh: AtomicU32::new(1),
+            fresh: AtomicU32::new(small_first),
             pages_used: AtomicU64::new(0),
         }))
     }
@@ -157,9 +211,10 @@ impl FrameStore {
     /// Bytes of address space and tables that a store of this shape takes, when every page is written.
     #[must_use]
     pub fn bytes_for(capacity_bytes: u64, slack_bytes: u64) -> u64 {
-        let pages = capacity_bytes.div_ceil(FRAME);
-        let frames = pages + slack_bytes.div_ceil(FRAME) + u64::from(FRESH_BATCH);
-        frames * FRAME + pages * 8 + frames * 4 + frames * 16
+        let Layout { homes, spares, small } = Layout::of(capacity_bytes, slack_bytes);
+        let frames = (1 + homes + spares) * u64::from(EXTENT_PAGES) + small;
+        let tables = capacity_bytes.div_ceil(FRAME) * 8 + frames * 4 + small * 16;
+        frames * FRAME + tables + Extents::bytes_for(homes, spares)
     }
 
     /// How much is in use now.
@@ -187,6 +242,7 @@ impl FrameStore {
         Rc::new(FrameCore {
             store: Arc::clone(self),
             free: RefCell::new(Vec::with_capacity((HOARD_MAX + FRESH_BATCH) as usize + super::SEGMENTS_MAX)),
+            torn: Cell::new((0, 0)),
             tails: RefCell::new(Vec::new()),
         })
     }
@@ -201,6 +257,13 @@ impl FrameStore {
     fn addr(&self, frame: u32) -> NonNull<u8> {
         // SAFETY: frame numbers come from `fresh` and stay below `frames`, for which the region was sized.
         unsafe { self.region.base().add(frame as usize * FRAME_BYTES as usize) }
+    }
+
+    /// The bytes `skip .. skip + step` of a frame.
+    #[inline]
+    fn piece(&self, frame: u32, skip: u32, step: u32) -> Segment {
+        // SAFETY: `skip` is below the frame's length.
+        Segment { addr: unsafe { self.addr(frame).add(skip as usize) }, bytes: step }
     }
 
     /// The frame in which a segment begins; none for zeroes, which lie outside of the region, and for no
@@ -276,6 +339,37 @@ impl FrameStore {
         true
     }
 
+    /// The bytes of a frame that nobody writes, for as long as that is so.
+    fn bytes_of(&self, frame: u32) -> &[u8] {
+        // SAFETY: the callers have it pinned or for themselves, and published frames are not written.
+        unsafe { std::slice::from_raw_parts(self.addr(frame).as_ptr(), FRAME_BYTES as usize) }
+    }
+
+    /// Copy one frame to another, which is the caller's alone.
+    #[inline]
+    fn copy_frame(&self, from: u32, to: u32) {
+        debug_assert_ne!(from, to, "a frame is not copied to itself");
+        note_copied(FRAME_BYTES as usize);
+        // SAFETY: two frames of the region; `from` is pinned, so that nobody writes it, and `to` is free and
+        // in the hands of the caller, so that nobody reads it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.addr(from).as_ptr(),
+                self.addr(to).as_ptr(),
+                FRAME_BYTES as usize,
+            );
+        }
+    }
+
+    /// Fill `frame`, which is the caller's alone, with `old` but for the bytes `skip .. skip + step`.
+    fn complete(&self, frame: u32, old: &[u8], skip: usize, step: usize) {
+        // SAFETY: the caller's buffer is the only handle to `frame` until it is published.
+        let new = unsafe { std::slice::from_raw_parts_mut(self.addr(frame).as_ptr(), FRAME_BYTES as usize) };
+        note_copied(new.len() - step);
+        new[..skip].copy_from_slice(&old[..skip]);
+        new[skip + step..].copy_from_slice(&old[skip + step..]);
+    }
+
     fn spill_one(&self, frame: u32) {
         let is_kept = self.spill.push(frame).is_ok();
         debug_assert!(is_kept, "the spill queue holds every frame there is");
@@ -286,6 +380,9 @@ impl FrameStore {
 pub struct FrameCore {
     store: Arc<FrameStore>,
     free: RefCell<Vec<u32>>,
+    /// What is left of a spare extent of which small writes had frames: the first, and the one behind the
+    /// last.
+    torn: Cell<(u32, u32)>,
     /// Boxes for buffers of several segments, used again and again.
     #[expect(clippy::vec_box, reason = "the box itself is what is recycled")]
     tails: RefCell<Vec<Box<Tail>>>,
@@ -293,6 +390,8 @@ pub struct FrameCore {
 
 impl Drop for FrameCore {
     fn drop(&mut self) {
+        let (first, end) = self.torn.take();
+        self.put_frames(first..end);
         self.free.get_mut().drain(..).for_each(|frame| self.store.spill_one(frame));
         self.store.share_out(self.store.cores.fetch_sub(1, Ordering::Relaxed) - 1);
     }
@@ -382,15 +481,22 @@ impl FrameCore {
     #[must_use]
     pub fn read(self: &Rc<Self>, offset: u64, bytes: u32) -> Buf {
         self.check(offset, bytes);
+        let place = Place::of(offset);
+        // The commonest by far: bytes of one page.
+        if bytes > 0 && bytes <= FRAME_BYTES - u32::from(place.skip) {
+            let frame = self.store.pin(place.page as usize);
+            let is_written = frame != NONE;
+            let skip = u32::from(place.skip);
+            let head = if is_written { self.store.piece(frame, skip, bytes) } else { zeroes(bytes) };
+            return self.buf(head, None, place, bytes, false);
+        }
         let mut builder = Builder { core: self, head: None, tail: None };
         for (page, skip, step) in Self::pages(offset, bytes) {
             let frame = self.store.pin(page);
             if frame == NONE {
                 builder.push_zeroes(step);
             } else {
-                // SAFETY: `skip` is below the frame's length.
-                let addr = unsafe { self.store.addr(frame).add(skip as usize) };
-                builder.push(Segment { addr, bytes: step });
+                builder.push(self.store.piece(frame, skip, step));
             }
         }
         self.finish(builder, offset, bytes, false)
@@ -399,12 +505,22 @@ impl FrameCore {
     fn finish(self: &Rc<Self>, builder: Builder<'_>, offset: u64, bytes: u32, is_writable: bool) -> Buf {
         let Builder { head, tail, .. } = builder;
         match head {
-            Some(head) => {
-                let Place { page, skip } = Place::of(offset);
-                Buf { head, tail, bytes, is_writable, home: Home::Frames(Rc::clone(self), page, skip) }
-            }
+            Some(head) => self.buf(head, tail, Place::of(offset), bytes, is_writable),
             None => Buf::zeroes(0),
         }
+    }
+
+    #[inline]
+    fn buf(
+        self: &Rc<Self>,
+        head: Segment,
+        tail: Option<Box<Tail>>,
+        place: Place,
+        bytes: u32,
+        is_writable: bool,
+    ) -> Buf {
+        let home = Home::Frames(Rc::clone(self), place.page, place.skip);
+        Buf { head, tail, bytes, is_writable, home }
     }
 
     /// A writable buffer of fresh frames for the bytes of `offset .. offset + bytes`, to be filled and then
@@ -418,19 +534,122 @@ impl FrameCore {
     pub fn take(self: &Rc<Self>, offset: u64, bytes: u32) -> Option<Buf> {
         self.check(offset, bytes);
         let count = Self::pages(offset, bytes).count();
+        if count >= EXTENT_PAGES as usize {
+            return self.take_extents(offset, bytes, count);
+        }
         let mut free = self.free.borrow_mut();
         if free.len() < count && !self.refill(&mut free, count) {
-            return None;
+            drop(free);
+            return self.take_torn(offset, bytes, count);
         }
         let mut builder = Builder { core: self, head: None, tail: None };
         let start = free.len() - count;
         for ((page, skip, step), frame) in Self::pages(offset, bytes).zip(free.drain(start..)) {
             // What `write` will change, while the frame is being filled.
             prefetch(&self.store.table[page]);
-            // SAFETY: `skip` is below the frame's length.
-            let addr = unsafe { self.store.addr(frame).add(skip as usize) };
-            builder.push(Segment { addr, bytes: step });
+            builder.push(self.store.piece(frame, skip, step));
         }
+        drop(free);
+        Some(self.finish(builder, offset, bytes, true))
+    }
+
+    /// [`FrameCore::take`] of less than an extent when no small frames are left.
+    #[cold]
+    fn take_torn(self: &Rc<Self>, offset: u64, bytes: u32, count: usize) -> Option<Buf> {
+        let frames = self.torn_frames(count)?;
+        let mut builder = Builder { core: self, head: None, tail: None };
+        for ((_, skip, step), frame) in Self::pages(offset, bytes).zip(frames) {
+            builder.push(self.store.piece(frame, skip, step));
+        }
+        Some(self.finish(builder, offset, bytes, true))
+    }
+
+    /// Frames of spare extents for pages that are no whole extent. Each extent is whole again when all of it
+    /// has come back.
+    fn torn_frames(&self, count: usize) -> Option<ArrayVec<u32, RAGGED_MAX>> {
+        let mut frames = ArrayVec::new();
+        let (mut first, mut end) = self.torn.get();
+        while frames.len() < count && !frames.is_full() {
+            if first == end {
+                let Some(extent) = self.store.extents.pop() else { break };
+                (first, end) = (extent * EXTENT_PAGES, (extent + 1) * EXTENT_PAGES);
+            }
+            frames.push(first);
+            first += 1;
+        }
+        self.torn.set((first, end));
+        if frames.len() < count {
+            frames.drain(..).for_each(|frame| self.put_frame(frame));
+            return None;
+        }
+        Some(frames)
+    }
+
+    /// Bytes of frames that are free for writes, nearly: other cores may have some more to themselves. Places
+    /// of pages that nothing was written to are not among them.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        let store = &self.store;
+        let fresh = store.frames.saturating_sub(store.fresh.load(Ordering::Relaxed));
+        let small = u64::from(fresh) + (store.spill.len() + self.free.borrow().len()) as u64;
+        (small + store.extents.spare_frames()) * FRAME
+    }
+
+    /// [`FrameCore::take`] of what may have whole extents: each of them gets one, while there are any.
+    fn take_extents(self: &Rc<Self>, offset: u64, bytes: u32, pages: usize) -> Option<Buf> {
+        let store = &self.store;
+        let first = offset.div_ceil(EXTENT_BYTES);
+        let end = ((offset + u64::from(bytes)) / EXTENT_BYTES).min(first + EXTENTS_MAX as u64);
+        let mut extents = ArrayVec::<u32, EXTENTS_MAX>::new();
+        let mut spares = ArrayVec::<u32, EXTENTS_MAX>::new();
+        for x in first..end {
+            // Extents of pages are fewer than 2^28. One that nothing is in can be written where it is.
+            let home = u32::try_from(x).ok().and_then(|x| store.extents.claim_home(x));
+            extents.push(home.unwrap_or(0));
+            if home.is_none() {
+                spares.extend(store.extents.pop());
+            }
+        }
+        // In rising order they may lie side by side.
+        spares.sort_unstable_by(|a, b| b.cmp(a));
+        for extent in extents.iter_mut().filter(|extent| **extent == 0) {
+            *extent = spares.pop().unwrap_or(0);
+        }
+        let whole = extents.iter().filter(|extent| **extent != 0).count();
+        let count = pages - whole * EXTENT_PAGES as usize;
+        let mut free = self.free.borrow_mut();
+        let mut torn = ArrayVec::new();
+        if free.len() < count && !self.refill(&mut free, count) {
+            drop(free);
+            // Only the ends: what begins with an extent of frames would be taken for a whole one.
+            match if whole == extents.len() { self.torn_frames(count) } else { None } {
+                Some(frames) => torn = frames,
+                None => {
+                    extents.iter().filter(|extent| **extent != 0).for_each(|extent| self.put_extent(*extent));
+                    return None;
+                }
+            }
+            free = self.free.borrow_mut();
+        }
+        let is_torn = !torn.is_empty();
+        let mut builder = Builder { core: self, head: None, tail: None };
+        let left = if is_torn { free.len() } else { free.len() - count };
+        let mut ends = if is_torn { 0 } else { left };
+        for (page, skip, step) in Self::pages(offset, bytes) {
+            prefetch(&store.table[page]);
+            let (x, place) = (page as u64 / u64::from(EXTENT_PAGES), page as u64 % u64::from(EXTENT_PAGES));
+            let at = x.checked_sub(first).and_then(|at| usize::try_from(at).ok());
+            let frame = match at.and_then(|at| extents.get(at)) {
+                // Below EXTENT_PAGES.
+                Some(&extent) if extent != 0 => extent * EXTENT_PAGES + u32::try_from(place).unwrap_or(0),
+                _ => {
+                    ends += 1;
+                    if is_torn { torn[ends - 1] } else { free[ends - 1] }
+                }
+            };
+            builder.push(store.piece(frame, skip, step));
+        }
+        free.truncate(left);
         drop(free);
         Some(self.finish(builder, offset, bytes, true))
     }
@@ -461,9 +680,9 @@ impl FrameCore {
         true
     }
 
-    /// Free frames go here; half of a full list is spilled to the other cores.
+    /// Free small frames go here; half of a full list is spilled to the other cores.
     #[inline]
-    fn put_frame(&self, frame: u32) {
+    fn put_small(&self, frame: u32) {
         let mut free = self.free.borrow_mut();
         free.push(frame);
         self.trim(&mut free);
@@ -487,14 +706,12 @@ impl FrameCore {
     /// Give back the frames of a segment whose first byte is at `offset` of the disk.
     #[inline]
     fn give_back_segment(&self, offset: u64, segment: Segment, is_writable: bool) {
-        let pages = usize::try_from(offset / FRAME).unwrap_or(usize::MAX)..;
-        for (page, frame) in pages.zip(self.store.frames_of(segment)) {
-            if is_writable {
-                self.put_frame(frame); // never published: nobody else has seen it
-            } else {
-                self.unpin(page, frame);
-            }
+        let frames = self.store.frames_of(segment);
+        if is_writable {
+            return self.put_frames(frames); // never published: nobody else has seen them
         }
+        let pages = usize::try_from(offset / FRAME).unwrap_or(usize::MAX)..;
+        pages.zip(frames).for_each(|(page, frame)| self.unpin(page, frame));
     }
 
     /// Called by the drop of a buffer that was made for `place`.
@@ -528,199 +745,6 @@ impl FrameCore {
         // SAFETY: inside of `whole`, or at its end.
         let addr = unsafe { whole.addr.add(whole.bytes as usize - bytes as usize) };
         self.give_back_segment(place.offset() + cut, Segment { addr, bytes }, is_writable);
-    }
-
-    /// Publish `buf`, which [`FrameCore::take`] gave for the same `offset`. Each page changes in one step.
-    ///
-    /// # Panics
-    /// When `buf` is not from this store's `take`, or the range is outside of the disk.
-    #[inline]
-    pub fn write(self: &Rc<Self>, offset: u64, buf: Buf) {
-        let result = self.publish(offset, buf, None);
-        debug_assert!(result.is_ok(), "an unconditional write is not refused");
-    }
-
-    /// Publish `buf` if the bytes on the disk are `expected` now; the comparison and the change are one step.
-    /// For ranges inside of one 4 KiB page.
-    ///
-    /// # Errors
-    /// [`SwapError::Differs`]; nothing has changed then.
-    ///
-    /// # Panics
-    /// When the range crosses a page, or as [`FrameCore::write`].
-    pub fn compare_and_write(
-        self: &Rc<Self>,
-        offset: u64,
-        buf: Buf,
-        expected: &Buf,
-    ) -> Result<(), SwapError> {
-        assert!(Self::pages(offset, buf.bytes).count() == 1, "compare-and-write of more than one page");
-        assert_eq!(expected.len(), buf.len(), "compared and written bytes are of one length");
-        self.publish(offset, buf, Some(expected))
-    }
-
-    fn publish(self: &Rc<Self>, offset: u64, mut buf: Buf, expected: Option<&Buf>) -> Result<(), SwapError> {
-        self.check(offset, buf.bytes);
-        let is_ours =
-            buf.is_writable && matches!(&buf.home, Home::Frames(core, ..) if Rc::ptr_eq(core, self));
-        assert!(is_ours, "a buffer of another home cannot be published");
-        // Then the frames of the buffer and the pages of the range are equally many and cut alike.
-        let start = buf.head.addr.as_ptr() as u64;
-        assert_eq!(start % FRAME, offset % FRAME, "the buffer was taken for another offset");
-        let head = buf.head;
-        let tail = buf.tail.take();
-        let mut pages = Self::pages(offset, buf.bytes);
-        let segments = std::iter::once(head).chain(tail.iter().flat_map(|tail| tail.0.iter().copied()));
-        let frames = segments.flat_map(|segment| self.store.frames_of(segment));
-        for frame in frames {
-            let Some((page, skip, step)) = pages.next() else { break };
-            if step == FRAME_BYTES && expected.is_none() {
-                self.swap(page, frame);
-            } else if let Err(differs) = self.merge(page, frame, skip, step, expected) {
-                buf.tail = tail;
-                return Err(differs); // dropping `buf` gives the frame back
-            }
-        }
-        if let Some(mut tail) = tail {
-            tail.0.clear();
-            self.tails.borrow_mut().push(tail);
-        }
-        // The table owns the frames now.
-        buf.head.bytes = 0;
-        Ok(())
-    }
-
-    #[inline]
-    fn swap(&self, page: usize, frame: u32) {
-        let old = Entry(self.store.table[page].swap(u64::from(frame), Ordering::AcqRel));
-        self.retire(old);
-    }
-
-    /// Count that an entry got its first frame, or give back the frame that it had before.
-    #[inline]
-    fn retire(&self, old: Entry) {
-        if old.frame() == NONE {
-            self.store.pages_used.fetch_add(1, Ordering::Relaxed);
-        } else if self.store.retire(old) {
-            self.put_frame(old.frame());
-        }
-    }
-
-    /// Complete `frame`, of which `skip .. skip + step` is new, with the rest of the page as it is on the
-    /// disk, and publish it; begin again when another core changed the page meanwhile.
-    fn merge(
-        &self,
-        page: usize,
-        frame: u32,
-        skip: u32,
-        step: u32,
-        expected: Option<&Buf>,
-    ) -> Result<(), SwapError> {
-        let (skip, step) = (skip as usize, step as usize);
-        // SAFETY: the caller's buffer is the only handle to `frame` until it is published.
-        let new =
-            unsafe { std::slice::from_raw_parts_mut(self.store.addr(frame).as_ptr(), FRAME_BYTES as usize) };
-        loop {
-            let old = self.store.pin(page);
-            let old_bytes: &[u8] = if old == NONE {
-                &[0; FRAME_BYTES as usize]
-            } else {
-                // SAFETY: pinned above, and published frames are not written.
-                unsafe { std::slice::from_raw_parts(self.store.addr(old).as_ptr(), FRAME_BYTES as usize) }
-            };
-            let differs =
-                expected.is_some_and(|expected| !expected.equals_at(0, &old_bytes[skip..skip + step]));
-            if !differs {
-                note_copied(new.len() - step);
-                new[..skip].copy_from_slice(&old_bytes[..skip]);
-                new[skip + step..].copy_from_slice(&old_bytes[skip + step..]);
-            }
-            // While `old` is pinned, or there is none, an entry that names it has these bytes.
-            let published = if differs { None } else { self.exchange(page, old, frame) };
-            if let Some(before) = published {
-                self.retire(before);
-            }
-            if old != NONE {
-                self.unpin(page, old);
-            }
-            if differs {
-                return Err(SwapError::Differs);
-            }
-            if published.is_some() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Put `frame` into the entry, if that has `old` now; the entry as it was.
-    fn exchange(&self, page: usize, old: u32, frame: u32) -> Option<Entry> {
-        let entry = &self.store.table[page];
-        let mut seen = entry.load(Ordering::Relaxed);
-        while Entry(seen).frame() == old {
-            match entry.compare_exchange_weak(seen, u64::from(frame), Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return Some(Entry(seen)),
-                Err(now) => seen = now,
-            }
-        }
-        None
-    }
-
-    /// Make `offset .. offset + bytes` read as zeroes and free the whole pages in it. Pages given back to the
-    /// kernel when `is_released`. False when a ragged end found no fresh frame: nothing of it is lost, try
-    /// again later.
-    ///
-    /// # Panics
-    /// When the range is outside of the disk.
-    #[must_use]
-    pub fn zero(self: &Rc<Self>, offset: u64, bytes: u32, is_released: bool) -> bool {
-        self.check(offset, bytes);
-        let mut run: std::ops::Range<u32> = 0..0;
-        for (page, skip, step) in Self::pages(offset, bytes) {
-            if step < FRAME_BYTES {
-                if Entry(self.store.table[page].load(Ordering::Relaxed)).frame() == NONE {
-                    continue;
-                }
-                // First what was freed: the ragged end may need one of those frames.
-                self.release_run(std::mem::take(&mut run));
-                let Some(mut buf) = self.take(page as u64 * FRAME + u64::from(skip), step) else {
-                    return false;
-                };
-                buf.clear();
-                self.write(page as u64 * FRAME + u64::from(skip), buf);
-                continue;
-            }
-            let before = Entry(self.store.table[page].swap(u64::from(NONE), Ordering::AcqRel));
-            let old = before.frame();
-            if old == NONE {
-                continue;
-            }
-            self.store.pages_used.fetch_sub(1, Ordering::Relaxed);
-            if !self.store.retire(before) {
-                continue; // a reply is being sent from it; its pin gives it back
-            }
-            if is_released {
-                // Ours alone until it is put on a list: release whole runs with one call.
-                if old == run.end {
-                    run.end += 1;
-                } else {
-                    self.release_run(run);
-                    run = old..old + 1;
-                }
-            } else {
-                self.put_frame(old);
-            }
-        }
-        self.release_run(run);
-        true
-    }
-
-    fn release_run(&self, run: std::ops::Range<u32>) {
-        if run.is_empty() {
-            return;
-        }
-        let frame_bytes = FRAME_BYTES as usize;
-        self.store.region.release(run.start as usize * frame_bytes, run.len() * frame_bytes);
-        run.for_each(|frame| self.put_frame(frame));
     }
 }
 

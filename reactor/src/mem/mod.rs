@@ -31,7 +31,7 @@ pub use buf::{Buf, SEGMENTS_MAX};
 pub use copies::copied_bytes;
 pub use copies::note_copied;
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
-pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, ZoneUse};
+pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, ZoneUse, can_serve};
 pub use prefetch::prefetch;
 pub use region::{Pages, Region, RegionError};
 pub use share::SHARE_BYTES;

@@ -139,31 +139,6 @@ impl PoolCore {
         Some(unsafe { self.region.base().add(offset) })
     }
 
-    /// How many buffers of which zones make up `bytes`, the larger first; none but the last is cut. `None`:
-    /// there are not enough, or they are too many.
-    fn plan(&self, bytes: u32, zones: &[Zone]) -> Option<ArrayVec<(usize, u32), { ZONES_MAX + 1 }>> {
-        let mut plan = ArrayVec::new();
-        let (mut left, mut pieces) = (bytes, 0);
-        let mut spare = None;
-        for (index, zone) in zones.iter().enumerate().rev() {
-            let free = u32::try_from(zone.free.borrow().len()).unwrap_or(u32::MAX);
-            let count = free.min(left / zone.spec.buffer_bytes);
-            if free > count {
-                spare = Some(index); // in the end the smallest one; each is larger than what is left then
-            }
-            if count > 0 {
-                plan.push((index, count));
-                left -= count * zone.spec.buffer_bytes;
-                pieces += count as usize;
-            }
-        }
-        if left > 0 {
-            plan.push((spare?, 1));
-            pieces += 1;
-        }
-        (pieces <= PIECES_MAX).then_some(plan)
-    }
-
     /// A buffer of smaller pieces: all of it or nothing.
     #[cold]
     fn take_pieces(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
@@ -171,7 +146,9 @@ impl PoolCore {
         if smaller == self.zones.len() {
             return None; // larger than any buffer is meant to be
         }
-        let plan = self.plan(bytes, &self.zones[..smaller.min(end)])?;
+        let free = |zone: &Zone| u32::try_from(zone.free.borrow().len()).unwrap_or(u32::MAX);
+        let zones = self.zones[..smaller.min(end)].iter().map(|zone| (zone.spec.buffer_bytes, free(zone)));
+        let plan = plan(bytes, zones)?;
         let mut head: Option<(Segment, usize)> = None;
         let mut tail =
             self.tails.borrow_mut().pop().unwrap_or_else(|| Box::new(Tail::with_capacity(PIECES_MAX)));
@@ -236,6 +213,53 @@ impl PoolCore {
     fn take(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
         self.take_one(bytes, owner, end).or_else(|| self.take_pieces(bytes, owner, end))
     }
+}
+
+/// How many buffers of which zones make up `bytes`, the larger first; none but the last is cut. `None`: there
+/// are not enough, or they are too many. `zones`: bytes of a buffer, and how many are free.
+fn plan(
+    bytes: u32,
+    zones: impl DoubleEndedIterator<Item = (u32, u32)> + ExactSizeIterator,
+) -> Option<ArrayVec<(usize, u32), { ZONES_MAX + 1 }>> {
+    let mut plan = ArrayVec::new();
+    let (mut left, mut pieces) = (bytes, 0);
+    let mut spare = None;
+    for (index, (buffer_bytes, free)) in zones.enumerate().rev() {
+        let count = free.min(left / buffer_bytes);
+        if free > count {
+            spare = Some(index); // in the end the smallest one; each is larger than what is left then
+        }
+        if count > 0 {
+            plan.push((index, count));
+            left -= count * buffer_bytes;
+            pieces += count as usize;
+        }
+    }
+    if left > 0 {
+        plan.push((spare?, 1));
+        pieces += 1;
+    }
+    (pieces <= PIECES_MAX).then_some(plan)
+}
+
+/// True when a pool of these zones, with nothing taken, has buffers of all these lengths at once, as
+/// [`Share::take_both`] takes them. What it has not even then a command would wait for without end.
+#[must_use]
+pub fn can_serve(zones: &[ZoneSpec], wanted: &[u32]) -> bool {
+    let mut zones: Vec<(u32, u32)> = zones.iter().map(|zone| (zone.buffer_bytes, zone.count)).collect();
+    wanted.iter().filter(|bytes| **bytes > 0).all(|bytes| {
+        if let Some((_, free)) = zones.iter_mut().find(|(each, free)| each >= bytes && *free > 0) {
+            *free -= 1;
+            return true;
+        }
+        let smaller = zones.partition_point(|(each, _)| each < bytes);
+        if smaller == zones.len() || smaller > ZONES_MAX {
+            return false;
+        }
+        let Some(plan) = plan(*bytes, zones[..smaller].iter().copied()) else { return false };
+        plan.into_iter().for_each(|(index, count)| zones[index].1 -= count);
+        true
+    })
 }
 
 impl Drop for PoolCore {
@@ -563,6 +587,33 @@ mod tests {
         assert!(pool.take(131_073).is_none(), "it would be of 33");
         drop((kept, whole));
         assert_eq!(pool.free_bytes(), 64 * 4096 + 2 * 65536 + 262_144);
+    }
+
+    #[test]
+    fn what_an_empty_pool_can_serve_is_what_it_serves() {
+        let specs = |zones: &[(u32, u32)]| -> Vec<ZoneSpec> {
+            zones
+                .iter()
+                .map(|(buffer_bytes, count)| ZoneSpec { buffer_bytes: *buffer_bytes, count: *count })
+                .collect()
+        };
+        let cases = [
+            // One large buffer, and small ones that are too many for the other.
+            (&[(4096, 1024), (1 << 20, 1)][..], [1 << 20, 1 << 20], false),
+            (&[(4096, 1024), (1 << 20, 2)], [1 << 20, 1 << 20], true),
+            (&[(64 << 10, 16), (1 << 20, 1)], [1 << 20, 1 << 20], true),
+            (&[(64 << 10, 15), (1 << 20, 1)], [1 << 20, 1 << 20], false),
+            (&[(1 << 20, 1)], [8192, 128 << 10], false),
+            (&[(4096, 64)], [8192, 0], false),
+            (&[(4096, 2)], [4096, 4096], true),
+        ];
+        for (zones, [first, second], expected) in cases {
+            assert_eq!(can_serve(&specs(zones), &[first, second]), expected, "{zones:?} {first} {second}");
+            let pool = zoned(zones);
+            pool.set_owners(1);
+            let taken = pool.share(Slot::from_wire(1 << 16)).take_both([first, second]);
+            assert_eq!(taken.is_some(), expected, "{zones:?} {first} {second}");
+        }
     }
 
     #[test]

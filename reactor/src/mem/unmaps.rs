@@ -219,6 +219,13 @@ mod tests {
     /// a place at a time may use it: it goes from hand to hand.
     #[test]
     fn memory_in_a_place_that_was_unmapped_is_never_taken_for_the_old() {
+        // With more places than what is kept of the past the user may always be too late, on a busy machine.
+        go_round(100);
+        assert!(go_round(UNMAPS_KEPT / 2) > 0, "nothing was ever found");
+    }
+
+    /// How often the user found what it knew, in all rounds over so many places.
+    fn go_round(places: usize) -> u32 {
         const ROUNDS: u64 = 4000;
         let unmaps = Unmaps::new();
         let (to_user, from_owner) = mpsc::channel();
@@ -226,7 +233,7 @@ mod tests {
         let mut watch = unmaps.watch();
         let mut hits = 0;
         // Places, and which incarnation of memory is mapped there.
-        (0..100_usize).for_each(|place| to_owner.send((place, 0_u64)).expect("room"));
+        (0..places).for_each(|place| to_owner.send((place, 0_u64)).expect("room"));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 // Dropped at the end, and with it the other's loop.
@@ -240,10 +247,10 @@ mod tests {
                     to_user.send((place, incarnation + u64::from(!is_kept))).expect("the other lives");
                 }
             });
-            let mut cache = [None; 100];
+            let mut cache = vec![None; places];
             for (place, incarnation) in from_owner {
                 if watch.news(|range| cache[range.start / 4096] = None) == News::Everything {
-                    cache = [None; 100];
+                    cache.fill(None);
                 }
                 hits += u32::from(cache[place].is_some());
                 let found = *cache[place].get_or_insert(incarnation);
@@ -251,6 +258,6 @@ mod tests {
                 let _ = to_owner.send((place, incarnation));
             }
         });
-        assert!(hits > 0, "nothing was ever found");
+        hits
     }
 }

@@ -364,10 +364,30 @@ mod tests {
         a.set_user_timeout(3000).expect("user timeout");
         a.set_keepalive(Duration::from_secs(5), Duration::from_secs(1), 3).expect("keep-alive");
         a.set_buffers(1 << 20, 1 << 20).expect("buffers");
+        a.set_congestion("reno").expect("everybody has it");
         a.set_busy_poll(0);
         assert!(sockopt::tcp_nodelay(&a).expect("nodelay"));
         assert_eq!(sockopt::tcp_user_timeout(&a).expect("user timeout"), 3000);
+        assert!(sockopt::socket_keepalive(&a).expect("keep-alive"));
         assert_eq!(sockopt::tcp_keepidle(&a).expect("idle"), Duration::from_secs(5));
+        assert_eq!(sockopt::tcp_keepintvl(&a).expect("interval"), Duration::from_secs(1));
+        assert_eq!(sockopt::tcp_keepcnt(&a).expect("count"), 3);
+        assert_eq!(sockopt::tcp_congestion(&a).expect("congestion"), "reno");
+    }
+
+    #[test]
+    fn each_buffer_has_the_size_that_was_asked_for_and_zero_leaves_it() {
+        // The kernel doubles what it is asked for.
+        let sizes = |socket: &Socket| {
+            let send = sockopt::socket_send_buffer_size(socket).expect("send");
+            (send, sockopt::socket_recv_buffer_size(socket).expect("recv"))
+        };
+        let (a, _b) = pair();
+        let (_, recv) = sizes(&a);
+        a.set_buffers(32 << 10, 0).expect("send only");
+        assert_eq!(sizes(&a), (64 << 10, recv));
+        a.set_buffers(0, 16 << 10).expect("recv only");
+        assert_eq!(sizes(&a), (64 << 10, 32 << 10));
     }
 
     #[test]

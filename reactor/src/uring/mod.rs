@@ -30,6 +30,7 @@ pub mod admin;
 mod flight;
 mod pass;
 mod pieces;
+pub mod sockets;
 #[cfg(test)]
 mod tests;
 

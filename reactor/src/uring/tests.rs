@@ -152,8 +152,10 @@ fn buffers_of_several_pieces_are_written_from_and_read_into() {
     let file = ring.register_file(fd);
     let store = FrameStore::new(64 * 4096, 64 * 4096, Pages::Base).expect("store");
     let core = store.core();
-    // Pages written out of order lie in frames out of order.
-    for page in [3u8, 1, 0, 2] {
+    // Pages whose places are in use, as a reply is sent from them, lie elsewhere.
+    let mut held = Vec::new();
+    for page in [3u8, 1, 0, 2, 3, 0] {
+        held.push(core.read(0, 4 * 4096));
         let offset = u64::from(page) * 4096;
         let mut buf = core.take(offset, 4096).expect("frame");
         buf.copy_in(0, &[page + 1; 4096]);

@@ -41,6 +41,8 @@ pub enum Connected {
         entries: u16,
         /// SQ flow control is off.
         sq_flow_off: bool,
+        /// HOSTID is another than that of the admin queue, for the first time; that one is kept.
+        has_other_id: bool,
     },
 }
 
@@ -74,12 +76,12 @@ pub enum Reason {
     Busy(u16, u16),
     /// HOSTNQN is not that of the controller's admin queue.
     OtherHost(u16),
-    /// HOSTID is not that of the controller's admin queue.
-    OtherHostId(u16),
     /// The controller is not enabled, or on its way out.
     NotReady(u16),
     /// The queue is there already.
     QueueLive(u16),
+    /// Commands of the host's former association are still at a disk. Not said to the host: it waits.
+    Leftovers,
 }
 
 impl fmt::Display for Reason {
@@ -102,8 +104,8 @@ impl fmt::Display for Reason {
             Reason::KeepAlive(ms, max) => write!(f, "kato = {ms} ms: 0 to {max} ms are allowed"),
             Reason::Busy(low, high) => write!(f, "no controller identifier is free in {low} to {high}"),
             Reason::OtherHost(id) => write!(f, "hostnqn: controller {id:#x} belongs to another host"),
-            Reason::OtherHostId(id) => write!(f, "hostid: controller {id:#x} belongs to another host"),
             Reason::NotReady(id) => write!(f, "cntlid = {id:#x}: enabled controllers (CC.EN 1) are allowed"),
+            Reason::Leftovers => f.write_str("commands of this host's former association are at a disk"),
             Reason::QueueLive(qid) => write!(f, "qid = {qid}: queues that do not exist yet are allowed"),
         }
     }
@@ -227,9 +229,13 @@ fn parse(cx: &Context<'_>, sqe: &Sqe, data: &ConnectData, limits: &Limits) -> Re
     let subsystem_nqn = data
         .subnqn()
         .map_err(|error| ConnectRefusal::invalid(Reason::SubsystemName(error), ConnectInvalid::SUBNQN))?;
-    let host_nqn = data
-        .hostnqn()
-        .map_err(|error| ConnectRefusal::invalid(Reason::HostName(error), ConnectInvalid::HOSTNQN))?;
+    let host_nqn = match data.hostnqn() {
+        // SPDK's initiator sends none unless it is given one. It is a host that no list names.
+        Err(NqnError::Empty) => Nqn::unnamed(),
+        name => {
+            name.map_err(|error| ConnectRefusal::invalid(Reason::HostName(error), ConnectInvalid::HOSTNQN))?
+        }
+    };
     Ok(Asked {
         subsystem_nqn,
         host_nqn,
@@ -286,6 +292,10 @@ fn connect_admin(cx: &Context<'_>, asked: &Asked, limits: &Limits) -> Result<Con
     let subsystem = find_subsystem(cx, asked)?;
     check_dynamic(asked)?;
     check_keep_alive(cx, asked)?;
+    // Last of all, so that a Connect which would be refused does not wait.
+    if cx.registry.has_leftovers(&asked.subsystem_nqn, &asked.host_nqn, &asked.host_id) {
+        return Err(ConnectRefusal::with_status(Reason::Leftovers, Status::CONNECT_CONTROLLER_BUSY));
+    }
     let shared = make_controller(cx, asked, subsystem.cntlid_range)?;
     let controller = Controller::new_io(cx, shared, asked.kato_ms, limits, subsystem.io_queues_max);
     Ok(Connected::Admin {
@@ -320,9 +330,6 @@ fn connect_io(cx: &Context<'_>, asked: &Asked) -> Result<Connected, ConnectRefus
     if shared.host_nqn != asked.host_nqn {
         return Err(ConnectRefusal::invalid(Reason::OtherHost(cntlid), ConnectInvalid::HOSTNQN));
     }
-    if shared.host_id != asked.host_id {
-        return Err(ConnectRefusal::invalid(Reason::OtherHostId(cntlid), ConnectInvalid::HOSTID));
-    }
     let qid_max = subsystem.io_queues_max.min(IO_QUEUES_MAX);
     if asked.qid > qid_max {
         return Err(ConnectRefusal::invalid(Reason::QueueId(asked.qid, qid_max), ConnectInvalid::QID));
@@ -337,5 +344,14 @@ fn connect_io(cx: &Context<'_>, asked: &Asked) -> Result<Connected, ConnectRefus
         let reason = Reason::NotReady(cntlid);
         return Err(ConnectRefusal::with_status(reason, Status::COMMAND_SEQUENCE_ERROR));
     }
-    Ok(Connected::Io { shared, qid: asked.qid, entries: asked.entries, sq_flow_off: asked.sq_flow_off })
+    // Base 2.0 wants the HOSTID of the admin queue here too. Initiators exist that make a new one for each
+    // queue; nvmet and SPDK's target compare the name alone, and so it is here.
+    let has_other_id = shared.host_id != asked.host_id && shared.note_other_host_id();
+    Ok(Connected::Io {
+        shared,
+        qid: asked.qid,
+        entries: asked.entries,
+        sq_flow_off: asked.sq_flow_off,
+        has_other_id,
+    })
 }

@@ -30,16 +30,20 @@ const COPY_FORMAT_0: u16 = 1 << 0;
 /// What is true of a controller because it is true of all its namespaces, or of any.
 struct Together {
     atomic_blocks: u32,
-    all_compare_and_write: bool,
+    has_compare_and_write: bool,
     any_volatile_cache: bool,
 }
 
 impl Together {
     fn of(subsystem: &Subsystem) -> Together {
         let geometries = || subsystem.active().map(|namespace| namespace.source.geometry());
+        // There is no such bit of a namespace, and VMFS takes no controller without it. A namespace that
+        // cannot refuses each pair, as it would without the bit. Hosts ask once: others may come.
+        let has_compare_and_write =
+            geometries().any(|geometry| geometry.can_compare_and_write) || geometries().next().is_none();
         Together {
             atomic_blocks: geometries().map(|geometry: Geometry| geometry.atomic_blocks).min().unwrap_or(1),
-            all_compare_and_write: geometries().all(|geometry| geometry.can_compare_and_write),
+            has_compare_and_write,
             any_volatile_cache: has_volatile_cache(subsystem),
         }
     }
@@ -77,7 +81,7 @@ impl Controller {
         id.mnan = U32::new(NSID_MAX);
         id.oncs = oncs().into();
         id.cdfs = U16::new(COPY_FORMAT_0);
-        id.fuses = Fuses::new().with_compare_and_write(together.all_compare_and_write).into();
+        id.fuses = Fuses::new().with_compare_and_write(together.has_compare_and_write).into();
         id.vwc = Vwc::new()
             .with_present(together.any_volatile_cache)
             .with_flush_all(Vwc::FLUSH_ALL_SUPPORTED)

@@ -10,8 +10,9 @@
 //!     └──────────────────────── Disable ──────────────┘
 //!   each of these ── Expire, Lose ──> Failed ── Remove ──> Gone
 //! ```
-//! Reset and shutdown take no time here: nothing is cached in a controller, so RDY follows EN and SHST is
-//! complete at once. What remains to be done, closing I/O queues, is said by [`Step::effect`].
+//! Reset and shutdown take no time in this table. What remains to be done, closing I/O queues, is said by
+//! [`Step::effect`]; until that is over, and the disks have nothing of them any more, CSTS shows RDY or SHST
+//! as they were on the way (`Controller::csts`).
 
 /// Where a controller is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,9 +52,8 @@ pub enum Event {
 pub enum Effect {
     /// Nothing.
     None,
-    /// Close all I/O queues; the admin queue stays. Held Asynchronous Event Requests are answered with
-    /// `ABORTED_SQ_DELETION` (the controller has forgotten them), and other admin commands in progress are
-    /// ended.
+    /// Close all I/O queues; the admin queue stays. Held Asynchronous Event Requests are forgotten, without
+    /// an answer.
     CloseIoQueues,
     /// Close all queues, the admin queue last: the controller is over.
     CloseAll,

@@ -238,6 +238,9 @@ pub struct Controller {
     changed: ChangedNamespaces,
     errors: ErrorLog,
     aborts: u8,
+    /// A reset or a shutdown is not complete: I/O queues are not closed yet, or have left something at a
+    /// disk.
+    is_settling: bool,
 }
 
 impl fmt::Debug for Controller {
@@ -304,6 +307,7 @@ impl Controller {
             changed: ChangedNamespaces::default(),
             errors: ErrorLog::new(kind),
             aborts: 0,
+            is_settling: false,
         }
     }
 
@@ -350,6 +354,7 @@ impl Controller {
     /// Property Get or Set.
     pub fn property(&mut self, cx: &Context<'_>, sqe: &Sqe) -> (Outcome, Effect) {
         self.shared.note_traffic();
+        self.is_settling = self.is_settling && self.shared.live_queues() > 0;
         let done = match sqe.fctype() {
             FabricsType::PROPERTY_GET => self.property_get(sqe).map(|value| (value, Effect::None)),
             FabricsType::PROPERTY_SET => self.property_set(cx, sqe).map(|effect| (0, effect)),
@@ -465,6 +470,7 @@ impl Controller {
             }
             State::Failed | State::Gone => self.shared.set_gone(),
         }
+        self.is_settling = effect == Effect::CloseIoQueues && self.shared.live_queues() > 0;
         effect
     }
 

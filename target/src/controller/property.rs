@@ -50,11 +50,14 @@ impl Controller {
     #[must_use]
     pub fn csts(&self) -> Csts {
         let shst = match self.state {
+            State::ShutDown if self.is_settling => ShutdownStatus::OCCURRING,
             State::ShutDown => ShutdownStatus::COMPLETE,
             State::Disabled | State::Enabled | State::Failed | State::Gone => ShutdownStatus::NORMAL,
         };
-        // RDY follows EN; a shutdown leaves it (section 3.6.1), a failure takes it.
-        let rdy = self.cc.en() && !self.state.is_over();
+        // RDY follows EN, down only when nothing of what came before can change a disk any more; a shutdown
+        // leaves it (section 3.6.1), a failure takes it.
+        let is_resetting = self.state == State::Disabled && self.is_settling;
+        let rdy = (self.cc.en() || is_resetting) && !self.state.is_over();
         Csts::new().with_rdy(rdy).with_cfs(self.state == State::Failed).with_shst(shst.0)
     }
 
@@ -85,6 +88,10 @@ impl Controller {
             return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
         }
         self.check_cc(new)?;
+        // Section 3.1.3.5: what a host gets that does not wait for RDY is not defined. It may try again.
+        if new.en() && !self.cc.en() && self.is_settling {
+            return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR, Some(field::PROPERTY_VALUE)));
+        }
         let old = std::mem::replace(&mut self.cc, new);
         let mut effect = Effect::None;
         if old.en() && !new.en() {

@@ -7,28 +7,32 @@
 use nvme_spec::fabrics::{Connect, ConnectData};
 use nvme_spec::opcode::FabricsType;
 use nvme_spec::status::Status;
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::{Slab, Slot};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
 use super::io::field;
 use super::request::{Refusal, State};
-use super::{IoRole, Qpair, Role, Work};
-use crate::controller::{self, Connected, Context, Effect, Need, Outcome};
+use super::{CONNECT_TIMEOUT, IoRole, Qpair, Role, Work};
+use crate::controller::{self, ConnectRefusal, Connected, Context, Effect, Need, Outcome, connect};
 use crate::env::{AbortFrom, Env, Message};
+use crate::leftovers::LEFTOVER_MAX;
 use crate::notice::Notice;
 use crate::shared::ControllerShared;
 use crate::transport::{CloseReason, DataPointer, Transport};
 
 /// Bytes of Connect's data.
 const CONNECT_BYTES: u32 = 1024;
+/// Connect's data.
+pub(super) type ConnectBytes = [u8; CONNECT_BYTES as usize];
 /// FCTYPE's byte in the submission queue entry.
 const FCTYPE: u16 = 4;
 
-/// The controller's view of the world.
+/// The controller's view of the world: what hosts are shown.
 fn context<'a>(env: &'a Env, peer: &'a crate::snapshot::Peer) -> Context<'a> {
     Context {
-        snapshot: &env.snapshot,
+        snapshot: &env.shown,
         registry: &env.registry,
         peer,
         now: env.now,
@@ -112,15 +116,45 @@ impl<T: Transport> Qpair<T> {
 
     /// Connect's data is here.
     pub(super) fn step_connect(&mut self, env: &mut Env, slot: Slot) {
-        let limits = self.transport.limits();
-        let Some(request) = self.requests.get(slot) else { return };
         let mut bytes = [0; CONNECT_BYTES as usize];
-        if let Some(buf) = &request.buf {
+        if let Some(buf) = self.requests.get(slot).and_then(|request| request.buf.as_ref()) {
             buf.copy_out(0, &mut bytes);
         }
-        let Ok(data) = ConnectData::ref_from_bytes(&bytes) else { return };
+        self.try_connect(env, slot, &bytes);
+    }
+
+    /// Once more for a Connect that waits for what its host has left at the disks.
+    pub(super) fn retry_connect(&mut self, env: &mut Env) {
+        let Some(bytes) = self.barred.take() else { return };
+        let barred = self.requests.iter().find(|(_, request)| request.state == State::Barred);
+        if let Some(slot) = barred.map(|(slot, _)| slot) {
+            self.try_connect(env, slot, &bytes);
+        }
+    }
+
+    /// It waits, without the buffer that its data came in: there are few of those.
+    fn bar(&mut self, env: &Env, slot: Slot, bytes: &ConnectBytes) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        if request.state != State::Barred {
+            request.state = State::Barred;
+            request.buf = None;
+            let patience = LEFTOVER_MAX.0 + CONNECT_TIMEOUT.0;
+            self.connect_deadline = Nanos(env.now.0.saturating_add(patience));
+        }
+        self.barred = Some(Box::new(*bytes));
+    }
+
+    fn try_connect(&mut self, env: &mut Env, slot: Slot, bytes: &ConnectBytes) {
+        let limits = self.transport.limits();
+        let Some(request) = self.requests.get(slot) else { return };
+        let Ok(data) = ConnectData::ref_from_bytes(bytes) else { return };
         let is_admin = Connect::new(&request.sqe).qid() == 0;
-        match controller::connect(&context(env, &self.peer), &request.sqe, data, &limits) {
+        let mut context = context(env, &self.peer);
+        if !is_admin {
+            // Another core may know before this one that all have the newest: it is here, whatever is shown.
+            context.snapshot = &env.snapshot;
+        }
+        match controller::connect(&context, &request.sqe, data, &limits) {
             Ok((connected, result)) => {
                 self.take_role(env, connected);
                 // The slab is made anew for the queue's size; Connect is its first entry.
@@ -132,6 +166,7 @@ impl<T: Transport> Qpair<T> {
                     self.notice_connected(env);
                 }
             }
+            Err(ConnectRefusal { reason: connect::Reason::Leftovers, .. }) => self.bar(env, slot, bytes),
             Err(refusal) => {
                 let notice = Notice::Refused {
                     remote: self.peer.remote,
@@ -156,19 +191,24 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    fn take_role(&mut self, env: &Env, connected: Connected) {
+    fn take_role(&mut self, env: &mut Env, connected: Connected) {
         let (entries, is_sq_flow_off) = match connected {
             Connected::Admin { controller, entries, sq_flow_off } => {
                 controller.shared.set_admin_queue(env.current);
                 self.role = Role::Admin(controller);
                 (entries, sq_flow_off)
             }
-            Connected::Io { shared, qid, entries, sq_flow_off } => {
+            Connected::Io { shared, qid, entries, sq_flow_off, has_other_id } => {
+                if has_other_id {
+                    env.notice(Notice::OtherHostId { host: shared.host_nqn, cntlid: shared.cntlid, qid });
+                }
                 let Some(subsystem) = env.snapshot.subsystem(&shared.subsystem_nqn).cloned() else { return };
                 self.role = Role::Io(IoRole { shared, qid, subsystem });
                 (entries, sq_flow_off)
             }
         };
+        // Before the answer leaves: a host that has it may open its next connection.
+        self.admitted = None;
         self.entries = entries;
         self.is_sq_flow_off = is_sq_flow_off;
         // Connect took the queue's first entry.
@@ -303,16 +343,18 @@ impl<T: Transport> Qpair<T> {
             Effect::CloseIoQueues => {
                 let controller = Arc::clone(&controller.shared);
                 env.broadcast(&Message::CloseQueues { controller, reason: CloseReason::ControllerGone });
-                self.end_held(env);
+                self.forget_held();
             }
             Effect::CloseAll => self.close(env, CloseReason::ControllerGone),
         }
     }
 
-    /// A reset forgets the outstanding event requests.
-    fn end_held(&mut self, env: &mut Env) {
-        while let Some(slot) = self.held.pop() {
-            self.finish(env, slot, Status::ABORTED_SQ_DELETION.dnr(), 0, None);
+    /// A reset or a shutdown forgets the outstanding event requests, without an answer: an initiator may have
+    /// forgotten them before (SPDK's has, and takes an answer to one for a broken target).
+    fn forget_held(&mut self) {
+        for slot in std::mem::take(&mut self.held) {
+            self.requests.remove(slot);
+            self.transport.forget(slot);
         }
     }
 
@@ -414,10 +456,7 @@ impl<T: Transport> Qpair<T> {
                 true
             }
             State::Fetching => {
-                // The host's data is on its way and has to be taken in; then the command ends without effect.
-                if let Some(request) = self.requests.get_mut(slot) {
-                    request.doom.get_or_insert(Status::ABORTED_BY_REQUEST);
-                }
+                self.abort_fetch(env, slot);
                 true
             }
             State::Moving => self.abort_bulk(slot),
@@ -427,7 +466,22 @@ impl<T: Transport> Qpair<T> {
             | State::NeedStepBuffer
             | State::Fused
             | State::Aborting
+            | State::Barred
             | State::Replying => false,
+        }
+    }
+
+    /// The command ends at once, whenever its host sends the data, if ever; a fused one with its other half.
+    /// Where a device has the buffer, it ends when that is through.
+    fn abort_fetch(&mut self, env: &mut Env, slot: Slot) {
+        let status = Status::ABORTED_BY_REQUEST;
+        if !self.stop_fetch(slot, status) {
+            return;
+        }
+        if self.fused_first == Some(slot) || self.is_paired(slot) {
+            self.on_fused_fetched(env.current, env, slot, Some(status));
+        } else {
+            self.refuse(env, slot, Refusal { status, field: None });
         }
     }
 

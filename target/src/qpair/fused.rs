@@ -77,11 +77,16 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A half ends because of the other: at once, or when its data, which is on its way, has been taken in.
+    /// A half ends because of the other: at once, or when a device that has its buffer is through.
     fn end_half(&mut self, env: &mut Env, slot: Slot, refusal: Refusal) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         match request.state {
-            State::Fetching | State::Moving => {
+            State::Fetching => {
+                if self.stop_fetch(slot, refusal.status) {
+                    self.refuse(env, slot, refusal);
+                }
+            }
+            State::Moving => {
                 request.doom.get_or_insert(refusal.status);
             }
             State::Replying => {}
@@ -95,7 +100,8 @@ impl<T: Transport> Qpair<T> {
             | State::NeedStepBuffer
             | State::Fused
             | State::Held
-            | State::Aborting => self.refuse(env, slot, refusal),
+            | State::Aborting
+            | State::Barred => self.refuse(env, slot, refusal),
         }
     }
 
@@ -236,12 +242,15 @@ impl<T: Transport> Qpair<T> {
                     self.note_disk_error(env, &io, error);
                 }
                 let (failed, other) = match error {
+                    DiskError::Device(status) if status.code() == Status::WRITE_FAULT => (second, first),
                     DiskError::MediaWrite | DiskError::NoSpace | DiskError::WriteProtected => (second, first),
                     DiskError::MediaRead
                     | DiskError::NotSupported
                     | DiskError::CompareDiffers
                     | DiskError::Internal
-                    | DiskError::Gone => (first, second),
+                    | DiskError::Gone
+                    | DiskError::Device(_)
+                    | DiskError::Cancelled => (first, second),
                 };
                 self.end_pair(env, failed, Some(other), status_of(error));
             }

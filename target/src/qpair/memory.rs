@@ -2,6 +2,10 @@
 //!
 //! A command takes all that it needs or nothing. Beyond its connection's share of the pool it waits like one
 //! that finds the pool empty, but then it waits alone: others pass it by, and a core may sleep meanwhile.
+//!
+//! The memory of a disk (the frames of a RAM disk) is shared in the same way: a connection that holds more of
+//! it, for data that its host has not brought, than the disk has left gets no more. That is asked only where
+//! data is to be waited for; what has its data with it holds nothing.
 
 use spindle_disk::{BufferFrom, Disk};
 use spindle_reactor::mem::{Buf, Pool};
@@ -24,6 +28,12 @@ pub(crate) enum WaitsFor {
         /// And besides there is not enough of the pool for anybody.
         is_empty: bool,
     },
+    /// Its connection holds more of the disk's memory than is left. (Other cores may give some back, and tell
+    /// nobody.)
+    DiskShare {
+        /// And besides there is not enough for anybody.
+        is_empty: bool,
+    },
     /// A buffer of the reserve.
     Reserve {
         /// There may be one now.
@@ -34,7 +44,11 @@ pub(crate) enum WaitsFor {
 impl WaitsFor {
     /// Others that need memory have to line up behind it.
     pub(crate) fn is_in_the_way(self) -> bool {
-        matches!(self, WaitsFor::Turn | WaitsFor::Pool { .. } | WaitsFor::Share { is_empty: true })
+        match self {
+            WaitsFor::Turn | WaitsFor::Pool { .. } => true,
+            WaitsFor::Share { is_empty } | WaitsFor::DiskShare { is_empty } => is_empty,
+            WaitsFor::Reserve { .. } => false,
+        }
     }
 
     /// Another try may bring something, for all that is known here.
@@ -58,7 +72,10 @@ impl<T: Transport> Qpair<T> {
             }
         };
         Some(match request.work {
-            Work::Io(io) => pool_bytes(env, request, &io).map_or(WaitsFor::Turn, of_pool),
+            Work::Io(io) => match pool_bytes(env, request, &io) {
+                Some(bytes) => of_pool(bytes),
+                None => self.disk_share(env, &io).unwrap_or(WaitsFor::Turn),
+            },
             Work::Admin { bytes, .. } if bytes > env.admin_pool.buffer_bytes_max() => of_pool(bytes),
             Work::Admin { is_to_host: true, .. } => {
                 let is_open = env.admin_pool.free_bytes() > 0 && env.admin_pool.share(id).is_within();
@@ -69,6 +86,17 @@ impl<T: Transport> Qpair<T> {
                 WaitsFor::Reserve { is_open }
             }
         })
+    }
+}
+
+impl<T: Transport> Qpair<T> {
+    /// A write to a disk that gives the memory, where this connection is above its share of that.
+    fn disk_share(&self, env: &Env, io: &IoCommand) -> Option<WaitsFor> {
+        let disk = env.disks.get(io.disk).and_then(|disk| disk.as_deref())?;
+        let is_its = matches!(io.op, IoOp::Write { .. }) && disk.write_buffers() == BufferFrom::Disk;
+        let free = disk.free_bytes();
+        let is_above = is_its && self.charged > free;
+        is_above.then_some(WaitsFor::DiskShare { is_empty: free < u64::from(io.data_bytes) })
     }
 }
 
@@ -117,9 +145,10 @@ pub(super) fn reads_into_pool(env: &Env, disk: usize) -> bool {
 }
 
 /// Take the memory of an I/O command, all of it or none, so that no command holds one buffer while it waits
-/// for another. A command that is cut can do with one buffer of the unit.
+/// for another. A command that is cut can do with one buffer of the unit. `charged`: what its connection
+/// holds of the memory of disks.
 #[inline]
-pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand) -> bool {
+pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand, charged: u64) -> bool {
     let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
         return true; // without a disk the command fails at once
     };
@@ -133,7 +162,12 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand)
         }
         IoOp::Write { .. } => {
             let buf = match disk.write_buffers() {
-                BufferFrom::Disk => disk.take(io.range),
+                BufferFrom::Disk if charged > disk.free_bytes() => None,
+                BufferFrom::Disk => {
+                    let buf = disk.take(io.range);
+                    request.charged = if buf.is_some() { io.data_bytes } else { 0 };
+                    buf
+                }
                 BufferFrom::Pool => share.take(request.first_bytes(io)),
             };
             set(&mut request.buf, buf)

@@ -37,11 +37,14 @@ use nvme_spec::cqe::Cqe;
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::{DiskError, Done, Op, Token};
+use spindle_disk::{DiskError, Done, Op, Owner, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 
+use admin::ConnectBytes;
+
+use crate::admission::Admitted;
 use crate::controller::{Controller, ErrorRecord, Expired};
 use crate::counters;
 use crate::env::{Env, Message};
@@ -49,7 +52,8 @@ use crate::notice::Notice;
 use crate::shared::ControllerShared;
 use crate::snapshot::{Peer, Snapshot, Subsystem};
 use crate::transport::{CloseReason, DataPointer, Event, Reply, Transport, UNSLOTTED};
-use fetches::Fetches;
+pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT};
+use fetches::{Fetches, Progress};
 use memory::{needs_memory, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
 
@@ -112,7 +116,16 @@ pub struct Qpair<T: Transport> {
     fused_first: Option<Slot>,
     held: ArrayVec<Slot, ASYNC_EVENTS_MAX>,
     fetches: Fetches,
+    /// Bytes of disks' memory that it holds for data which its host is to bring.
+    charged: u64,
+    /// Replies that have left, and whether they do.
+    left: u32,
+    replies: Progress,
     connect_deadline: Nanos,
+    /// Its place among the connections without Connect.
+    pub(crate) admitted: Option<Admitted>,
+    /// Data of a Connect that waits for what its host has left at the disks.
+    barred: Option<Box<ConnectBytes>>,
     /// Commands that were answered as they came and whose reply has not left yet.
     unslotted: usize,
     is_touched: bool,
@@ -135,6 +148,12 @@ pub(crate) fn token(qpair: Slot, slot: Slot) -> Token {
     Token(u64::from(qpair.to_wire()) << 32 | u64::from(slot.to_wire()))
 }
 
+/// The name under which a disk knows all requests of a queue pair.
+#[inline]
+pub(crate) fn owner(qpair: Slot) -> Owner {
+    token(qpair, Slot::from_wire(0)).owner()
+}
+
 /// The request and its queue pair, back from a token.
 #[inline]
 pub(crate) fn from_token(token: Token) -> (Slot, Slot) {
@@ -155,6 +174,9 @@ pub fn status_of(error: DiskError) -> Status {
         DiskError::CompareDiffers => Status::COMPARE_FAILURE.dnr(),
         DiskError::Internal => Status::INTERNAL_ERROR,
         DiskError::Gone => Status::INTERNAL_ERROR.dnr(),
+        DiskError::Device(status) => status,
+        // For nobody: its queue pair is gone.
+        DiskError::Cancelled => Status::ABORTED_SQ_DELETION,
     }
 }
 
@@ -175,7 +197,12 @@ impl<T: Transport> Qpair<T> {
             fused_first: None,
             held: ArrayVec::new(),
             fetches: Fetches::default(),
+            charged: 0,
+            left: 0,
+            replies: Progress::default(),
             connect_deadline: Nanos(now.0.saturating_add(CONNECT_TIMEOUT.0)),
+            admitted: None,
+            barred: None,
             unslotted: 0,
             is_touched: false,
             is_listed: false,
@@ -190,6 +217,12 @@ impl<T: Transport> Qpair<T> {
 
     pub(crate) fn untouch(&mut self) {
         self.is_touched = false;
+    }
+
+    /// Connect is through: it is the queue of a controller, or was.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        !matches!(self.role, Role::Fresh)
     }
 
     /// Requests in each state, for operators and tests.
@@ -328,13 +361,14 @@ impl<T: Transport> Qpair<T> {
         // Who comes now does not overtake who has waited for memory before.
         let has_line = env.is_crowded || !self.waiting.is_empty();
         let is_behind = has_line && request.state == State::New && needs_memory(env, &io);
-        if is_behind || !take_buffers(env, request, &io) {
+        if is_behind || !take_buffers(env, request, &io, self.charged) {
             if request.state == State::New {
                 env.waits += 1;
                 self.wait_for_buffer(slot);
             }
             return;
         }
+        self.charged += u64::from(request.charged);
         if request.pieces.unit > 0 && request.buf.is_some() {
             self.begin_bulk(id, env, slot);
             return;
@@ -364,6 +398,7 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::Fetching, "data for a request that did not ask for it");
         self.fetches.end();
+        self.charged -= u64::from(std::mem::take(&mut request.charged));
         if matches!(self.role, Role::Closing) {
             return; // nothing begins any more; the buffer goes home
         }
@@ -469,8 +504,7 @@ impl<T: Transport> Qpair<T> {
         if error == DiskError::CompareDiffers {
             return;
         }
-        if let (Role::Io(role), true) =
-            (&self.role, matches!(error, DiskError::MediaRead | DiskError::MediaWrite))
+        if let (Role::Io(role), true) = (&self.role, error.is_media())
             && let Some(namespace) = role.subsystem.namespace(io.nsid)
         {
             counters::add(&namespace.counters.core(env.core).media_errors, 1);
@@ -579,6 +613,7 @@ impl<T: Transport> Qpair<T> {
 
     #[inline]
     fn step_sent(&mut self, slot: Slot) {
+        self.left = self.left.wrapping_add(1);
         if slot == UNSLOTTED {
             self.unslotted -= 1;
             return;
@@ -648,7 +683,7 @@ impl<T: Transport> Qpair<T> {
             Role::Fresh | Role::Io(_) => true,
             Role::Closing => false,
         };
-        if may_close && self.is_idle() {
+        if may_close && (self.is_idle() || self.barred.is_some()) {
             self.close(env, CloseReason::Shutdown);
         }
     }
@@ -671,9 +706,17 @@ impl<T: Transport> Qpair<T> {
                 let reason = reason.unwrap_or(CloseReason::ControllerGone);
                 env.broadcast(&Message::CloseQueues { controller: shared, reason });
             }
-            Role::Io(role) => role.shared.release_queue(role.qid),
+            Role::Io(role) => {
+                let commands = env.forget(env.current);
+                if commands == 0 {
+                    role.shared.release_queue(role.qid);
+                } else {
+                    env.leftovers.add(env.current, commands, role.shared, role.qid, env.now);
+                }
+            }
             Role::Fresh | Role::Closing => {}
         }
+        self.barred = None;
         self.waiting.clear();
         self.held.clear();
         self.fused_first = None;
@@ -687,7 +730,7 @@ impl<T: Transport> Qpair<T> {
         };
         match &mut self.role {
             Role::Admin(controller) => {
-                let effect = controller.on_snapshot(old, &env.snapshot);
+                let effect = controller.on_snapshot(old, &env.shown);
                 self.apply(env, effect);
                 self.deliver_async_events(env);
             }
@@ -705,8 +748,13 @@ impl<T: Transport> Qpair<T> {
             self.host_error(env, "the data that its commands need does not come");
             return;
         }
+        if self.is_unread(env) {
+            self.host_error(env, "it does not take the answers to its commands");
+            return;
+        }
         match &mut self.role {
             Role::Fresh if env.now >= self.connect_deadline => self.close(env, CloseReason::ConnectTimeout),
+            Role::Fresh => self.retry_connect(env),
             Role::Admin(controller) => {
                 let (host, cntlid) = (controller.shared.host_nqn, controller.shared.cntlid);
                 match controller.tick(env.now) {
@@ -718,7 +766,7 @@ impl<T: Transport> Qpair<T> {
                     Some(Expired::NeverEnabled) => self.close(env, CloseReason::ConnectTimeout),
                 }
             }
-            Role::Fresh | Role::Io(_) | Role::Closing => {}
+            Role::Io(_) | Role::Closing => {}
         }
     }
 

@@ -40,13 +40,16 @@ pub enum State {
     Held,
     /// An Abort that another core carries out; ended by its answer.
     Aborting,
+    /// A Connect that waits until nothing of its host's former association is at a disk; ended by
+    /// `Qpair::retry_connect`.
+    Barred,
     /// The transport has the reply; ended by `Sent`.
     Replying,
 }
 
 impl State {
     /// All states, for counters and whole-matrix tests.
-    pub const ALL: [State; 10] = [
+    pub const ALL: [State; 11] = [
         State::New,
         State::NeedBuffer,
         State::Fetching,
@@ -56,6 +59,7 @@ impl State {
         State::Fused,
         State::Held,
         State::Aborting,
+        State::Barred,
         State::Replying,
     ];
 }
@@ -236,6 +240,8 @@ pub struct Request {
     pub buf: Option<Buf>,
     /// A second buffer: what a Compare read, what a Copy carries.
     pub aux: Option<Buf>,
+    /// Bytes of a disk's memory that are charged to the queue pair while its host brings the data.
+    pub charged: u32,
     /// Steps.
     pub progress: Progress,
     /// Pieces.
@@ -257,6 +263,7 @@ impl Request {
             sqe,
             buf: None,
             aux: None,
+            charged: 0,
             progress: Progress::default(),
             pieces: Pieces::default(),
             partner: None,

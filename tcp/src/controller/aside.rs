@@ -91,6 +91,14 @@ impl Aside {
         }
     }
 
+    /// The request has memory and does not want the data any more; false: none of its data is here or to
+    /// come.
+    pub(super) fn cancel(&mut self, slot: Slot) -> bool {
+        let before = self.fetched.len();
+        self.fetched.retain(|(other, ..)| *other != slot);
+        self.fetched.len() < before || self.take(slot).is_some()
+    }
+
     /// True when [`Aside::next_fetched`] has something.
     #[inline]
     pub(super) fn has_fetched(&self) -> bool {

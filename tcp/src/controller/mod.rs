@@ -34,7 +34,7 @@ use crate::violation::Violation;
 use crate::wire::{Receiving, Stop, Wire};
 
 use aside::Aside;
-use transfers::{Transfer, Transfers};
+use transfers::{Place, Transfer, Transfers};
 
 pub use transfers::QUEUE_ENTRIES_MAX;
 
@@ -369,9 +369,15 @@ impl Transport for Conn {
                 self.wire.copy_payload();
             }
             Receiving::Standing(_) | Receiving::Header | Receiving::Payload(_) | Receiving::Skip(_) => {
-                self.ask_host(Transfer { slot, cid, is_damaged: false, received: 0, buf: Some(buf) });
+                let bytes = u32::try_from(buf.len()).unwrap_or(u32::MAX);
+                let place = Place::Here(buf);
+                self.ask_host(Transfer { slot, cid, is_damaged: false, received: 0, bytes, place });
             }
         }
+    }
+
+    fn cancel(&mut self, slot: Slot) -> bool {
+        if self.wire.lifetime.is_open() { self.cancel_fetch(slot) } else { false }
     }
 
     #[inline]
@@ -396,6 +402,10 @@ impl Transport for Conn {
         }
     }
 
+    fn forget(&mut self, slot: Slot) {
+        self.aside.forget(slot);
+    }
+
     fn ignore(&mut self) {
         if let Receiving::Standing(standing) = &self.wire.receiving {
             let frame = standing.frame;
@@ -416,6 +426,10 @@ impl Transport for Conn {
         }
         self.aside.forget(reply.slot);
         self.queue_reply(reply);
+    }
+
+    fn unsent_bytes(&self) -> u64 {
+        self.wire.outbox.unsent_bytes()
     }
 
     fn close(&mut self, reason: CloseReason) {

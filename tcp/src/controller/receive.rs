@@ -10,9 +10,10 @@ use nvme_spec::tcp::{
     PFV, PduType, pda_bytes,
 };
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
+use spindle_reactor::slab::Slot;
 use spindle_target::transport::{DataPointer, Event};
 
-use super::transfers::Transfer;
+use super::transfers::{Place, Transfer};
 use super::{Conn, Source};
 use crate::frame::{Agreed, Frame, check_initialize};
 use crate::payload::{Filled, Payload};
@@ -203,10 +204,7 @@ impl Conn {
         let (offset, bytes) = (header.datao.get(), header.datal.get());
         // One H2CData is received at a time and is whole before the next header: the buffer is here.
         let transfer = self.transfers.get_mut(ttag).ok_or(Violation::Ttag { ttag })?;
-        let Some(length) = transfer.buf.as_ref().map(|buf| u32::try_from(buf.len()).unwrap_or(u32::MAX))
-        else {
-            return Err(Violation::Ttag { ttag }.into());
-        };
+        let length = transfer.bytes;
         if transfer.cid != cccid {
             return Err(Violation::Cccid { pdu_type, cccid, expected: "the command of the TTAG" }.into());
         }
@@ -226,9 +224,23 @@ impl Conn {
             let expected = "LAST_PDU on the last H2CData of an R2T and on no other";
             return Err(Violation::LastFlag { pdu_type, flags: ch.flags, expected }.into());
         }
-        let Some(buf) = transfer.buf.take() else { return Err(Violation::Ttag { ttag }.into()) };
-        self.wire.inbox.consume(frame.header_bytes as usize);
-        self.wire.receiving = Receiving::Payload(Payload::new(Source::H2cData(ttag), buf, offset, &frame));
+        match std::mem::replace(&mut transfer.place, Place::Filling) {
+            Place::Here(buf) => {
+                self.wire.inbox.consume(frame.header_bytes as usize);
+                self.wire.receiving =
+                    Receiving::Payload(Payload::new(Source::H2cData(ttag), buf, offset, &frame));
+            }
+            Place::Nowhere => {
+                transfer.place = Place::Nowhere;
+                transfer.received = end;
+                if end == length {
+                    self.transfers.remove(ttag);
+                }
+                self.wire.inbox.consume(frame.header_bytes as usize);
+                self.wire.skip_data(&frame);
+            }
+            Place::Filling => return Err(Violation::Ttag { ttag }.into()),
+        }
         Ok(None)
     }
 
@@ -249,12 +261,38 @@ impl Conn {
         }
     }
 
+    /// See [`Transport::cancel`](spindle_target::transport::Transport::cancel).
+    #[cold]
+    pub(super) fn cancel_fetch(&mut self, slot: Slot) -> bool {
+        if self.aside.cancel(slot) {
+            return true;
+        }
+        let ttag = self.transfers.tag_of(slot);
+        let (is_of_capsule, is_of_host) = match &self.wire.receiving {
+            Receiving::Payload(payload) => match payload.key {
+                Source::Capsule(other) => (other == slot, false),
+                Source::H2cData(other) => (false, ttag == Some(other)),
+                Source::Aside(_) => (false, false),
+            },
+            Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => (false, false),
+        };
+        let end = if is_of_capsule || is_of_host { self.wire.skip_payload() } else { None };
+        let Some(ttag) = ttag else { return is_of_capsule };
+        let Some(transfer) = self.transfers.get_mut(ttag) else { return false };
+        transfer.place = Place::Nowhere;
+        transfer.received = end.unwrap_or(transfer.received);
+        if transfer.received == transfer.bytes {
+            self.transfers.remove(ttag);
+        }
+        true
+    }
+
     fn end_h2c_data(&mut self, ttag: u16, payload: Payload<Source>, filled: Filled) -> Option<Event> {
         let transfer = self.transfers.get_mut(ttag)?;
         transfer.received = payload.end();
         transfer.is_damaged |= filled == Filled::Damaged;
         if (transfer.received as usize) < payload.buf.len() {
-            transfer.buf = Some(payload.buf);
+            transfer.place = Place::Here(payload.buf);
             return None;
         }
         let Transfer { slot, is_damaged, .. } = self.transfers.remove(ttag)?;

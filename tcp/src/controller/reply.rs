@@ -58,7 +58,7 @@ impl Conn {
     /// # Panics
     /// When there is no data to ask for: R2TL is not 0.
     pub(super) fn ask_host(&mut self, transfer: Transfer) {
-        let bytes = transfer.buf.as_ref().map_or(0, Buf::len);
+        let bytes = transfer.bytes;
         assert!(bytes > 0, "a fetch of nothing");
         let has_digest = self.wire.agreed.header_digest;
         let cid = transfer.cid;
@@ -67,7 +67,7 @@ impl Conn {
             self.close(CloseReason::HostError);
             return;
         };
-        let r2t = R2t::new(cid, ttag, 0, u32::try_from(bytes).unwrap_or(u32::MAX), has_digest);
+        let r2t = R2t::new(cid, ttag, 0, bytes, has_digest);
         self.wire.outbox.push(None).put_head(&r2t, has_digest);
     }
 }

@@ -17,8 +17,20 @@ pub(super) struct Transfer {
     pub(super) is_damaged: bool,
     /// Bytes received, in order.
     pub(super) received: u32,
-    /// Its buffer; not here while an H2CData is being received into it.
-    pub(super) buf: Option<Buf>,
+    /// Bytes that were asked for.
+    pub(super) bytes: u32,
+    pub(super) place: Place,
+}
+
+/// Where the data of a transfer goes.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// Into this buffer.
+    Here(Buf),
+    /// An H2CData is being received into the buffer.
+    Filling,
+    /// Nowhere: the command was aborted and answered, and what its host still sends is taken in and dropped.
+    Nowhere,
 }
 
 /// Most entries of a queue: 12 of the 16 bits of a TTAG name the entry, at least 4 are its age.
@@ -94,6 +106,18 @@ impl Transfers {
         self.entries[index].transfer.as_mut()
     }
 
+    /// The tag of the transfer of this request.
+    #[cold]
+    pub(super) fn tag_of(&self, slot: Slot) -> Option<u16> {
+        let is_it = |entry: &Entry| {
+            let wanted =
+                |transfer: &Transfer| transfer.slot == slot && !matches!(transfer.place, Place::Nowhere);
+            entry.transfer.as_ref().is_some_and(wanted)
+        };
+        let at = self.entries.iter().position(is_it)?;
+        Some(self.tag(u16::try_from(at).ok()?, self.entries[at].generation))
+    }
+
     /// Take the transfer with this tag out; the tag is stale from now on.
     pub(super) fn remove(&mut self, ttag: u16) -> Option<Transfer> {
         let index = self.index(ttag)?;
@@ -130,7 +154,14 @@ mod tests {
     use super::*;
 
     fn transfer(cid: u16) -> Transfer {
-        Transfer { slot: Slot::from_wire(0), cid, is_damaged: false, received: 0, buf: None }
+        Transfer {
+            slot: Slot::from_wire(0),
+            cid,
+            is_damaged: false,
+            received: 0,
+            bytes: 1,
+            place: Place::Filling,
+        }
     }
 
     #[test]

@@ -87,9 +87,11 @@ fn a_digest_covers_data_in_many_pieces() {
     use spindle_target::transport::{Reply, Transport};
     let store = FrameStore::new(1 << 20, 1 << 20, Pages::Base).unwrap();
     let core = store.core();
-    // Frames written one by one in turns, so that neighbours are not neighbours in memory.
+    // Every other page is written again while a reply is sent from all of them, so that it lies elsewhere.
     let data = wire::pattern(4, 64 << 10);
-    for frame in (0..16).step_by(2).chain((1..16).step_by(2)) {
+    let mut held = Vec::new();
+    for frame in (0..16).chain((1..16).step_by(2)) {
+        held.push(core.read(0, 64 << 10));
         let mut buf = core.take(frame * 4096, 4096).unwrap();
         let at = usize::try_from(frame).unwrap() * 4096;
         buf.copy_in(0, &data[at..at + 4096]);

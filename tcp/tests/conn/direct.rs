@@ -4,11 +4,11 @@ use std::io::IoSliceMut;
 
 use arrayvec::ArrayVec;
 use spindle_reactor::mem::{FrameStore, Pages};
-use spindle_target::transport::{Event, Transport};
+use spindle_target::transport::{DataPointer, Event, Transport};
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::host::HostConfig;
 
-use crate::rig::{Controller, Host, Seen, done};
+use crate::rig::{Controller, Host, Seen, done, slot};
 use crate::wire::{self, BOTH, NONE, OFFSET, TRANSPORT, WRITE};
 
 fn controller_target(rig: &mut Controller) -> usize {
@@ -39,6 +39,44 @@ fn there_is_a_direct_target_only_inside_of_a_large_payload() {
     assert_eq!(controller_target(&mut rig), 0, "paused");
     rig.answer_next();
     assert!(controller_target(&mut rig) > 0, "in-capsule data may come directly too");
+}
+
+#[test]
+fn data_that_is_not_wanted_any_more_is_taken_in_and_goes_nowhere() {
+    for digests in wire::ALL {
+        for cut in [0, 20, 24, 40, 70_000, 100_010] {
+            let mut rig = Controller::ready(ConnConfig::default(), digests);
+            let free = rig.pool.free_bytes();
+            rig.feed(&wire::capsule(wire::sqe(WRITE, 1, TRANSPORT, 200_000), &[], digests));
+            assert!(rig.pool.free_bytes() < free);
+            let data = wire::pattern(1, 200_000);
+            let parts = [
+                wire::h2c_data(1, 0x80, 0, &data[..100_000], false, digests),
+                wire::h2c_data(1, 0x80, 100_000, &data[100_000..], true, digests),
+                wire::capsule(wire::sqe(0, 2, TRANSPORT, 0), &[], digests),
+            ];
+            let bytes = parts.concat();
+            rig.feed(&bytes[..cut]);
+            assert!(rig.conn.cancel(slot(1)), "after {cut} bytes");
+            assert!(!rig.conn.cancel(slot(1)), "once");
+            assert_eq!(rig.pool.free_bytes(), free, "its buffer is back at once");
+            rig.feed(&bytes[cut..]);
+            let expected = Seen::Command { opcode: 0, cid: 2, data: Ok(DataPointer::None) };
+            assert_eq!(rig.seen.last(), Some(&expected), "{cut}: what is behind it comes");
+            let fetched = rig.seen.iter().any(|seen| matches!(seen, Seen::Fetched { .. }));
+            assert!(!fetched && rig.conn.take_violation().is_none(), "{cut}");
+            assert_eq!(rig.conn.in_flight().1, 0, "its tag is free again");
+        }
+    }
+}
+
+#[test]
+fn data_that_is_not_wanted_any_more_is_checked_like_any_other() {
+    let mut rig = Controller::ready(ConnConfig::default(), NONE);
+    rig.feed(&wire::capsule(wire::sqe(WRITE, 1, TRANSPORT, 200_000), &[], NONE));
+    assert!(rig.conn.cancel(slot(1)));
+    rig.feed(&wire::h2c_data(1, 0x80, 4, &[0; 100], false, NONE));
+    assert!(rig.conn.take_violation().is_some(), "not at the offset that is next");
 }
 
 #[test]

@@ -2,4 +2,4 @@
 # limit: 600 s
 skip_over rdma 'digests are part of TCP: RDMA packets have a checksum of their own'
 . "$LAB/fio-matrix.sh"
-fio_matrix '0, 1' --hdr-digest --data-digest
+fio_matrix '0, 1' '1 32' --hdr-digest --data-digest

@@ -13,6 +13,8 @@ in_list() {
     said=$("${nvme[@]}" list; "${nvme[@]}" list --json)
     for text; do grep -F -- "$text" <<<"$said" >/dev/null || fail "no '$text' in: $said"; done
 }
+# What cases before have left on them.
+wipefs -qa "$BLOCK0" "$BLOCK1"
 expect 'the name of the multipath disk' "$(ls "/sys/bus/pci/devices/$DRIVE1"/nvme/nvme*/ | grep -cE '^nvme[0-9]+c[0-9]+n1$')" 1
 in_list "$DRIVE0" "$DRIVE1" nv0 multi0 'QEMU NVMe Ctrl' '256 MiB' '"in_use":false'
 pattern "$WORK/data" $((8 << 20))
@@ -38,6 +40,33 @@ swapoff "${BLOCK1}p1"
 start_target
 refused "in use = open for writing: $BLOCK0 by pid $target_pid \(spindle\)" "${nvme[@]}" bind "$DRIVE0"
 stop_target
+# By another name, and by the drive's own device.
+mknod "$WORK/another name" b "$(stat -c 0x%t "$BLOCK0")" "$(stat -c 0x%T "$BLOCK0")"
+exec {other}<>"$WORK/another name"
+refused "in use = open for writing: $BLOCK0 by pid $BASHPID \(.*\) as $WORK/another name" "${nvme[@]}" bind "$DRIVE0"
+exec {other}>&-
+controller=/dev/$(basename "$(echo "/sys/bus/pci/devices/$DRIVE0"/nvme/nvme*)")
+exec {other}<>"$controller"
+refused "in use = open for writing: $controller by pid $BASHPID" "${nvme[@]}" bind "$DRIVE0"
+exec {other}>&-
+# The kernel's own target has no process, and lets others have the disk exclusively.
+modprobe nvmet
+mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
+exported=/sys/kernel/config/nvmet/subsystems/nqn.2026-01.lab:kernel
+mkdir "$exported" "$exported/namespaces/1"
+printf '%s' "$BLOCK0" >"$exported/namespaces/1/device_path"
+echo 1 >"$exported/namespaces/1/enable"
+in_list "exported by the kernel: ${BLOCK0#/dev/} by nvmet subsystem nqn.2026-01.lab:kernel, namespace 1" '"kind":"exported"'
+refused 'must not be exported by the kernel' "${nvme[@]}" bind --force "$DRIVE0"
+refused 'disk "file": path = .*must not be exported by the kernel as well \(nvmet subsystem' "$SPINDLE" serve -c "$CONFIG"
+{ reactor; printf '%s\n' '[[disk]]' 'name = "ng"' "ng = \"/dev/ng${BLOCK0#/dev/nvme}\""; listener; subsystem "$NQN" ng; } >"$WORK/ng.toml"
+refused 'disk "ng": ng = .*must not be exported by the kernel as well \(nvmet subsystem' "$SPINDLE" serve -c "$WORK/ng.toml"
+echo 0 >"$exported/namespaces/1/enable"
+rmdir "$exported/namespaces/1" "$exported"
+# What is on it and not in use now.
+mkswap -q "$BLOCK0"
+refused "$DRIVE0: holds = swap on ${BLOCK0#/dev/}: .*--force" "${nvme[@]}" bind "$DRIVE0"
+wipefs -qa "$BLOCK0"
 refused 'class = 0x.*must be 0x010802' "${nvme[@]}" bind 0000:00:00.0
 refused 'ADDRESS = 0000:77:00.0.*NVMe' "${nvme[@]}" bind 77:00.0
 refused 'ADDRESS|PCI function' "${nvme[@]}" bind "$BLOCK0"
@@ -94,7 +123,8 @@ mkfs_and_mount() { mkfs.ext4 -q -F "$BLOCK"; mount "$BLOCK" "$WORK/my data"; }
 as_at_boot mkfs_and_mount
 driver_is "$DRIVE0" nvme || fail 'the rule took a mounted drive'
 umount "$WORK/my data"
-"${nvme[@]}" bind "$DRIVE0"
+refused "holds = ext4 on " "${nvme[@]}" bind "$DRIVE0"
+"${nvme[@]}" bind --force "$DRIVE0"
 sed -i 's/^# serial: .*/# serial: OTHER/' "$rule"
 as_at_boot true
 driver_is "$DRIVE0" nvme || fail 'the rule took another drive'

@@ -9,6 +9,7 @@ for address in $(drive_functions); do
 done
 ln -sf "$SPINDLE" /usr/local/bin/spindle
 find_drive_block "$DRIVE0"
+wipefs -qa "$BLOCK"
 pattern "$WORK/data" $((1 << 20))
 write_blocks "$WORK/data" 1048576
 # Its blocks of code, those of four more spaces.

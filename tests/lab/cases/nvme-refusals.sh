@@ -53,7 +53,7 @@ refuses "$DRIVE0: permission is none for /dev/vfio/" "${user[@]}"
 "$SPINDLE" nvme unbind "$DRIVE0"
 cp "$LAB/../../conf/90-spindle.rules" /etc/udev/rules.d/
 udevadm control --reload
-"$SPINDLE" nvme bind "$DRIVE0"
+"$SPINDLE" nvme bind --force "$DRIVE0"
 udevadm settle --timeout=30
 user=(setpriv --reuid=65534 --regid=65534 --groups=disk prlimit --memlock=unlimited)
 timeout 10 "${user[@]}" "$SPINDLE" serve -c "$CONFIG" >"$WORK/user.log" 2>&1 || true

@@ -37,7 +37,7 @@ for round in 1 2; do
     within 15 find_drive_block "$DRIVE1"
     read_blocks "$WORK/back" 0 65536
     cmp "$WORK/data" "$WORK/back" || fail 'the kernel reads something else'
-    "$SPINDLE" nvme bind "$DRIVE1"
+    "$SPINDLE" nvme bind --force "$DRIVE1"
 done
 
 # A drive that is the kernel's: all stays as it was.

@@ -6,7 +6,7 @@ over tcp
 # of_drive FIELD: as the kernel's driver has it.
 find_drive_block "$DRIVE0"
 nvme smart-log "$BLOCK" >"$WORK/kernel"
-"$SPINDLE" nvme bind "$DRIVE0" "$DRIVE1"
+"$SPINDLE" nvme bind --force "$DRIVE0" "$DRIVE1"
 config_drives
 start_target
 connect

@@ -16,7 +16,7 @@ each() {
     done
 }
 serve() {
-    "$SPINDLE" nvme bind "$DRIVE0" "$DRIVE1"
+    "$SPINDLE" nvme bind --force "$DRIVE0" "$DRIVE1"
     config_drives
     start_target
     connect

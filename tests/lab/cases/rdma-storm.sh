@@ -1,7 +1,7 @@
 # connect storms: many hosts come and go at once, strangers among them; nothing is left of them
 # limit: 600 s
-# Whoever looks at a new block device is late for one of these.
-expect_kernel_log 'nvme nvme[0-9]+: Removing' "${lost[@]}" "${requeued[@]}"
+# Whoever looks at a new block device is late for one of these, and so is a keep alive.
+expect_kernel_log 'nvme nvme[0-9]+: (Removing|failed nvme_keep_alive_end_io)' "${lost[@]}" "${requeued[@]}"
 config_ram
 start_target
 

@@ -1,12 +1,13 @@
-# what is trimmed is given back: the blocks of the file behind a file disk, and the memory of a RAM disk
+# what is trimmed is given back, and can be written again: blocks of the file behind a file disk, memory of a RAM disk
 config_both 128MiB
 start_target
 connect
 file_kib() { echo $(($(stat -c %b "$FILE") / 2)); }
-fill() { dd if=/dev/urandom of="$BLOCK" bs=1M count=64 oflag=direct status=none; }
+fill() { pattern /dev/stdout $((64 << 20)) | dd of="$BLOCK" bs=1M iflag=fullblock oflag=direct status=none; }
 # trimmed FROM-MIB TO-MIB: that stretch reads as zeroes.
 trimmed() {
-    read_blocks "$WORK/back" $(($1 << 20)) $((($2 - $1) << 20))
+    # A command takes milliseconds here, so large ones.
+    dd if="$BLOCK" of="$WORK/back" bs=1M iflag=direct skip="$1" count=$(($2 - $1)) status=none
     is_zero "$WORK/back" || fail "the trimmed blocks of $BLOCK are not zero"
 }
 
@@ -37,3 +38,28 @@ else
     left=$(($(target_memory_kib) - empty))
     [ "$left" -le 8192 ] || fail "64 MiB trimmed left $left KiB"
 fi
+
+# Trimmed blocks are there to be written again, beside others that stay zero; and so once more.
+pattern "$WORK/data" 262144
+zero_at() {
+    read_blocks "$WORK/back" "$1" "$2"
+    is_zero "$WORK/back" || fail "$BLOCK: $2 bytes at $1 were trimmed and not written again"
+}
+written_at() {
+    read_blocks "$WORK/back" "$1" 262144
+    cmp "$WORK/data" "$WORK/back" || fail "$BLOCK: what was written to trimmed blocks at $1"
+}
+for nsid in 1 2; do
+    wait_for_block "$nsid"
+    for round in 1 2; do
+        # In the middle of pages of 2 MiB, across the end of one, and off the beginning of one of 4 KiB.
+        for at in $((3 << 20)) $(((8 << 20) - 131072)) $(((20 << 20) + 4096)); do
+            dd if="$WORK/data" of="$BLOCK" bs=64k oflag=direct,seek_bytes seek="$at" conv=notrunc status=none
+            written_at "$at"
+            zero_at $((at - 65536)) 65536
+            zero_at $((at + 262144)) 65536
+            [ "$round" = 2 ] || blkdiscard --offset "$at" --length 262144 "$BLOCK"
+            [ "$round" = 2 ] || zero_at "$at" 262144
+        done
+    done
+done

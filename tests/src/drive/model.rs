@@ -143,6 +143,13 @@ impl Versions {
         }
     }
 
+    /// It has ended, and was not done: a compare-and-write that found something else.
+    pub fn never(&mut self, change: &Change) {
+        for block in self.blocks.iter_mut().skip(change.first).take(change.count) {
+            block.retain(|version| version.command != change.command);
+        }
+    }
+
     /// A flush that began then was acknowledged, or failed.
     ///
     /// # Panics

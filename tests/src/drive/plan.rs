@@ -96,7 +96,8 @@ impl Plan {
             mdts: rng.pick(&[0, 1, 3, 5, 8]),
             queue_entries_max: rng.pick(&[2, 3, 8, 33, 64, 1024, 65_536]),
             dstrd: rng.pick(&[0, 0, 1, 4]),
-            queue_pairs: rng.pick(&[4, 5, 64]),
+            // Fewer than cores, too.
+            queue_pairs: rng.pick(&[1, 2, 64]),
             sgl: rng.pick(&[SglSupport::None, SglSupport::Bytes, SglSupport::Dwords]),
             oncs: Oncs::new()
                 .with_write_zeroes(rng.permille(600))
@@ -137,6 +138,7 @@ impl Plan {
             abort_timeout: Duration::from_millis(500),
             admin_timeout: Duration::from_millis(3000),
             health_interval: Duration::from_secs(10),
+            return_timeout: Duration::from_millis(3000),
             ..Settings::default()
         }
     }

@@ -42,13 +42,18 @@ pub struct Report {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Task {
     Op(Op),
-    Copy { from: u64, fua: bool },
+    Copy {
+        from: u64,
+        fua: bool,
+    },
+    /// Compare and write, of one block.
+    Swap,
 }
 
 impl Task {
     /// It has a buffer, which comes back.
     fn has_data(self) -> bool {
-        matches!(self, Task::Op(Op::Read | Op::Write { .. } | Op::Compare))
+        matches!(self, Task::Op(Op::Read | Op::Write { .. } | Op::Compare) | Task::Swap)
     }
 }
 
@@ -57,6 +62,8 @@ struct InFlight {
     task: Task,
     range: BlockRange,
     began: Stamp,
+    /// Of a compare-and-write.
+    expected: Vec<u8>,
 }
 
 /// What is not there now, and when it is again.
@@ -65,6 +72,7 @@ enum Absence {
     No,
     Pulled(u64),
     Other(u64),
+    Link(u64),
 }
 
 struct Sim {
@@ -164,7 +172,11 @@ impl Sim {
                 self.model.wipe(now);
                 self.absence = Absence::No;
             }
-            Absence::No | Absence::Pulled(_) | Absence::Other(_) => {}
+            Absence::Link(until) if until <= self.world.now => {
+                self.world.emulator.link_up();
+                self.absence = Absence::No;
+            }
+            Absence::No | Absence::Pulled(_) | Absence::Other(_) | Absence::Link(_) => {}
         }
     }
 
@@ -195,7 +207,7 @@ impl Sim {
     /// What to ask for; `None` where it cannot be.
     fn draw(&mut self, core: usize, range: BlockRange) -> Option<Task> {
         let fua = self.rng.permille(200);
-        Some(Task::Op(match self.rng.below(25) {
+        Some(Task::Op(match self.rng.below(27) {
             0..8 => Op::Read,
             8..15 => Op::Write { fua },
             15..17 => Op::Flush,
@@ -203,6 +215,7 @@ impl Sim {
             19 => Op::Deallocate,
             20 | 21 => Op::Compare,
             22 => Op::Verify,
+            23 | 24 => return Some(Task::Swap),
             _ => {
                 let disk = self.world.cores.get(core)?.disk.as_ref()?;
                 let (able, size) = (disk.abilities().copy, disk.geometry().block_count);
@@ -224,6 +237,7 @@ impl Sim {
         let core = self.rng.size(0, self.plan.cores - 1);
         let Some(range) = self.range(core) else { return };
         let Some(task) = self.draw(core, range) else { return };
+        let range = if task == Task::Swap { BlockRange { blocks: 1, ..range } } else { range };
         let bytes = range.blocks * self.plan.spec.namespaces.first().map_or(512, |it| it.block_bytes);
         let pool = &self.world.cores.get(core).expect("a core").pool;
         let mut buf = if task.has_data() {
@@ -245,47 +259,88 @@ impl Sim {
             Task::Op(Op::WriteZeroes { .. } | Op::Deallocate) => {
                 self.model.begin(command, first, (0..range.blocks).map(|_| 0));
             }
-            Task::Op(Op::Compare) => {
-                let mut expected = self.model.guess(first, count);
-                if self.rng.permille(200) {
-                    let at = self.rng.size(0, expected.len() - 1);
-                    expected[at] ^= 0x40;
-                }
-                buf.as_mut().expect("taken").copy_in(0, &expected);
-            }
+            Task::Op(Op::Compare) => buf.as_mut().expect("taken").copy_in(0, &self.guess(first, count)),
+            Task::Swap => return self.submit_swap(core, range, buf.expect("taken"), began),
             Task::Copy { from, .. } => {
                 self.model.begin_copy(command, usize::try_from(from).expect("small"), first, count);
             }
             Task::Op(Op::Read | Op::Flush | Op::Verify) => {}
         }
         self.report.commands += 1;
-        self.in_flight.insert(command, InFlight { core, task, range, began });
+        self.in_flight.insert(command, InFlight { core, task, range, began, expected: Vec::new() });
         let disk = self.world.cores.get_mut(core).and_then(|core| core.disk.as_mut()).expect("open");
         let done = match task {
             Task::Op(op) => disk.submit(Token(command), op, range, buf),
             Task::Copy { from, fua } => {
                 disk.copy(Token(command), BlockRange { lba: from, ..range }, range.lba, fua)
             }
+            Task::Swap => None,
         };
         if let Some(done) = done {
             self.end(done);
         }
     }
 
+    /// What the blocks may hold, and sometimes not quite.
+    fn guess(&mut self, first: usize, count: usize) -> Vec<u8> {
+        let mut expected = self.model.guess(first, count);
+        if self.rng.permille(200) {
+            let at = self.rng.size(0, expected.len() - 1);
+            expected[at] ^= 0x40;
+        }
+        expected
+    }
+
+    fn submit_swap(&mut self, core: usize, range: BlockRange, mut data: Buf, command: Stamp) {
+        let owner = self.world.cores.get_mut(core).expect("a core");
+        let bytes = u32::try_from(data.len()).expect("a block");
+        let Some(mut buf) = owner.pool.take(bytes) else { return };
+        let first = usize::try_from(range.lba).expect("small");
+        let expected = self.guess(first, 1);
+        buf.copy_in(0, &expected);
+        let tag = command << 20 | 1;
+        self.model.begin(command, first, std::iter::once(tag));
+        write_tags(&mut data, 1, |_| tag);
+        self.report.commands += 1;
+        let in_flight = InFlight { core, task: Task::Swap, range, began: command, expected };
+        self.in_flight.insert(command, in_flight);
+        let disk = self.world.cores.get_mut(core).and_then(|core| core.disk.as_mut()).expect("open");
+        if let Some(done) = disk.compare_and_write(Token(command), range, buf, data) {
+            self.end(done);
+        }
+    }
+
+    /// A compare-and-write has ended.
+    fn end_swap(&mut self, change: &Change, expected: &[u8], result: Result<(), DiskError>, now: Stamp) {
+        let oldest = self.in_flight.values().map(|other| other.began).min().unwrap_or(now);
+        match result {
+            Ok(()) => self.model.judge(change.first, expected, change.began, now, oldest.min(change.began)),
+            Err(DiskError::CompareDiffers) => {
+                self.model.never(change);
+                return self.model.judge_differs(change.first, expected, change.began);
+            }
+            Err(_) => {}
+        }
+        self.model.end(change, now, result.is_ok());
+    }
+
     fn end(&mut self, done: Done) {
         let Done { token, result, buf } = done;
         let ended = self.in_flight.remove(&token.0).expect("ended once, and was in flight");
-        let InFlight { task, range, began, .. } = ended;
+        let InFlight { task, range, began, expected, .. } = ended;
         if let Some(buf) = &buf {
             assert!(!self.world.holds(buf), "{task:?} {range:?}: the drive still has the buffer");
         }
         let now = self.tick();
         self.note(token.0);
-        self.note(result.err().map_or(0, |error| 1 + error as u64));
-        let has_differed = (task, result) == (Task::Op(Op::Compare), Err(DiskError::CompareDiffers));
+        self.note(result.err().map_or(0, number_of));
+        let is_compare = matches!(task, Task::Op(Op::Compare) | Task::Swap);
+        let has_differed = is_compare && result == Err(DiskError::CompareDiffers);
         self.report.errors += u64::from(result.is_err());
         self.report.gone += u64::from(result == Err(DiskError::Gone));
-        if self.plan.is_quiet && result != Err(DiskError::NotSupported) && !has_differed {
+        // One whose block is written for a long time waits only for so long.
+        let is_late = (task, result) == (Task::Swap, Err(DiskError::Internal));
+        if self.plan.is_quiet && !is_late && result != Err(DiskError::NotSupported) && !has_differed {
             assert_eq!(result, Ok(()), "{task:?} {range:?} without any fault");
         }
         assert_eq!(task.has_data(), buf.is_some(), "a buffer comes back");
@@ -308,6 +363,7 @@ impl Sim {
                 }
             }
             Task::Op(Op::Read | Op::Compare | Op::Verify) => {}
+            Task::Swap => self.end_swap(&change(true), &expected, result, now),
             Task::Op(Op::Write { fua } | Op::WriteZeroes { fua, .. }) | Task::Copy { fua, .. } => {
                 self.model.end(&change(fua), now, is_ok);
             }
@@ -331,7 +387,11 @@ impl Sim {
         if events == 0 || self.absence != Absence::No || !self.rng.permille(events * 4) {
             return;
         }
-        match self.rng.below(8) {
+        match self.rng.below(9) {
+            8 => {
+                self.world.emulator.link_down();
+                self.absence = Absence::Link(self.world.now + self.rng.between(1, 5000));
+            }
             0 => {
                 self.world.emulator.ask_removal();
                 self.absence = Absence::Pulled(self.world.now + self.rng.between(2000, 8000));
@@ -482,7 +542,8 @@ impl Sim {
             None
         };
         let command = self.tick();
-        self.in_flight.insert(command, InFlight { core, task: Task::Op(op), range, began: command });
+        let (task, expected) = (Task::Op(op), Vec::new());
+        self.in_flight.insert(command, InFlight { core, task, range, began: command, expected });
         let disk = self.world.cores.get_mut(core).and_then(|core| core.disk.as_mut());
         if let Some(done) = disk.expect("open").submit(Token(command), op, range, buf) {
             self.end(done);
@@ -503,6 +564,22 @@ fn write_tags(buf: &mut Buf, blocks: u32, tag_of: impl Fn(u32) -> u64) {
     for block in 0..blocks {
         fill(tag_of(block), &mut content);
         buf.copy_in(block as usize * block_bytes, &content);
+    }
+}
+
+/// A number for each error, for the run's fingerprint.
+fn number_of(error: DiskError) -> u64 {
+    match error {
+        DiskError::MediaRead => 1,
+        DiskError::MediaWrite => 2,
+        DiskError::NoSpace => 3,
+        DiskError::WriteProtected => 4,
+        DiskError::NotSupported => 5,
+        DiskError::CompareDiffers => 6,
+        DiskError::Internal => 7,
+        DiskError::Gone => 8,
+        DiskError::Cancelled => 9,
+        DiskError::Device(status) => 1 << 16 | u64::from(status.bits()),
     }
 }
 

@@ -1,8 +1,8 @@
 //! [`Threads`]: a drive of our own on the emulator, with the threads that it has in a process: its manager's,
 //! and one that is the drive. What a core does is then all that its own thread does.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use spindle_disk::DiskSource;
@@ -15,6 +15,7 @@ pub struct Threads {
     /// The drive.
     pub emulator: Emulator,
     stop: Arc<AtomicBool>,
+    is_paused: Arc<Mutex<bool>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -29,18 +30,23 @@ impl Threads {
         let spec =
             EmulatorSpec { namespaces: vec![namespace], has_write_cache: true, ..EmulatorSpec::default() };
         let emulator = Emulator::new(spec);
-        let stop = Arc::new(AtomicBool::new(false));
-        let (its, drive) = (Arc::clone(&stop), emulator.clone());
+        let (stop, is_paused) = (Arc::<AtomicBool>::default(), Arc::<Mutex<bool>>::default());
+        let (its, paused, drive) = (Arc::clone(&stop), Arc::clone(&is_paused), emulator.clone());
         let run = move || {
             while !its.load(Ordering::Relaxed) {
-                drive.step();
+                // Held over the step, so that none goes on behind a pause.
+                let is_paused = paused.lock().expect("nobody panics with it");
+                if !*is_paused {
+                    drive.step();
+                }
+                drop(is_paused);
                 std::thread::yield_now();
             }
         };
         let thread = Some(std::thread::spawn(run));
         let drive = Drive::open(Arc::new(emulator.clone()), Settings::default()).expect("opens");
         let disk: Arc<dyn DiskSource> = drive.disk("drive", 1).expect("namespace 1");
-        Threads { disk: Some(disk), emulator, stop, thread }
+        Threads { disk: Some(disk), emulator, stop, is_paused, thread }
     }
 
     /// The namespace.
@@ -51,11 +57,22 @@ impl Threads {
     pub fn disk(&self) -> &Arc<dyn DiskSource> {
         self.disk.as_ref().expect("until it is dropped")
     }
+
+    /// From now on the drive takes no command and ends none.
+    pub fn pause(&self) {
+        *self.is_paused.lock().expect("nobody panics with it") = true;
+    }
+
+    /// It goes on.
+    pub fn go_on(&self) {
+        *self.is_paused.lock().expect("nobody panics with it") = false;
+    }
 }
 
 impl Drop for Threads {
     fn drop(&mut self) {
         self.disk = None;
+        self.go_on();
         // The manager shuts the drive down, which has to answer.
         finish();
         self.stop.store(true, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! [`RawHost`]: a host's end of one connection, PDU by PDU, so that a test can stop anywhere in one.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, ConnectResult};
@@ -75,6 +75,22 @@ impl RawHost {
     #[must_use]
     pub fn open(address: SocketAddr) -> RawHost {
         let socket = TcpStream::connect(address).expect("somebody listens");
+        socket.set_read_timeout(Some(LONG)).expect("set");
+        RawHost { socket }
+    }
+
+    /// The same from this address of the machine.
+    ///
+    /// # Panics
+    /// When nobody listens, or the address is not the machine's.
+    #[must_use]
+    pub fn open_from(from: IpAddr, address: SocketAddr) -> RawHost {
+        use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let fd = socket(family, SocketType::STREAM, None).expect("a socket");
+        bind(&fd, &SocketAddr::new(from, 0)).expect("an address of this machine");
+        connect(&fd, &address).expect("somebody listens");
+        let socket = TcpStream::from(fd);
         socket.set_read_timeout(Some(LONG)).expect("set");
         RawHost { socket }
     }

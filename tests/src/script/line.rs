@@ -64,8 +64,29 @@ struct Wire {
     entries: u16,
     /// By its place: the name of the request that was told last.
     slots: Vec<Slot>,
+    /// A device has the buffers of fetches: none is cancelled.
+    is_at_device: bool,
+    /// Requests that get no answer.
+    forgotten: Vec<Slot>,
     /// In-capsule data of the next command, if it is here already.
     in_capsule: Option<Vec<u8>>,
+    /// The lowest address of the stack in a call of the target.
+    stack_low: Option<usize>,
+}
+
+impl Wire {
+    fn mark_stack(&mut self) {
+        let address = stack_address();
+        self.stack_low = Some(self.stack_low.map_or(address, |low| low.min(address)));
+    }
+}
+
+/// Where the stack is now.
+#[inline(never)]
+#[must_use]
+pub fn stack_address() -> usize {
+    let here = 0_u8;
+    std::ptr::from_ref(std::hint::black_box(&here)).addr()
 }
 
 /// Both ends of a connection: the target's, as a [`Transport`], and the test's. A clone is another handle.
@@ -168,6 +189,24 @@ impl Line {
         self.0.borrow().entries
     }
 
+    /// From now on a device has the buffers of fetches, as with an RDMA READ that is posted: what was asked
+    /// for comes, even if it is not wanted any more.
+    pub fn keep_fetches(&self) {
+        self.0.borrow_mut().is_at_device = true;
+    }
+
+    /// How many requests the target has said to forget.
+    #[must_use]
+    pub fn forgotten(&self) -> usize {
+        self.0.borrow().forgotten.len()
+    }
+
+    /// The lowest address of the stack at which the target has looked at it or closed it since the last call.
+    #[must_use]
+    pub fn take_stack_low(&self) -> Option<usize> {
+        self.0.borrow_mut().stack_low.take()
+    }
+
     fn add(&self, part: Part) {
         let mut wire = self.0.borrow_mut();
         if wire.closed.is_none() {
@@ -188,7 +227,9 @@ impl Line {
 
 impl Transport for Line {
     fn next_event(&mut self) -> Option<Event> {
-        self.0.borrow_mut().events.pop_front()
+        let mut wire = self.0.borrow_mut();
+        wire.mark_stack();
+        wire.events.pop_front()
     }
 
     fn set_slot(&mut self, slot: Slot) {
@@ -203,6 +244,13 @@ impl Transport for Line {
         if wire.closed.is_none() {
             wire.fetches.push(Fetch { slot, cid, buf });
         }
+    }
+
+    fn cancel(&mut self, slot: Slot) -> bool {
+        let mut wire = self.0.borrow_mut();
+        let at = wire.fetches.iter().position(|fetch| fetch.slot == slot);
+        let at = at.filter(|_| !wire.is_at_device);
+        at.map(|at| wire.fetches.remove(at)).is_some()
     }
 
     fn moves_parts(&self) -> bool {
@@ -224,6 +272,13 @@ impl Transport for Line {
         true
     }
 
+    fn forget(&mut self, slot: Slot) {
+        let mut wire = self.0.borrow_mut();
+        assert_eq!(wire.slots.get(slot.index()), Some(&slot), "it has another name");
+        wire.slots[slot.index()] = UNSLOTTED;
+        wire.forgotten.push(slot);
+    }
+
     fn reply(&mut self, reply: Reply) {
         let mut wire = self.0.borrow_mut();
         let is_failure_with_data = !reply.cqe.status().is_success() && reply.data.is_some();
@@ -236,9 +291,15 @@ impl Transport for Line {
         }
     }
 
+    fn unsent_bytes(&self) -> u64 {
+        let wire = self.0.borrow();
+        wire.replies.iter().filter_map(|reply| reply.data.as_ref()).map(|data| data.len() as u64).sum()
+    }
+
     /// What was asked for does not come any more; what was answered may still be read.
     fn close(&mut self, reason: CloseReason) {
         let mut wire = self.0.borrow_mut();
+        wire.mark_stack();
         wire.closed.get_or_insert(reason);
         wire.fetches.clear();
         wire.parts.retain(|part| !part.is_fetch);

@@ -9,6 +9,7 @@
 //! left and checks that every buffer is home and no controller is left behind.
 
 mod line;
+mod patience;
 mod probe;
 
 use std::collections::VecDeque;
@@ -33,7 +34,8 @@ use spindle_target::snapshot::{
 };
 use spindle_target::transport::{DataPointer, Event};
 
-pub use line::{Answer, Fetch, LIMITS, Line, Part};
+pub use line::{Answer, Fetch, LIMITS, Line, Part, stack_address};
+pub use patience::Patience;
 pub use probe::{Asked, Probe, Record};
 
 use crate::direct::name;
@@ -219,6 +221,8 @@ pub struct Rig {
     /// Messages stay where they are.
     pub is_mail_held: bool,
     generation: u64,
+    /// Cores that have the newest configuration, when it goes to one after the other.
+    published: usize,
     home: Vec<(u64, u64)>,
     lines: Vec<Queue>,
 }
@@ -261,6 +265,7 @@ impl Rig {
             notices: Vec::new(),
             is_mail_held: false,
             generation: 1,
+            published: 0,
             home,
             lines: Vec::new(),
         }
@@ -498,7 +503,8 @@ impl Rig {
     /// # Panics
     /// When it is not answered.
     pub fn finish_command(&mut self, queue: &Queue, cid: u16, data: &[u8]) -> Answer {
-        for _ in 0..10_000 {
+        let mut patience = Patience::for_turns(10_000);
+        while patience.is_left() {
             if queue.line.fetching().contains(&cid) {
                 self.bring(queue, cid, data);
             }
@@ -523,6 +529,18 @@ impl Rig {
         self.generation += 1;
         let snapshot = self.setup.snapshot(self.generation);
         self.tell(&Message::Snapshot(snapshot));
+    }
+
+    /// It goes to one core, and to the next one by the next call: the same for as many calls as there are
+    /// cores.
+    pub fn publish_to(&mut self, core: usize) {
+        if self.published == 0 {
+            self.generation += 1;
+        }
+        self.published = (self.published + 1) % self.setup.cores;
+        let snapshot = self.setup.snapshot(self.generation);
+        self.cores[core].on_message(Message::Snapshot(snapshot));
+        self.collect();
     }
 
     /// A message to all cores.
@@ -551,7 +569,8 @@ impl Rig {
             }
         }
         self.is_mail_held = false;
-        for _ in 0..1000 {
+        let mut patience = Patience::for_turns(1000);
+        while patience.is_left() {
             self.turn();
             if self.cores.iter().all(TargetCore::is_disk_idle) {
                 break;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use spindle_disk::{
-    Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError,
+    Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, Owner,
     ResizeError, Token, Usage,
 };
 use spindle_reactor::mem::Buf;
@@ -115,6 +115,10 @@ impl Disk for ProbeCore {
         self.inner.write_buffers()
     }
 
+    fn free_bytes(&self) -> u64 {
+        self.inner.free_bytes()
+    }
+
     fn take(&mut self, range: BlockRange) -> Option<Buf> {
         self.inner.take(range)
     }
@@ -156,6 +160,10 @@ impl Disk for ProbeCore {
 
     fn poll(&mut self, done: &mut Vec<Done>) -> bool {
         self.inner.poll(done)
+    }
+
+    fn forget(&mut self, owner: Owner) -> usize {
+        self.inner.forget(owner)
     }
 
     fn in_flight(&self) -> usize {

@@ -10,7 +10,7 @@ use spindle_target::snapshot::TransportKind;
 use spindle_target::transport::Transport;
 
 use super::rng::Rng;
-use super::world::Swarm;
+use super::swarm::Swarm;
 
 /// The data of a command.
 #[derive(Debug)]

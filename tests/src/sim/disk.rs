@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spindle_disk::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError,
+    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, Owner,
     ResizeError, Token, Usage,
 };
 use spindle_reactor::mem::Buf;
@@ -147,6 +147,10 @@ impl Disk for PoolCore {
 
     fn poll(&mut self, _done: &mut Vec<Done>) -> bool {
         false
+    }
+
+    fn forget(&mut self, _owner: Owner) -> usize {
+        0
     }
 
     fn in_flight(&self) -> usize {

@@ -12,7 +12,7 @@ use spindle_target::snapshot::TransportKind;
 
 use super::carrier::{Carrier, Data, Happened};
 use super::rng::Rng;
-use super::world::Swarm;
+use super::swarm::Swarm;
 use crate::fabric::{Link, Setting, Weather};
 
 /// What a seed draws besides.
@@ -38,8 +38,6 @@ pub struct Fabric {
     pub burst: usize,
     /// More shakes in a turn.
     pub haste: usize,
-    /// A queue disconnects, or its controller is reset, in a thousand commands.
-    pub leaves_permille: u64,
     /// Chance.
     pub weather: Weather,
 }
@@ -52,6 +50,7 @@ pub fn draw(seed: u64) -> Swarm {
     let rng = &mut rng;
     let is_rough = rng.permille(500);
     let pick = |rng: &mut Rng, of: &[u64]| if is_rough { rng.pick(of) } else { 0 };
+    swarm.leaves_permille = pick(rng, &[0, 1, 4]);
     swarm.fabric = Fabric {
         send_queue: (rng.pick(&[2, 3, 4, 8, 64, 256]), rng.pick(&[1, 2, 4, 128])),
         segments_max: rng.pick(&[1, 2, 16]),
@@ -63,7 +62,6 @@ pub fn draw(seed: u64) -> Swarm {
         probe_after: rng.pick(&[Nanos(1), Nanos::from_us(100), Nanos::from_ms(5)]),
         burst: rng.pick(&[1, 4, 32, 32]),
         haste: 20,
-        leaves_permille: pick(rng, &[0, 1, 4]),
         weather: Weather {
             loss: pick(rng, &[0, 20, 200]),
             failure: pick(rng, &[0, 50, 500]),

@@ -4,18 +4,20 @@ use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
 use arrayvec::ArrayVec;
-use nvme_spec::Sqe;
+use nvme_spec::status::Status;
+use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_target::snapshot::{Peer, TransportKind};
 use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, Full, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Phase, RxBatch};
 
 use super::carrier::{Carrier, Data, Happened};
 use super::rng::Rng;
-use super::world::Swarm;
+use super::swarm::Swarm;
 
 /// One connection and the host's end of it.
 pub struct Wire {
@@ -30,6 +32,9 @@ pub struct Wire {
     capacity: usize,
     target_has_shut: bool,
     host_has_shut: bool,
+    is_excused: bool,
+    /// Commands for which the connection was gone already.
+    refused: Vec<(u16, Option<Buf>)>,
 }
 
 const PIECES: usize = 64;
@@ -47,6 +52,8 @@ impl Wire {
             capacity,
             target_has_shut: false,
             host_has_shut: false,
+            is_excused: false,
+            refused: Vec::new(),
         }
     }
 
@@ -195,11 +202,20 @@ impl Carrier for Wire {
             Data::ToController(buf) => HostData::ToController(buf),
             Data::FromController(buf) => HostData::FromController(buf),
         };
-        let is_taken = self.host.submit(sqe, data).is_ok();
-        assert!(is_taken, "the host's connection refused a command that fits");
+        let Err(Full(data)) = self.host.submit(sqe, data) else { return };
+        assert!(self.host.phase() != Phase::Open, "the host's connection refused a command that fits");
+        let buf = match data {
+            HostData::None => None,
+            HostData::ToController(buf) | HostData::FromController(buf) => Some(buf),
+        };
+        self.refused.push((sqe.cid(), buf));
     }
 
     fn next_event(&mut self) -> Option<Happened> {
+        if let Some((cid, buf)) = self.refused.pop() {
+            let status = Status::HOST_PATHING_ERROR;
+            return Some(Happened::Completed { cid, cqe: Cqe::new(cid, status), buf, result: Err(status) });
+        }
         Some(match self.host.next_event()? {
             HostEvent::Ready { .. } => Happened::Ready,
             HostEvent::Completed { cid, cqe, buf, result } => Happened::Completed { cid, cqe, buf, result },
@@ -239,6 +255,14 @@ impl Carrier for Wire {
 
     fn is_gone(&self) -> bool {
         self.id.is_none()
+    }
+
+    fn excuse(&mut self) {
+        self.is_excused = true;
+    }
+
+    fn is_excused(&self) -> bool {
+        self.is_excused
     }
 }
 

@@ -1,13 +1,12 @@
-//! A run: everything that a seed draws, and the loop that lets it happen.
+//! A run: the target, its hosts, and the loop that lets it happen. What happens besides commands is in
+//! `happen`.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
-use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{Abilities, DiskSource};
+use spindle_disk::fault::Fault;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
@@ -19,131 +18,70 @@ use spindle_target::snapshot::{
 };
 
 use super::carrier::Carrier;
-use super::disk::PoolDisk;
-use super::host::{Issue, Lost, Queue, Stage};
-use super::model::Model;
-use super::rdma::Fabric;
+use super::counts::Counts;
+use super::history::{NEVER, Overlaps, Time};
+use super::host::{Issue, Queue, Stage, Who};
+use super::place::Place;
 use super::rng::Rng;
-
-/// What a seed draws.
-#[derive(Debug, Clone)]
-pub struct Swarm {
-    /// The seed.
-    pub seed: u64,
-    /// Cores of the target.
-    pub cores: usize,
-    /// Hosts, each with a controller.
-    pub hosts: usize,
-    /// I/O queues of each host.
-    pub io_queues: usize,
-    /// Entries of a queue.
-    pub queue_entries: u16,
-    /// Bytes of a block.
-    pub block_bytes: u32,
-    /// Blocks of the namespace.
-    pub blocks: usize,
-    /// Most blocks of a command.
-    pub blocks_max: usize,
-    /// Buffers of a zone of a core's pool.
-    pub buffers: u32,
-    /// Frames beyond the RAM disk's size, in bytes; `None`: the disk uses the pool's buffers.
-    pub slack_bytes: Option<u64>,
-    /// In-capsule data of I/O queues.
-    pub in_capsule_bytes: u32,
-    /// MAXH2CDATA.
-    pub max_h2c_data: u32,
-    /// Header and data digests.
-    pub digests: (bool, bool),
-    /// SQ flow control is off.
-    pub sq_flow_off: bool,
-    /// Most bytes that move at a time.
-    pub chunk: usize,
-    /// Bytes that a wire holds.
-    pub wire_bytes: usize,
-    /// Faults a million commands: error, delay, drop, reorder.
-    pub faults: [u32; 4],
-    /// A host vanishes, in a thousand turns.
-    pub cuts_permille: u64,
-    /// Most bytes of a command.
-    pub transfer_bytes: u32,
-    /// NVMe/RDMA only.
-    pub fabric: Fabric,
-}
-
-impl Swarm {
-    /// Everything from the seed.
-    #[must_use]
-    pub fn draw(seed: u64) -> Swarm {
-        let mut rng = Rng::new(seed);
-        let rng = &mut rng;
-        let has_faults = rng.permille(500);
-        let mut fault = |max| if has_faults { u32::try_from(rng.below(max)).unwrap_or(0) } else { 0 };
-        let faults = [fault(60_000), fault(200_000), fault(20_000), fault(300_000)];
-        Swarm {
-            seed,
-            cores: rng.size(1, 2),
-            hosts: rng.size(1, 2),
-            io_queues: rng.size(1, 3),
-            queue_entries: rng.pick(&[4, 8, 16, 32]),
-            block_bytes: rng.pick(&[512, 4096]),
-            blocks: rng.size(40, 200),
-            blocks_max: rng.pick(&[1, 4, 12]),
-            buffers: u32::try_from(rng.between(2, 12)).unwrap_or(2),
-            slack_bytes: rng.pick(&[None, Some(0), Some(256 << 10)]),
-            in_capsule_bytes: rng.pick(&[0, 512, 4096, 8192]),
-            max_h2c_data: rng.pick(&[4096, 8192, 1 << 20]),
-            digests: (rng.permille(300), rng.permille(300)),
-            sq_flow_off: rng.permille(500),
-            chunk: rng.pick(&[40, 300, 5000, 60_000]),
-            wire_bytes: rng.pick(&[600, 9000, 200_000]),
-            faults,
-            cuts_permille: rng.pick(&[0, 0, 1, 3]),
-            transfer_bytes: 1 << 17,
-            fabric: Fabric::default(),
-        }
-    }
-}
+use super::swarm::Swarm;
 
 /// What a run did.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Report {
     /// Commands that were answered.
     pub commands: u64,
-    /// Commands whose connection ended first.
-    pub cuts: u64,
-    /// Requests that waited for memory.
-    pub waits: u64,
-    /// Connections that ended without the host: the link was lost, or the target let it go.
-    pub losses: u64,
+    /// How often what happened.
+    pub counts: Counts,
 }
 
-struct SimHost<W> {
-    nqn: Nqn,
-    id: [u8; 16],
-    cntlid: u16,
-    queues: Vec<Queue<W>>,
+impl Report {
+    /// Add another run's.
+    pub fn add(&mut self, other: &Report) {
+        self.commands += other.commands;
+        self.counts.add_all(&other.counts);
+    }
+}
+
+pub(super) struct SimHost<W> {
+    pub(super) nqn: Nqn,
+    pub(super) id: [u8; 16],
+    pub(super) cntlid: u16,
+    pub(super) queues: Vec<Queue<W>>,
+    /// Its association, and former ones that are not replaced yet.
+    pub(super) association: usize,
+    pub(super) former: Vec<usize>,
+    /// It sends nothing and takes nothing.
+    pub(super) is_silent: bool,
 }
 
 /// A target with its hosts.
 pub struct World<W: Carrier> {
-    swarm: Swarm,
-    rng: Rng,
-    now: Nanos,
-    cores: Vec<TargetCore<W::Conn>>,
+    pub(super) swarm: Swarm,
+    pub(super) rng: Rng,
+    pub(super) now: Nanos,
+    pub(super) cores: Vec<TargetCore<W::Conn>>,
     /// Messages from core to core, in order.
-    mail: Vec<VecDeque<Message>>,
-    hosts: Vec<SimHost<W>>,
-    /// Connections whose host is gone, and whose end the target has not seen yet.
-    ending: Vec<W>,
-    model: Model,
+    pub(super) mail: Vec<VecDeque<Message>>,
+    pub(super) hosts: Vec<SimHost<W>>,
+    /// Connections whose host is gone, and whose end the target has not seen yet; with their associations.
+    pub(super) ending: Vec<(usize, W)>,
+    pub(super) places: Vec<Place>,
     pool: Pool,
-    control: Arc<FaultControl>,
-    registry: Arc<Registry>,
-    subsystem: Nqn,
-    completed: u64,
-    lost: Vec<Lost>,
-    cuts: u64,
-    losses: u64,
+    pub(super) registry: Arc<Registry>,
+    pub(super) subsystem: Nqn,
+    /// Generation of the newest configuration, and the number of disks that there ever were.
+    pub(super) generation: u64,
+    pub(super) disks: usize,
+    /// The target shuts down.
+    pub(super) is_draining: bool,
+    pub(super) completed: u64,
+    pub(super) clock: Time,
+    /// When each association was replaced.
+    pub(super) closed: Vec<Time>,
+    pub(super) counts: Counts,
+    overlaps: Overlaps,
+    turns: u64,
+    next_happening: u64,
     /// Free bytes of each core's pools at the start.
     home: Vec<(u64, u64)>,
 }
@@ -154,15 +92,26 @@ fn nqn(text: &str) -> Nqn {
     Nqn::new(text).expect("a name")
 }
 
-fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>, transport: TransportKind) -> Arc<Snapshot> {
-    let namespace = Namespace {
-        nsid: 1,
-        disk: DiskId(0),
-        source: Arc::clone(disk),
-        geometry: disk.geometry(),
-        uuid: [1; 16],
-        nguid: [2; 16],
-        counters: Arc::new(NamespaceCounters::new(swarm.cores)),
+fn snapshot(
+    swarm: &Swarm,
+    places: &[Place],
+    generation: u64,
+    disks: usize,
+    transport: TransportKind,
+) -> Arc<Snapshot> {
+    let namespace = |place: &Place| {
+        place.is_there.then(|| {
+            let id = u8::try_from(place.nsid).expect("few");
+            Arc::new(Namespace {
+                nsid: place.nsid,
+                disk: DiskId(place.disk),
+                source: Arc::clone(&place.source),
+                geometry: place.source.geometry(),
+                uuid: [id; 16],
+                nguid: [id; 16],
+                counters: Arc::new(NamespaceCounters::new(swarm.cores)),
+            })
+        })
     };
     let subsystem = Subsystem {
         nqn: nqn(SUBSYSTEM),
@@ -172,12 +121,13 @@ fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>, transport: TransportKind)
         cntlid_range: (1, 100),
         io_queues_max: 16,
         listeners: vec![0],
-        namespaces: vec![Some(Arc::new(namespace))],
+        namespaces: places.iter().map(namespace).collect(),
     };
     let address: SocketAddr = "127.0.0.1:4420".parse().expect("an address");
+    let of = |disk: usize| places.iter().find(|place| place.is_there && place.disk == disk);
     Arc::new(Snapshot {
-        generation: 1,
-        disks: vec![Some(Arc::clone(disk))],
+        generation,
+        disks: (0..disks).map(|disk| of(disk).map(|place| Arc::clone(&place.source))).collect(),
         listeners: vec![Listener {
             port_id: 1,
             transport,
@@ -196,58 +146,15 @@ fn snapshot(swarm: &Swarm, disk: &Arc<dyn DiskSource>, transport: TransportKind)
     })
 }
 
-/// The disk as drawn, without faults.
-fn disk_of(swarm: &Swarm) -> Arc<dyn DiskSource> {
-    let bytes = swarm.blocks as u64 * u64::from(swarm.block_bytes);
-    match swarm.slack_bytes {
-        None => {
-            let has = |bit: u64| swarm.seed >> bit & 1 == 1;
-            let abilities = Abilities { compare: has(0), verify: has(1), copy: has(2) };
-            PoolDisk::with_abilities(swarm.block_bytes, swarm.blocks as u64, abilities)
-        }
-        Some(slack) => {
-            let spec = RamSpec { bytes, block_bytes: swarm.block_bytes, pages: Pages::Base };
-            Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a RAM disk"))
-        }
-    }
+fn zone(buffer_bytes: u32, count: u32) -> ZoneSpec {
+    ZoneSpec { buffer_bytes, count }
 }
 
 impl<W: Carrier> World<W> {
     /// A world as drawn, with all hosts about to connect.
     #[must_use]
     pub fn new(swarm: Swarm) -> World<W> {
-        let (disk, control) = FaultDisk::new(disk_of(&swarm), swarm.seed);
-        for (fault, rate) in
-            [Fault::Error, Fault::Delay, Fault::Drop, Fault::Reorder].into_iter().zip(swarm.faults)
-        {
-            control.set_all(fault, rate);
-        }
-        let snapshot = snapshot(&swarm, &disk, W::KIND);
-        let registry = Arc::new(Registry::default());
-        let zone = |buffer_bytes, count| ZoneSpec { buffer_bytes, count };
-        let cores: Vec<_> = (0..swarm.cores)
-            .map(|core| {
-                let mut zones = vec![zone(4096, swarm.buffers), zone(1 << 17, swarm.buffers)];
-                if swarm.transfer_bytes > 1 << 17 {
-                    zones.push(zone(swarm.transfer_bytes, 1));
-                }
-                let settings = CoreSettings {
-                    core,
-                    cores: swarm.cores,
-                    connections: 64,
-                    disk_depth: 64,
-                    pool: Pool::new(&zones, Pages::Base).expect("a pool"),
-                    admin_pool: Pool::new(&[zone(8192, 2)], Pages::Base).expect("a pool"),
-                    snapshot: Arc::clone(&snapshot),
-                    registry: Arc::clone(&registry),
-                    now: Nanos::ZERO,
-                    wall_ms: 0,
-                };
-                TargetCore::new(settings).expect("a core")
-            })
-            .collect();
-        let home =
-            cores.iter().map(|core| (core.pools().0.free_bytes(), core.pools().1.free_bytes())).collect();
+        let places: Vec<_> = (0..swarm.namespaces).map(|index| Place::new(&swarm, index)).collect();
         let mut zones = vec![zone(4096, 2000), zone(1 << 16, 1000)];
         if swarm.transfer_bytes > 1 << 17 {
             zones.push(zone(swarm.transfer_bytes, 200));
@@ -256,28 +163,95 @@ impl<W: Carrier> World<W> {
         let mut world = World {
             rng: Rng::new(swarm.seed ^ 0xabcd),
             now: Nanos::ZERO,
-            mail: (0..swarm.cores * swarm.cores).map(|_| VecDeque::new()).collect(),
-            cores,
+            mail: Vec::new(),
+            cores: Vec::new(),
             hosts: Vec::new(),
             ending: Vec::new(),
-            model: Model::new(swarm.blocks, swarm.block_bytes as usize),
+            disks: places.len(),
+            places,
             pool,
-            control,
-            registry,
+            registry: Arc::new(Registry::default()),
             subsystem: nqn(SUBSYSTEM),
+            generation: 0,
+            is_draining: false,
             completed: 0,
-            lost: Vec::new(),
-            cuts: 0,
-            losses: 0,
-            home,
+            clock: 1,
+            closed: Vec::new(),
+            counts: Counts::default(),
+            overlaps: Overlaps::default(),
+            turns: 0,
+            next_happening: 0,
+            home: Vec::new(),
             swarm,
         };
         for index in 0..world.swarm.hosts {
             let id = [u8::try_from(index + 1).expect("few"); 16];
             let nqn = nqn(&format!("nqn.2026-01.io.spindle:host{index}"));
-            world.hosts.push(SimHost { nqn, id, cntlid: 0, queues: Vec::new() });
+            let association = world.closed.len();
+            world.closed.push(NEVER);
+            world.hosts.push(SimHost {
+                nqn,
+                id,
+                cntlid: 0,
+                queues: Vec::new(),
+                association,
+                former: Vec::new(),
+                is_silent: false,
+            });
         }
+        world.next_happening = world.rng.between(20, 400);
+        world.start();
         world
+    }
+
+    /// The target starts: new cores, with the disks as they are.
+    pub(super) fn start(&mut self) {
+        self.generation += 1;
+        self.registry = Arc::new(Registry::default());
+        self.is_draining = false;
+        let swarm = &self.swarm;
+        let snapshot = snapshot(swarm, &self.places, self.generation, self.disks, W::KIND);
+        self.mail = (0..swarm.cores * swarm.cores).map(|_| VecDeque::new()).collect();
+        let make = |core| {
+            let mut zones = vec![zone(4096, swarm.buffers), zone(1 << 17, swarm.buffers)];
+            if swarm.transfer_bytes > 1 << 17 {
+                zones.push(zone(swarm.transfer_bytes, 1));
+            }
+            let settings = CoreSettings {
+                core,
+                cores: swarm.cores,
+                connections: 64,
+                disk_depth: 64,
+                pool: Pool::new(&zones, Pages::Base).expect("a pool"),
+                admin_pool: Pool::new(&[zone(8192, 2)], Pages::Base).expect("a pool"),
+                snapshot: Arc::clone(&snapshot),
+                registry: Arc::clone(&self.registry),
+                now: self.now,
+                wall_ms: 0,
+            };
+            TargetCore::new(settings).expect("a core")
+        };
+        self.cores = (0..swarm.cores).map(make).collect();
+        self.home = self.free_bytes();
+    }
+
+    fn free_bytes(&self) -> Vec<(u64, u64)> {
+        self.cores.iter().map(|core| (core.pools().0.free_bytes(), core.pools().1.free_bytes())).collect()
+    }
+
+    /// A configuration with the namespaces as they are now, on its way to all cores.
+    pub(super) fn publish(&mut self) {
+        self.generation += 1;
+        let snapshot = snapshot(&self.swarm, &self.places, self.generation, self.disks, W::KIND);
+        for core in 0..self.cores.len() {
+            let own = core * self.cores.len() + core;
+            self.mail[own].push_back(Message::Snapshot(Arc::clone(&snapshot)));
+        }
+    }
+
+    /// All cores have the newest configuration.
+    pub(super) fn is_published(&self) -> bool {
+        self.cores.iter().all(|core| core.snapshot().generation == self.generation)
     }
 
     /// Let it happen until `commands` were answered; then close everything and check that nothing is left
@@ -286,27 +260,29 @@ impl<W: Carrier> World<W> {
     /// # Panics
     /// When the target breaks a promise, or makes no progress.
     pub fn run(mut self, commands: u64) -> Report {
-        let mut turns = 0u64;
         while self.completed < commands {
             self.turn();
-            turns += 1;
-            assert!(
-                turns < commands * 20_000 + 1_000_000,
-                "no progress: {} of {commands} commands",
-                self.completed
-            );
+            if self.completed >= self.next_happening {
+                self.next_happening = self.completed + self.rng.between(50, 600);
+                self.happen();
+            }
         }
         self.finish()
     }
 
-    fn turn(&mut self) {
+    pub(super) fn turn(&mut self) {
+        self.turns += 1;
         self.now = Nanos(self.now.0 + self.rng.between(100, 20_000));
         for index in 0..self.hosts.len() {
-            if self.hosts[index].queues.is_empty() {
+            if self.hosts[index].queues.is_empty() && !self.is_draining {
                 self.connect(index, 0);
             }
+            if self.hosts[index].is_silent || self.hosts[index].queues.is_empty() {
+                continue;
+            }
             self.host_turn(index);
-            if self.rng.permille(self.swarm.cuts_permille) && self.rng.permille(100) {
+            if self.rng.below(1_000_000) < self.swarm.cuts_ppm {
+                self.counts.hit("cuts");
                 self.cut(index);
             }
         }
@@ -315,7 +291,7 @@ impl<W: Carrier> World<W> {
             self.end_some();
         }
         if self.rng.permille(2) {
-            self.control.release_dropped();
+            self.places.iter().for_each(|place| place.control.release_dropped());
         }
     }
 
@@ -323,54 +299,88 @@ impl<W: Carrier> World<W> {
         let core = self.rng.size(0, self.cores.len() - 1);
         let World { swarm, cores, now, rng, .. } = self;
         let wire = W::open(swarm, qid, &mut cores[core], core, *now, rng);
-        self.hosts[index].queues.push(Queue::new(qid, wire, self.swarm.queue_entries));
+        let host = &mut self.hosts[index];
+        host.queues.push(Queue::new(qid, wire, self.swarm.queue_entries, host.association));
     }
 
     fn host_turn(&mut self, index: usize) {
-        let World { swarm, rng, cores, hosts, model, pool, completed, lost, subsystem, now, .. } = self;
+        let World { swarm, rng, cores, hosts, places, pool, completed, subsystem, now, ending, .. } = self;
         let host = &mut hosts[index];
-        let SimHost { nqn, id, cntlid, queues } = host;
-        let has_faults = swarm.faults.iter().any(|rate| *rate > 0);
-        let (blocks_max, leaves_permille) = (swarm.blocks_max, swarm.fabric.leaves_permille);
-        let is_leaving = queues.iter().any(|queue| queue.stage == Stage::Leaving || queue.wire.is_excused());
-        let mut issue =
-            Issue { rng, model, pool, blocks_max, has_faults, completed, lost, leaves_permille, is_leaving };
+        let queues = &mut host.queues;
+        host.former.retain(|old| self.closed[*old] == NEVER);
+        // What the target has not noticed yet does not hold up a Connect.
+        let is_ending = |old: &usize| ending.iter().any(|(association, _)| association == old);
+        let replaces: Vec<usize> = host.former.iter().copied().filter(|old| !is_ending(old)).collect();
+        let is_draining = self.is_draining;
+        let is_leaving = is_draining
+            || queues.iter().any(|queue| queue.stage == Stage::Leaving || queue.wire.is_excused());
+        let mut issue = Issue {
+            rng,
+            places,
+            pool,
+            clock: &mut self.clock,
+            closed: &mut self.closed,
+            turn: self.turns,
+            blocks_max: swarm.blocks_max,
+            has_faults: swarm.faults.iter().any(|rate| *rate > 0),
+            completed,
+            counts: &mut self.counts,
+            aborts_over: Vec::new(),
+            leaves_permille: swarm.leaves_permille,
+            is_leaving,
+        };
+        let who = Who {
+            nqn: &host.nqn,
+            id: host.id,
+            subsystem,
+            sq_flow_off: swarm.sq_flow_off,
+            kato_ms: swarm.kato_ms,
+            replaces: &replaces,
+        };
         for queue in queues.iter_mut() {
             let core = queue.wire.core();
             for _ in 0..issue.rng.size(1, 6 + swarm.fabric.haste) {
                 queue.wire.shake(&mut cores[core], swarm, issue.rng, *now);
-                queue.on_events(&mut issue, (nqn, *id), subsystem, cntlid, swarm.sq_flow_off);
+                queue.on_events(&mut issue, &who, &mut host.cntlid);
             }
             queue.issue(&mut issue);
             issue.is_leaving |= queue.stage == Stage::Leaving;
+            if issue.turn.is_multiple_of(128) && !is_draining {
+                queue.check_age(issue.turn, swarm.patience);
+            }
         }
         if queues.len() > 1 && issue.rng.permille(5) {
             let (admin, ios) = queues.split_at_mut(1);
             let victim = issue.rng.size(0, ios.len() - 1);
             admin[0].abort(&mut issue, &mut ios[victim]);
         }
+        for (qid, cid) in std::mem::take(&mut issue.aborts_over) {
+            queues.iter_mut().filter(|queue| queue.qid == qid).for_each(|queue| queue.end_abort(cid));
+        }
+        self.after_host_turn(index);
+    }
+
+    /// Queues that are gone, and queues that are still to come.
+    fn after_host_turn(&mut self, index: usize) {
+        let queues = &self.hosts[index].queues;
         let admin_is_live = queues.first().is_some_and(|queue| queue.stage == Stage::Live);
-        let is_dead = |queue: &Queue<W>| queue.stage == Stage::Dead;
-        assert!(
-            !queues.iter().any(is_dead) || queues.iter().any(|queue| queue.wire.is_excused()),
-            "the target closed a connection by itself"
-        );
-        // As Linux: what one queue loses, the controller has lost. Some never hear of it, and time out.
+        let is_dead = queues.iter().any(|queue| queue.stage == Stage::Dead);
         let excused = queues.iter().filter(|queue| queue.wire.is_excused()).count() as u64;
-        if queues.iter().any(is_dead) || excused > 0 && issue.rng.permille(5 * excused) {
-            self.losses += excused;
+        assert!(!is_dead || excused > 0 || self.is_draining, "the target closed a connection by itself");
+        // As Linux: what one queue loses, the controller has lost. Some never hear of it, and time out.
+        if is_dead || excused > 0 && self.rng.permille(5 * excused) {
+            self.counts.add("losses", excused);
             self.cut(index);
             return;
         }
-        if admin_is_live && queues.len() <= swarm.io_queues {
+        if admin_is_live && queues.len() <= self.swarm.io_queues && !self.is_draining {
             let qid = u16::try_from(queues.len()).expect("few");
             self.connect(index, qid);
         }
     }
 
     /// A host vanishes with all its connections, and comes back.
-    fn cut(&mut self, index: usize) {
-        self.cuts += 1;
+    pub(super) fn cut(&mut self, index: usize) {
         let mut queues = std::mem::take(&mut self.hosts[index].queues);
         // In any order: the admin queue may be the last to be noticed.
         let turn = self.rng.size(0, queues.len().saturating_sub(1));
@@ -379,31 +389,46 @@ impl<W: Carrier> World<W> {
             let core = queue.wire.core();
             queue.wire.cut(&mut self.cores[core], &mut self.rng);
         }
-        let World { swarm, rng, hosts, model, pool, completed, lost, subsystem, .. } = self;
+        let World { swarm, rng, hosts, places, pool, completed, subsystem, .. } = self;
         let host = &mut hosts[index];
         let mut issue = Issue {
             rng,
-            model,
+            places,
             pool,
+            clock: &mut self.clock,
+            closed: &mut self.closed,
+            turn: self.turns,
             blocks_max: 1,
             has_faults: true,
             completed,
-            lost,
+            counts: &mut self.counts,
+            aborts_over: Vec::new(),
             leaves_permille: 0,
             is_leaving: true,
         };
+        let who = Who {
+            nqn: &host.nqn,
+            id: host.id,
+            subsystem,
+            sq_flow_off: swarm.sq_flow_off,
+            kato_ms: swarm.kato_ms,
+            replaces: &[],
+        };
         for queue in &mut queues {
             queue.stage = Stage::Dead;
-            queue.on_events(&mut issue, (&host.nqn, host.id), subsystem, &mut host.cntlid, swarm.sq_flow_off);
+            queue.on_events(&mut issue, &who, &mut host.cntlid);
         }
-        self.ending.extend(queues.into_iter().map(|queue| queue.wire));
+        host.former.push(host.association);
+        host.association = self.closed.len();
+        self.closed.push(NEVER);
+        self.ending.extend(queues.into_iter().map(|queue| (queue.association, queue.wire)));
         self.end_some();
     }
 
     /// Connections without a host go on until the target has noticed.
     fn end_some(&mut self) {
         let World { swarm, rng, cores, ending, now, .. } = self;
-        ending.retain_mut(|wire| {
+        ending.retain_mut(|(_, wire)| {
             for _ in 0..rng.size(1, 20) {
                 let core = &mut cores[wire.core()];
                 if wire.is_over() {
@@ -413,15 +438,12 @@ impl<W: Carrier> World<W> {
             }
             !wire.is_over()
         });
-        if self.ending.is_empty() {
-            self.settle();
-        }
     }
 
-    /// Let the disks come to rest; then the fate of lost writes is decided, if unknown.
-    fn settle(&mut self) {
+    /// Let the disks come to rest.
+    pub(super) fn settle(&mut self) {
         for _ in 0..10_000 {
-            self.control.release_dropped();
+            self.places.iter().for_each(|place| place.control.release_dropped());
             for core in &mut self.cores {
                 core.poll();
             }
@@ -431,12 +453,9 @@ impl<W: Carrier> World<W> {
                 break;
             }
         }
-        for Lost { first, tags } in self.lost.drain(..) {
-            self.model.end_write(first, &tags, false);
-        }
     }
 
-    fn cores_turn(&mut self) {
+    pub(super) fn cores_turn(&mut self) {
         for index in 0..self.cores.len() {
             if self.rng.permille(600) {
                 self.cores[index].set_time(self.now, self.now.as_ms());
@@ -456,7 +475,8 @@ impl<W: Carrier> World<W> {
             }
             while let Some(id) = self.cores[from].next_touched() {
                 let queues = self.hosts.iter_mut().flat_map(|host| &mut host.queues);
-                let wires = queues.map(|queue| &mut queue.wire).chain(&mut self.ending);
+                let wires =
+                    queues.map(|queue| &mut queue.wire).chain(self.ending.iter_mut().map(|(_, wire)| wire));
                 wires.filter(|wire| wire.core() == from).for_each(|wire| wire.touch(id));
             }
             while self.cores[from].next_closed().is_some() {}
@@ -470,27 +490,77 @@ impl<W: Carrier> World<W> {
         }
     }
 
-    fn finish(mut self) -> Report {
+    /// All hosts go; nothing of them is left in the target.
+    pub(super) fn close_all(&mut self) {
         for index in 0..self.hosts.len() {
             self.cut(index);
         }
+        self.end_all();
+        self.settle();
+        self.check_home();
+    }
+
+    pub(super) fn end_all(&mut self) {
         for _ in 0..100_000 {
             if self.ending.is_empty() {
                 break;
             }
-            self.now = Nanos(self.now.0 + 10_000);
+            // Over RDMA a close may take 2 s, and the end of a host that vanished before ESTABLISHED 30 s.
+            self.now = Nanos(self.now.0 + 1_000_000);
             self.cores_turn();
             self.end_some();
         }
         assert!(self.ending.is_empty(), "a connection does not end");
-        self.settle();
-        let waits = self.cores.iter().map(|core| core.usage().waits).sum();
-        for (core, home) in self.cores.iter().zip(&self.home) {
+    }
+
+    /// Everything is back where it was at the start.
+    pub(super) fn check_home(&mut self) {
+        let waits: u64 = self.cores.iter().map(|core| core.usage().waits).sum();
+        self.counts.add("waits", waits);
+        for core in &self.cores {
             assert_eq!(core.usage().connections, 0, "a connection outlived its host");
-            let now = (core.pools().0.free_bytes(), core.pools().1.free_bytes());
-            assert_eq!(now, *home, "buffers of core were not given back");
         }
+        assert_eq!(self.free_bytes(), self.home, "buffers of cores were not given back");
         assert_eq!(self.registry.count(), 0, "a controller outlived its host");
-        Report { commands: self.completed, cuts: self.cuts, waits, losses: self.losses }
+    }
+
+    pub(super) fn judged(&mut self, overlaps: Result<Overlaps, String>) {
+        self.overlaps += overlaps.unwrap_or_else(|complaint| panic!("{complaint}"));
+    }
+
+    fn finish(mut self) -> Report {
+        self.close_all();
+        for index in 0..self.places.len() {
+            let place = &mut self.places[index];
+            let faults = [Fault::Error, Fault::Delay, Fault::Drop, Fault::Reorder];
+            faults
+                .into_iter()
+                .for_each(|fault| self.counts.add(name_of(fault), place.control.injected(fault)));
+            self.clock += 2;
+            let left = place.left();
+            self.counts.add("judged blocks", left.len() as u64);
+            let overlaps = place.history.judge(self.clock, &left, &self.closed);
+            if let Some(medium) = &place.medium {
+                self.counts.add("planted", medium.planted());
+                let (torn, lost) = medium.torn_and_lost();
+                self.counts.add("torn writes", torn);
+                self.counts.add("lost blocks", lost);
+            }
+            self.judged(overlaps);
+        }
+        self.counts.add("turns", self.turns);
+        self.counts.add("overlapping reads", self.overlaps.reads);
+        self.counts.add("overlapping writes", self.overlaps.writes);
+        self.counts.add("overlapping swaps", self.overlaps.swaps);
+        Report { commands: self.completed, counts: self.counts }
+    }
+}
+
+fn name_of(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Error => "errors",
+        Fault::Delay => "delays",
+        Fault::Drop => "drops",
+        Fault::Reorder => "reorders",
     }
 }

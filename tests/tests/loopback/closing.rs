@@ -200,6 +200,8 @@ fn all_connections_are_there(address: SocketAddr) {
     wait_until("connections were not given back", || {
         let mut host = RawHost::open(address);
         if host.initialize() {
+            // Before that a newer connection would take its place.
+            host.connect(0, CNTLID_DYNAMIC);
             held.push(host);
         }
         held.len() == CONNECTIONS

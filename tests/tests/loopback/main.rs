@@ -1,8 +1,10 @@
 //! Initiator against target in two processes on loopback, and hosts that stop anywhere in the protocol.
 //!
 //! `commands`: the matrix of commands and disks. `closing`: abrupt closes in every state. `restart`: kill -9,
-//! reload. `descriptors`, `unread_log`: what the machine may run out of. `namespaces`, `drain`, `discovery`,
-//! `smart`: what they say.
+//! reload. `initiators`: what others' initiators do. `descriptors`, `unread_log`: what the machine may run
+//! out of. `namespaces`, `drain`, `discovery`,
+//! `smart`: what they say. `full_sockets`: buffers smaller than a reply.
+//! `unconnected`: peers that never send Connect.
 #![forbid(unsafe_code)]
 
 mod closing;
@@ -10,9 +12,13 @@ mod commands;
 mod descriptors;
 mod discovery;
 mod drain;
+mod full_sockets;
+mod initiators;
 mod namespaces;
+mod options;
 mod restart;
 mod smart;
+mod unconnected;
 mod unread_log;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

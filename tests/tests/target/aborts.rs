@@ -6,7 +6,9 @@ use nvme_spec::feature::FeatureId;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
+use spindle_reactor::clock::Nanos;
 use spindle_target::qpair::request::State;
+use spindle_target::transport::CloseReason;
 use spindle_tests::script::{CC_ENABLED, Host, Probe, Queue, Record, Rig, Setup, Want};
 
 use crate::{assert_ok, pool_disk};
@@ -83,8 +85,27 @@ fn the_last_waiting_command_may_be_aborted_and_the_line_goes_on() {
 }
 
 #[test]
-fn a_command_whose_data_is_on_its_way_ends_without_effect_when_it_is_here() {
+fn a_command_whose_data_is_to_come_from_the_host_ends_at_once_without_effect() {
+    // It was answered when its data had come, up to 30 s after an Abort that said "aborted".
     on_one_and_two_cores(|Fixture { rig, host, record, .. }| {
+        let free = rig.cores[host.io.core].pools().0.free_bytes();
+        rig.send(&host.io, write(1), 512);
+        assert!(abort(rig, &host.admin, 1, 1));
+        let answer = rig.answer(&host.io).expect("an answer at once");
+        assert_eq!((answer.cid, answer.status), (1, Status::ABORTED_BY_REQUEST));
+        assert!(!abort(rig, &host.admin, 1, 1), "it is over");
+        assert_eq!((record.take(), host.io.line.fetching()), (vec![], vec![]));
+        assert_eq!(rig.cores[host.io.core].pools().0.free_bytes(), free, "its buffer is back");
+        // Nothing is waited for any more, and the identifier serves again.
+        rig.pass(Nanos::from_secs(60));
+        assert_ok(&rig.run(&host.io, write(1), &[1; 512]));
+    });
+}
+
+#[test]
+fn a_command_whose_data_a_device_brings_ends_without_effect_when_it_is_here() {
+    on_one_and_two_cores(|Fixture { rig, host, record, .. }| {
+        host.io.line.keep_fetches();
         rig.send(&host.io, write(1), 512);
         assert!(abort(rig, &host.admin, 1, 1));
         assert!(abort(rig, &host.admin, 1, 1), "again, and it is still so");
@@ -93,6 +114,20 @@ fn a_command_whose_data_is_on_its_way_ends_without_effect_when_it_is_here() {
         let answer = rig.answer(&host.io).expect("an answer");
         assert_eq!((answer.cid, answer.status), (1, Status::ABORTED_BY_REQUEST));
         assert_eq!(record.take(), []);
+    });
+}
+
+#[test]
+fn aborts_do_not_make_a_host_that_keeps_its_data_back_live_longer() {
+    on_one_and_two_cores(|Fixture { rig, host, .. }| {
+        rig.send(&host.io, write(1), 512);
+        for cid in 2..5 {
+            rig.send(&host.io, write(cid), 512);
+            assert!(abort(rig, &host.admin, 1, cid));
+            rig.pass(Nanos::from_secs(9));
+        }
+        rig.pass(Nanos::from_secs(5));
+        assert_eq!(host.io.line.closed(), Some(CloseReason::HostError));
     });
 }
 
@@ -195,9 +230,8 @@ fn admin_commands_are_aborted_while_they_wait_for_memory_or_data() {
         let seen: Vec<_> =
             rig.answers(&host.admin).iter().map(|answer| (answer.cid, answer.status)).collect();
         let ok = Status::SUCCESS;
-        assert_eq!(seen, [(3, Status::ABORTED_BY_REQUEST), (0x500, ok), (0x501, ok)]);
-        rig.bring(&host.admin, 1, &[0; 512]);
-        assert_eq!(rig.answer(&host.admin).map(|answer| answer.status), Some(Status::ABORTED_BY_REQUEST));
+        let aborted = Status::ABORTED_BY_REQUEST;
+        assert_eq!(seen, [(3, aborted), (0x500, ok), (1, aborted), (0x501, ok)]);
         rig.bring(&host.admin, 2, &[0; 512]);
         assert_ok(&rig.answer(&host.admin).expect("an answer"));
     });
@@ -254,8 +288,11 @@ fn an_answer_for_an_abort_whose_queue_has_ended_goes_to_nobody() {
     rig.cores[1].on_message(question);
     rig.turn();
     rig.hang_up(&host.admin);
-    // A new admin queue is in the same place, with an Abort of its own in the same place.
-    let (admin, answer) = rig.connect(0, Want::admin());
+    // A new admin queue is in the same place, with an Abort of its own in the same place. It is of another
+    // host: the same one would wait until its I/O queue is closed.
+    let admin = rig.accept(0);
+    let answer = rig.try_connect(&admin, Want::admin(), "nqn.2026-01.io.spindle:other");
+    assert_eq!(admin.id.index(), host.admin.id.index());
     assert_ne!(answer.result & 0xffff, u64::from(host.cntlid));
     rig.set_cc(&admin, CC_ENABLED);
     rig.send(&admin, Sqe::abort(3, 1, 99), 0);

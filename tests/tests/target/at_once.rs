@@ -1,12 +1,14 @@
 //! Writes whose data is here with the command: answered as they come, and everything that sends them the long
 //! way.
 
+use nvme_spec::register::CC;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::DiskError;
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
+use spindle_reactor::clock::Nanos;
 use spindle_target::qpair::request::State;
-use spindle_target::transport::DataPointer;
-use spindle_tests::script::{Queue, Rig, Setup};
+use spindle_target::transport::{CloseReason, DataPointer};
+use spindle_tests::script::{CC_DISABLED, Probe, Queue, Rig, Setup, Want};
 
 use crate::{assert_ok, assert_refused, pattern, pool_disk, ram_disk};
 
@@ -108,5 +110,74 @@ fn such_a_write_does_not_pass_what_waits_for_memory() {
         assert_ok(&rig.finish_command(&host.io, cid, &[3; 512]));
     }
     assert_eq!(rig.read(&host.io, Sqe::read(4, 2, 7, 1), 512).data, [3; 512]);
+    rig.finish();
+}
+
+#[test]
+fn such_a_write_does_not_pass_what_another_queue_waits_for() {
+    let zones = vec![(4096, 1)];
+    let mut rig = Rig::new(Setup { zones, ..Setup::small(vec![pool_disk(512), ram_disk(512)]) });
+    let (_, cntlid) = rig.admin(0, 0);
+    let [first, second, third] = [1, 2, 3].map(|qid| rig.io(0, Want::io(cntlid, qid)));
+    rig.send(&first, Sqe::write(1, 1, 0, 1, false), 512);
+    rig.send(&second, Sqe::write(1, 1, 1, 1, false), 512);
+    assert_eq!(rig.states(&second), [(State::NeedBuffer, 1)]);
+    assert!(!send(&mut rig, &third, Sqe::write(1, 2, 7, 1, false), &[3; 512]), "the second was first");
+    assert_eq!(rig.states(&third), [(State::NeedBuffer, 1)]);
+    for queue in [&first, &second, &third] {
+        assert_ok(&rig.finish_command(queue, 1, &[3; 512]));
+    }
+    assert!(send(&mut rig, &third, Sqe::write(2, 2, 7, 1, false), &[4; 512]), "nobody waits any more");
+    assert_ok(&rig.answer(&third).expect("an answer"));
+    rig.finish();
+}
+
+#[test]
+fn what_is_answered_at_once_is_a_sign_of_life() {
+    for is_write in [false, true] {
+        let mut rig = Rig::new(Setup::small(vec![ram_disk(512)]));
+        let (admin, cntlid) = rig.admin(0, 5000);
+        let io = rig.io(0, Want::io(cntlid, 1));
+        for _ in 0..30 {
+            if is_write {
+                assert!(send(&mut rig, &io, Sqe::write(1, 1, 0, 1, false), &[1; 512]));
+                assert_ok(&rig.answer(&io).expect("an answer"));
+            } else {
+                assert_ok(&rig.read(&io, Sqe::read(1, 1, 0, 1), 512));
+            }
+            rig.pass(Nanos::from_secs(1));
+        }
+        assert_eq!(io.line.closed(), None);
+        rig.pass(Nanos::from_secs(11));
+        assert_eq!(admin.line.closed(), Some(CloseReason::KeepAliveExpired));
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_controller_that_is_disabled_does_nothing_at_once_either() {
+    let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![ram_disk(512)]) });
+    let (admin, cntlid) = rig.admin(0, 0);
+    let io = rig.io(1, Want::io(cntlid, 1));
+    // The other core has not yet heard of it.
+    rig.send(&admin, Sqe::property_set(1, false, CC, CC_DISABLED), 0);
+    assert!(!send(&mut rig, &io, Sqe::write(1, 1, 7, 1, false), &[9; 512]));
+    rig.send(&io, Sqe::read(2, 1, 7, 1), 512);
+    for answer in rig.answers(&io) {
+        assert_refused(&answer, Status::COMMAND_SEQUENCE_ERROR);
+    }
+    rig.finish();
+}
+
+#[test]
+fn a_write_to_a_disk_that_is_read_only_is_refused_at_once_too() {
+    let (disk, asked) =
+        Probe::over(ram_disk(512), |geometry| spindle_disk::Geometry { is_read_only: true, ..geometry });
+    let mut rig = Rig::new(Setup::small(vec![disk]));
+    let host = rig.host();
+    assert!(!send(&mut rig, &host.io, Sqe::write(1, 1, 7, 1, false), &[9; 512]));
+    assert_refused(&rig.answer(&host.io).expect("an answer"), Status::NAMESPACE_IS_WRITE_PROTECTED);
+    assert_eq!(asked.take(), []);
+    assert_ok(&rig.read(&host.io, Sqe::read(2, 1, 7, 1), 512));
     rig.finish();
 }

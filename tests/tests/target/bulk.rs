@@ -7,7 +7,8 @@ use nvme_spec::register::CC;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Broken, Fault, FaultControl, FaultDisk};
 use spindle_disk::{
-    BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, ResizeError, Token, Usage,
+    BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, Owner, ResizeError, Token,
+    Usage,
 };
 use spindle_reactor::mem::Buf;
 use spindle_target::counters::IoTotals;
@@ -594,6 +595,10 @@ impl Disk for KeepingCore {
 
     fn poll(&mut self, done: &mut Vec<Done>) -> bool {
         self.0.poll(done)
+    }
+
+    fn forget(&mut self, owner: Owner) -> usize {
+        self.0.forget(owner)
     }
 
     fn in_flight(&self) -> usize {

@@ -9,12 +9,14 @@ use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_target::transport::{CloseReason, Event};
-use spindle_tests::script::{CC_DISABLED, Fetch, Host, Queue, Rig, Setup, Want};
+use spindle_tests::script::{
+    CC_DISABLED, Fetch, HOST, Host, Queue, Rig, Setup, Want, connect_data, connect_sqe,
+};
 
 use crate::{assert_ok, pool_disk};
 
 /// The states in which a request can be between two calls. `New` is left within one.
-const STATES: [State; 9] = [
+const STATES: [State; 10] = [
     State::NeedBuffer,
     State::Fetching,
     State::Executing,
@@ -23,6 +25,7 @@ const STATES: [State; 9] = [
     State::Fused,
     State::Held,
     State::Aborting,
+    State::Barred,
     State::Replying,
 ];
 
@@ -93,6 +96,16 @@ fn enter(fixture: &mut Fixture, state: State) -> Queue {
             rig.is_mail_held = true;
             rig.send(&host.admin, Sqe::abort(1, 1, 99), 0);
         }
+        State::Barred => {
+            control.set_all(Fault::Drop, 1_000_000);
+            rig.send(&io, Sqe::read(1, 1, 0, 1), 512);
+            rig.hang_up(&io);
+            let queue = rig.accept(0);
+            rig.send(&queue, connect_sqe(Want::admin()), 1024);
+            rig.bring(&queue, 0, &connect_data(Want::admin(), HOST));
+            assert_eq!(rig.states(&queue), [(State::Barred, 1)]);
+            return queue;
+        }
         State::Replying => rig.send(&io, Sqe::read(1, 1, 0, 1), 512),
     }
     let queue = if matches!(state, State::Held | State::Aborting) { host.admin.clone() } else { io };
@@ -160,7 +173,8 @@ fn completions_of_a_queue_that_has_ended_touch_no_queue_in_its_place() {
     let old = enter(&mut fixture, State::Executing);
     let Fixture { mut rig, host, control } = fixture;
     rig.hang_up(&old);
-    let new = rig.io(0, Want::io(host.cntlid, 1));
+    // Not of the same number: that one's is taken as long as the disk has something of it.
+    let new = rig.io(0, Want::io(host.cntlid, 2));
     assert_eq!(new.id.index(), old.id.index(), "it is in the same place");
     // Commands in the same places, with the same identifiers.
     rig.send(&new, Sqe::read(1, 1, 0, 1), 512);
@@ -299,4 +313,48 @@ fn many_connects_and_ends_leave_no_controller_and_no_buffer() {
         assert_eq!(rig.registry.count(), 0);
     }
     rig.finish();
+}
+
+/// How much stack the target takes for this end of hosts that have so many I/O queues with commands each.
+fn stack_of_end(hosts: usize, queues: u16, commands: u16, by: End) -> usize {
+    let (disk, control) = FaultDisk::new(pool_disk(512), 1);
+    let zones = vec![(4096, 64)];
+    let mut rig = Rig::new(Setup { zones, connections: 128, ..Setup::small(vec![disk]) });
+    let mut all = Vec::new();
+    let mut host = None;
+    for _ in 0..hosts {
+        let (admin, cntlid) = rig.admin(0, 5000);
+        let ios: Vec<Queue> = (1..=queues).map(|qid| rig.io(0, Want::io(cntlid, qid))).collect();
+        all.extend(ios.iter().cloned());
+        host.get_or_insert(Host { admin, io: ios[0].clone(), cntlid });
+    }
+    // Some of them are at the disk, the others wait for memory.
+    control.set_all(Fault::Drop, 1_000_000);
+    for io in &all {
+        (1..=commands).for_each(|cid| rig.send(io, Sqe::read(cid, 1, 0, 1), 512));
+        let _ = io.line.take_stack_low();
+    }
+    let host = host.expect("one at least");
+    let mut fixture = Fixture { rig, host: Host { io: all[0].clone(), ..host }, control };
+    let above = spindle_tests::script::stack_address();
+    end(&mut fixture, &all[0], by);
+    let Fixture { mut rig, control, .. } = fixture;
+    control.set_all(Fault::Drop, 0);
+    control.release_dropped();
+    rig.turn();
+    let lows = all.iter().filter_map(|io| io.line.take_stack_low());
+    let low = lows.min().expect("the target has looked at its queues");
+    let ended = all.iter().filter(|io| io.line.closed().is_some()).count();
+    assert!(ended >= usize::from(queues), "{by:?} ended {ended} queues");
+    rig.finish();
+    above - low
+}
+
+#[test]
+fn an_end_of_many_queues_takes_no_more_stack_than_that_of_one() {
+    for by in [End::AdminHungUp, End::Reset, End::HostRemoved, End::SilentHost] {
+        let (one, many) = (stack_of_end(1, 1, 1, by), stack_of_end(6, 16, 15, by));
+        // 96 queues, each with a call of its own within that of the one before, would need far more.
+        assert!(many < one + 1024, "{by:?}: {one} bytes for one queue, {many} for many");
+    }
 }

@@ -1,5 +1,6 @@
 //! Fused Compare and Write: the pair, and everything that is not one.
 
+use nvme_spec::identify::Cns;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
@@ -80,7 +81,30 @@ fn a_pair_writes_when_the_content_is_as_expected_and_otherwise_not() {
 fn two_namespaces() -> (Rig, Host) {
     let mut rig = Rig::new(Setup::small(vec![pool_disk(512), pool_disk(4096)]));
     let host = rig.host();
+    // A device brings the data: a half that is given up ends when that is through.
+    host.io.line.keep_fetches();
     (rig, host)
+}
+
+#[test]
+fn a_half_that_is_given_up_does_not_wait_for_data_that_its_host_may_keep_back() {
+    let mut rig = Rig::new(Setup::small(vec![pool_disk(512), pool_disk(4096)]));
+    let host = rig.host();
+    let io = &host.io;
+    rig.send(io, first(1, 5), 512);
+    rig.send(io, Sqe::flush(1, 1), 0);
+    let mut answers: Vec<_> =
+        rig.answers(io).iter().map(|answer| (answer.cid, answer.status.code())).collect();
+    answers.sort_unstable();
+    assert_eq!(answers, [(1, Status::SUCCESS), (COMPARE, Status::ABORTED_MISSING_FUSED)]);
+    // A half with damaged data ends the other, of which none has come.
+    rig.send(io, first(1, 5), 512);
+    rig.send(io, second(1, 5), 512);
+    rig.bring_result(io, COMPARE, &[0; 512], Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR));
+    let (compare, write) = pair(&mut rig, io);
+    assert_eq!(compare.status.code(), Status::COMMAND_TRANSIENT_TRANSPORT_ERROR);
+    assert_eq!(write.status.code(), Status::ABORTED_FAILED_FUSED);
+    rig.finish();
 }
 
 #[test]
@@ -229,9 +253,21 @@ fn fuse_is_refused_where_it_means_nothing() {
     }
     let (disk, _) =
         Probe::over(pool_disk(512), |geometry| Geometry { can_compare_and_write: false, ..geometry });
-    let mut rig = Rig::new(Setup::small(vec![disk]));
+    let mut rig = Rig::new(Setup::small(vec![disk, pool_disk(512)]));
     let host = rig.host();
+    let id = rig.read(&host.admin, Sqe::identify(1, Cns::CONTROLLER, 0, 0), 4096);
+    assert_eq!(id.data[522] & 1, 1, "FUSES: one namespace can");
     assert_refused(&rig.run(&host.io, first(1, 0), &[0; 512]), Status::INVALID_FIELD);
+    assert_refused(&rig.run(&host.io, second(1, 0), &[1; 512]), Status::INVALID_FIELD);
+    assert_eq!(content(&mut rig, &host.io, 1, 0, 512), [0; 512]);
+    rig.send(&host.io, first(2, 0), 512);
+    rig.send(&host.io, second(2, 0), 512);
+    rig.bring(&host.io, COMPARE, &[0; 512]);
+    rig.bring(&host.io, WRITE, &[1; 512]);
+    let (compare, write) = pair(&mut rig, &host.io);
+    assert_ok(&compare);
+    assert_ok(&write);
+    assert_eq!(content(&mut rig, &host.io, 2, 0, 512), [1; 512]);
     rig.finish();
 }
 
@@ -262,12 +298,18 @@ fn damaged_data_of_either_half_fails_both_and_writes_nothing() {
 fn an_abort_of_either_half_fails_both_and_writes_nothing() {
     for victim in [COMPARE, WRITE] {
         for order in [[COMPARE, WRITE], [WRITE, COMPARE]] {
-            let (mut rig, host) = two_namespaces();
+            // A device has the buffers in one order, and in the other nothing is waited for.
+            let is_at_device = order[0] == COMPARE;
+            let mut rig = Rig::new(Setup::small(vec![pool_disk(512), pool_disk(4096)]));
+            let host = rig.host();
+            if is_at_device {
+                host.io.line.keep_fetches();
+            }
             rig.send(&host.io, first(1, 5), 512);
             rig.send(&host.io, second(1, 5), 512);
             let answer = rig.run(&host.admin, Sqe::abort(1, 1, victim), &[]);
             assert_eq!((answer.status, answer.result), (Status::SUCCESS, 0), "aborted");
-            for cid in order {
+            for cid in order.into_iter().filter(|_| is_at_device) {
                 rig.bring(&host.io, cid, &if cid == COMPARE { vec![0; 512] } else { pattern(1, 512) });
             }
             let (compare, write) = pair(&mut rig, &host.io);
@@ -288,6 +330,8 @@ fn a_disk_that_fails_the_pair_fails_the_half_that_it_could_not_do() {
         (DiskError::NoSpace, WRITE, Status::CAPACITY_EXCEEDED.dnr()),
         (DiskError::Internal, COMPARE, Status::INTERNAL_ERROR),
         (DiskError::Gone, COMPARE, Status::INTERNAL_ERROR.dnr()),
+        (DiskError::Device(Status::WRITE_FAULT), WRITE, Status::WRITE_FAULT),
+        (DiskError::Device(Status::UNRECOVERED_READ_ERROR), COMPARE, Status::UNRECOVERED_READ_ERROR),
     ] {
         let (disk, control) = FaultDisk::new(pool_disk(512), 1);
         control.set(Fault::Error, OpKind::CompareAndWrite, 1_000_000);
@@ -304,7 +348,8 @@ fn a_disk_that_fails_the_pair_fails_the_half_that_it_could_not_do() {
         let (wrong, other) = if failed == COMPARE { (compare, write) } else { (write, compare) };
         assert_eq!(wrong.status, status);
         assert_eq!(other.status.code(), Status::ABORTED_FAILED_FUSED);
-        let is_media = matches!(error, DiskError::MediaRead | DiskError::MediaWrite);
+        let is_device = matches!(error, DiskError::Device(_));
+        let is_media = is_device || matches!(error, DiskError::MediaRead | DiskError::MediaWrite);
         let counters =
             rig.cores[0].snapshot().subsystems[0].namespaces[0].as_ref().unwrap().counters.totals();
         assert_eq!(counters.media_errors, u64::from(is_media));

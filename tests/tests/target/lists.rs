@@ -174,7 +174,7 @@ fn copy_moves_its_ranges_one_behind_the_other() {
     on_every_kind(|rig, io, block, bytes| {
         let list = [(0, 1), (40, 3), (7, 16), (0, 1)];
         assert_ok(&rig.run(io, copy(100, &list), &sources(&list)));
-        let mut expected = Vec::new();
+        let mut expected: Vec<u8> = Vec::new();
         for (lba, blocks) in list {
             let at = usize::try_from(lba).unwrap() * block;
             expected.extend(&bytes[at..at + blocks as usize * block]);
@@ -215,9 +215,12 @@ fn copies_that_wait_for_memory_hold_none_of_it() {
     // Once each kept what it had read. Where writes overwrote just that, no memory came free any more, for
     // nobody.
     let zones = vec![(4096, 64), (128 << 10, 4)];
-    let mut rig = Rig::new(Setup { zones, ..Setup::small(vec![ram_disk(4096)]) });
-    let (_, cntlid) = rig.admin(0, 0);
-    let io = rig.io(0, Want { entries: 128, ..Want::io(cntlid, 1) });
+    let mut rig = Rig::new(Setup { zones, connections: 128, ..Setup::small(vec![ram_disk(4096)]) });
+    let queue = |rig: &mut Rig| {
+        let (_, cntlid) = rig.admin(0, 0);
+        rig.io(0, Want { entries: 128, ..Want::io(cntlid, 1) })
+    };
+    let io = queue(&mut rig);
     let piece = 32 * 4096;
     for lba in (0..BLOCKS).step_by(32) {
         assert_ok(&rig.run(&io, Sqe::write(1, 1, lba, 32, false), &vec![1; piece]));
@@ -225,10 +228,12 @@ fn copies_that_wait_for_memory_hold_none_of_it() {
     // All memory that is left, 767 pages, goes to writes whose data is still to come.
     let writes: Vec<(u64, u32)> =
         (0..23).map(|index| (index * 32, 32)).chain((736..767).map(|lba| (lba, 1))).collect();
-    for (cid, (lba, blocks)) in (100..).zip(&writes) {
-        rig.send(&io, Sqe::write(cid, 1, *lba, *blocks, false), *blocks as usize * 4096);
+    // Each of a connection of its own: who holds nothing may take the last.
+    let writers: Vec<_> = writes.iter().map(|_| queue(&mut rig)).collect();
+    for (writer, (lba, blocks)) in writers.iter().zip(&writes) {
+        rig.send(writer, Sqe::write(100, 1, *lba, *blocks, false), *blocks as usize * 4096);
+        assert_eq!(rig.states(writer), [(State::Fetching, 1)]);
     }
-    assert_eq!(rig.states(&io), [(State::Fetching, writes.len())]);
     // Copies of what they will overwrite.
     let copies: Vec<(u64, u32)> = (0..23).map(|index| (index * 32, 32)).chain([(736, 31)]).collect();
     for (cid, range) in (300..).zip(&copies) {
@@ -237,11 +242,12 @@ fn copies_that_wait_for_memory_hold_none_of_it() {
         rig.turn();
         rig.bring(&io, cid, &sources(&[*range]));
     }
-    assert_eq!(rig.states(&io), [(State::Fetching, writes.len()), (State::NeedStepBuffer, copies.len())]);
-    for (cid, (_, blocks)) in (100..).zip(&writes) {
-        rig.bring(&io, cid, &vec![2; *blocks as usize * 4096]);
+    assert_eq!(rig.states(&io), [(State::NeedStepBuffer, copies.len())]);
+    let mut answers = Vec::new();
+    for (writer, (_, blocks)) in writers.iter().zip(&writes) {
+        rig.bring(writer, 100, &vec![2; *blocks as usize * 4096]);
+        answers.extend(rig.answers(writer));
     }
-    let mut answers = rig.answers(&io);
     for _ in 0..100 {
         rig.turn();
         answers.extend(rig.answers(&io));

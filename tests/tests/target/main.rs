@@ -7,12 +7,16 @@ mod bulk;
 mod closing;
 mod commands;
 mod drain;
+mod drives;
 mod faults;
 mod fused;
+mod gone;
 mod lists;
 mod memory;
 mod queue;
 mod reconfigure;
+mod removal;
+mod room;
 mod shares;
 
 use std::sync::Arc;

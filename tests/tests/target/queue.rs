@@ -7,6 +7,7 @@ use nvme_spec::{FabricsType, Sqe, Status};
 use spindle_reactor::clock::Nanos;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::CONNECT_TIMEOUT;
+use spindle_target::qpair::request::State;
 use spindle_target::transport::{CloseReason, DataPointer, Event};
 use spindle_tests::script::{CC_DISABLED, CC_ENABLED, HOST, Rig, Setup, Want, connect_data, connect_sqe};
 
@@ -233,15 +234,45 @@ fn the_fifth_event_request_is_one_too_many() {
         &rig.run(&host.admin, Sqe::async_event_request(5), &[]),
         Status::ASYNC_EVENT_LIMIT_EXCEEDED,
     );
-    // Held requests do not fill the queue, and a reset ends them.
+    // Held requests do not fill the queue.
     assert_ok(&rig.run(&host.admin, Sqe::keep_alive(6), &[]));
-    rig.send(&host.admin, Sqe::property_set(7, false, nvme_spec::register::CC, CC_DISABLED), 0);
-    let mut answers: Vec<_> =
-        rig.answers(&host.admin).iter().map(|answer| (answer.cid, answer.status)).collect();
-    answers.sort_unstable_by_key(|(cid, _)| *cid);
-    let ended = Status::ABORTED_SQ_DELETION.dnr();
-    assert_eq!(answers, [(1, ended), (2, ended), (3, ended), (4, ended), (7, Status::SUCCESS)]);
     rig.finish();
+}
+
+#[test]
+fn a_shutdown_or_a_reset_forgets_event_requests_without_an_answer_and_others_may_follow() {
+    // SPDK's initiator has forgotten them when it says CC.SHN: an answer to one fails its detach.
+    const CC_SHUTDOWN: u64 = CC_ENABLED | 1 << 14;
+    for cc in [CC_SHUTDOWN, CC_DISABLED] {
+        for io_closes in [true, false] {
+            let mut rig = rig();
+            let host = rig.host();
+            for cid in 1..=4 {
+                rig.send(&host.admin, Sqe::async_event_request(cid), 0);
+            }
+            if io_closes {
+                rig.hang_up(&host.io);
+            }
+            rig.send(&host.admin, Sqe::property_set(7, false, nvme_spec::register::CC, cc), 0);
+            rig.turn();
+            let answers: Vec<_> =
+                rig.answers(&host.admin).iter().map(|answer| (answer.cid, answer.status)).collect();
+            assert_eq!(answers, [(7, Status::SUCCESS)], "and nothing else");
+            assert_eq!((host.admin.line.forgotten(), rig.states(&host.admin)), (4, vec![]));
+            let csts =
+                rig.run(&host.admin, Sqe::property_get(8, false, nvme_spec::register::CSTS), &[]).result;
+            assert_eq!(csts & 0b1101, if cc == CC_SHUTDOWN { 0b1001 } else { 0 }, "CSTS {csts:#b}");
+            // The same identifiers serve again on the controller that is enabled anew.
+            rig.set_cc(&host.admin, CC_DISABLED);
+            rig.set_cc(&host.admin, CC_ENABLED);
+            for cid in 1..=4 {
+                rig.send(&host.admin, Sqe::async_event_request(cid), 0);
+            }
+            assert_eq!(rig.states(&host.admin), [(State::Held, 4)]);
+            assert_eq!(rig.answers(&host.admin), []);
+            rig.finish();
+        }
+    }
 }
 
 #[test]

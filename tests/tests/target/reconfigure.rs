@@ -13,7 +13,7 @@ use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_target::transport::CloseReason;
 use spindle_tests::direct::name;
-use spindle_tests::script::{HOST, Probe, Rig, Setup, Want};
+use spindle_tests::script::{HOST, Probe, Queue, Rig, Setup, Want};
 
 use crate::{BLOCKS, assert_ok, assert_refused, pool_disk, ram_disk};
 
@@ -68,6 +68,66 @@ fn hosts_are_told_of_a_namespace_when_all_cores_have_it() {
     rig.turn();
     assert_eq!(rig.answer(&host.admin).map(|answer| answer.result), Some(NAMESPACE_CHANGED));
     assert_ok(&rig.read(&host.io, Sqe::read(1, 2, 0, 1), 512));
+    rig.finish();
+}
+
+/// Namespaces that Identify lists.
+fn listed(rig: &mut Rig, admin: &Queue) -> Vec<u32> {
+    let bytes = rig.read(admin, Sqe::identify(0x401, Cns::ACTIVE_NAMESPACE_LIST, 0, 0), 4096).data;
+    let numbers = bytes.chunks_exact(4).map(|four| u32::from_le_bytes(four.try_into().unwrap()));
+    numbers.take_while(|number| *number != 0).collect()
+}
+
+#[test]
+fn a_namespace_is_shown_only_when_every_core_has_its_disk() {
+    // A host that looked by itself saw it at once, and got Invalid Namespace with DNR from the slow core.
+    for is_admins_core_slow in [false, true] {
+        let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![pool_disk(512)]) });
+        let host = rig.host();
+        rig.setup.add(2, pool_disk(512));
+        let order = if is_admins_core_slow { [1, 0] } else { [0, 1] };
+        for (core, expected) in order.into_iter().zip([vec![1], vec![1, 2]]) {
+            rig.publish_to(core);
+            rig.turn();
+            assert_eq!(listed(&mut rig, &host.admin), expected, "core {core} has it");
+            let identify = Sqe::identify(2, Cns::NAMESPACE, 2, 0);
+            let is_shown = rig.read(&host.admin, identify, 4096).data.iter().any(|byte| *byte != 0);
+            assert_eq!(is_shown, expected.len() == 2);
+            if is_shown {
+                assert_ok(&rig.read(&host.io, Sqe::read(1, 2, 0, 1), 512));
+            }
+        }
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_host_that_is_newly_allowed_connects_when_every_core_lets_it() {
+    // Its admin queue was taken by the quick core, and its I/O queue refused with DNR by the slow one.
+    let mut rig = Rig::new(Setup {
+        cores: 2,
+        hosts: AllowedHosts::Only(Vec::new()),
+        ..Setup::small(vec![pool_disk(512)])
+    });
+    rig.setup.hosts = AllowedHosts::Any;
+    rig.publish_to(0);
+    rig.turn();
+    let (_, answer) = rig.connect(0, Want::admin());
+    assert_eq!(
+        answer.status.code(),
+        Status::CONNECT_INVALID_HOST,
+        "the other core would refuse its I/O queue"
+    );
+    rig.publish_to(1);
+    // Core 0 has not heard that core 1 has it; core 1 knows that both have.
+    rig.is_mail_held = true;
+    rig.turn();
+    let (_admin, cntlid) = rig.admin(1, 0);
+    let io = rig.io(0, Want::io(cntlid, 1));
+    assert_ok(&rig.read(&io, Sqe::read(1, 1, 0, 1), 512));
+    rig.is_mail_held = false;
+    rig.turn();
+    assert_ok(&rig.read(&io, Sqe::read(1, 1, 0, 1), 512));
     rig.finish();
 }
 

@@ -1,9 +1,15 @@
 //! Shares of memory: what a connection may hold, who waits because of whom, and data that does not come.
 
+use std::sync::Arc;
+
 use nvme_spec::Sqe;
 use nvme_spec::identify::Cns;
+use spindle_disk::DiskSource;
+use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Pages;
 use spindle_target::notice::Notice;
+use spindle_target::qpair::REPLY_TIMEOUT_SHORT;
 use spindle_target::qpair::request::State;
 use spindle_target::transport::{CloseReason, DataPointer};
 use spindle_tests::script::{HOST, Queue, Rig, Setup, Want, connect_data, connect_sqe};
@@ -240,6 +246,7 @@ fn a_host_that_keeps_its_data_back_for_ever_is_closed_and_a_slow_one_is_not() {
     }
     rig.pass(Nanos::from_secs(18));
     rig.bring(slow, 0, &pattern(0, 512));
+    assert_ok(&rig.answer(slow).expect("an answer"));
     rig.pass(Nanos::from_secs(11));
     assert_eq!((silent.line.closed(), silent.line.fetching().len()), (None, 4), "not before 30 s");
     rig.pass(Nanos::from_secs(2));
@@ -247,11 +254,124 @@ fn a_host_that_keeps_its_data_back_for_ever_is_closed_and_a_slow_one_is_not() {
     for cid in 1..4 {
         rig.pass(Nanos::from_secs(14));
         rig.bring(slow, cid, &pattern(0, 512));
+        assert_ok(&rig.answer(slow).expect("an answer"));
     }
     rig.pass(Nanos::from_secs(60));
     assert_eq!((slow.line.closed(), idle.line.closed()), (None, None));
     let lines = rig.notices.iter().filter(|notice| matches!(notice, Notice::HostError { .. })).count();
     assert_eq!(lines, 1);
     assert_eq!(held(&rig, silent), 0);
+    rig.finish();
+}
+
+/// Two hosts on a RAM disk of 1 MiB that is full, with so much slack beside; block size 4 KiB.
+fn two_hosts_on_ram(slack: u64, cores: usize) -> (Rig, Queue, Queue) {
+    let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base };
+    let disk: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a disk"));
+    let mut rig = Rig::new(Setup { cores, ..Setup::small(vec![disk]) });
+    let queue = |rig: &mut Rig, core| {
+        let (_, cntlid) = rig.admin(core, 0);
+        rig.io(core, Want { entries: 128, ..Want::io(cntlid, 1) })
+    };
+    let (bad, good) = (queue(&mut rig, 0), queue(&mut rig, cores - 1));
+    for lba in (0..256).step_by(32) {
+        assert_ok(&rig.run(&good, Sqe::write(1, 1, lba, 32, false), &pattern(3, 128 << 10)));
+    }
+    (rig, bad, good)
+}
+
+/// A write of 128 KiB.
+fn large(cid: u16) -> Sqe {
+    Sqe::write(cid, 1, u64::from(cid % 8) * 32, 32, false)
+}
+
+#[test]
+fn a_host_that_keeps_back_the_data_of_its_writes_leaves_others_a_share_of_a_ram_disks_memory() {
+    // It took all of the slack once, and every other writer of every core waited for it.
+    for cores in [1, 2] {
+        let (mut rig, bad, good) = two_hosts_on_ram(4 << 20, cores);
+        for cid in 0..120 {
+            rig.send(&bad, large(cid), 128 << 10);
+        }
+        let held = bad.line.fetching().len();
+        assert!((8..100).contains(&held), "about half of what there is: {held}");
+        for round in 0..200 {
+            for cid in 0..4 {
+                rig.send(&good, large(cid), 128 << 10);
+            }
+            rig.turn();
+            for cid in 0..4 {
+                assert!(good.line.fetching().contains(&cid), "round {round}: command {cid} waits");
+                rig.bring(&good, cid, &pattern(usize::from(cid), 128 << 10));
+                assert_ok(&rig.answer(&good).expect("an answer"));
+            }
+            rig.pass(Nanos::from_ms(100));
+        }
+        assert_eq!(bad.line.closed(), None, "not before its time");
+        // One now and then does not make it live on.
+        rig.bring(&bad, 0, &pattern(0, 128 << 10));
+        rig.pass(Nanos::from_secs(11));
+        assert_eq!(bad.line.closed(), Some(CloseReason::HostError));
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_host_that_does_not_read_its_answers_goes_when_others_wait_for_the_memory_that_they_pin() {
+    for cores in [1, 2] {
+        let (mut rig, bad, good) = two_hosts_on_ram(1 << 20, cores);
+        let is_starved = |rig: &mut Rig, good: &Queue, cid: u16| {
+            rig.send(good, large(cid), 128 << 10);
+            rig.turn();
+            good.line.fetching().is_empty()
+        };
+        // All of the disk, several times over: each overwrite leaves its old page pinned.
+        let mut waited = None;
+        for round in 0..200_u16 {
+            for cid in 0..8 {
+                rig.send(&bad, Sqe::read(cid + round % 8 * 8, 1, u64::from(cid) * 32, 32), 128 << 10);
+            }
+            for area in 0..8 {
+                let cid = 1000 + round * 8 + area;
+                if is_starved(&mut rig, &good, cid) {
+                    waited = Some(cid);
+                    break;
+                }
+                rig.bring(&good, cid, &pattern(usize::from(round), 128 << 10));
+                assert_ok(&rig.answer(&good).expect("an answer"));
+            }
+            if waited.is_some() || bad.line.closed().is_some() {
+                break;
+            }
+        }
+        if let Some(cid) = waited {
+            rig.pass(Nanos::from_ms(REPLY_TIMEOUT_SHORT.as_ms() + 200));
+            assert_eq!(bad.line.closed(), Some(CloseReason::HostError));
+            rig.hang_up(&bad);
+            rig.turn();
+            assert_eq!(good.line.fetching(), [cid], "it goes on");
+            rig.bring(&good, cid, &pattern(1, 128 << 10));
+            assert_ok(&rig.answer(&good).expect("an answer"));
+        }
+        assert!(waited.is_some(), "the memory is never short");
+        rig.finish();
+    }
+}
+
+#[test]
+fn answers_that_are_not_read_have_an_end_and_slow_readers_live_on() {
+    let (mut rig, queues) = queues(&[(4096, 32)], 3);
+    let [silent, slow, idle] = &queues[..] else { panic!("three queues") };
+    for cid in 0..4 {
+        rig.send(silent, Sqe::read(cid, 1, 0, 1), 512);
+        rig.send(slow, Sqe::read(cid, 1, 0, 1), 512);
+    }
+    for _ in 0..4 {
+        rig.pass(Nanos::from_secs(14));
+        assert_ok(&rig.answer(slow).expect("an answer"));
+    }
+    assert_eq!(silent.line.closed(), Some(CloseReason::HostError));
+    rig.pass(Nanos::from_secs(60));
+    assert_eq!((slow.line.closed(), idle.line.closed()), (None, None));
     rig.finish();
 }

@@ -1,4 +1,5 @@
-//! One end of the exchange: the loop that receives, hands on and sends, the same for both roles.
+//! One end of the exchange with plain sockets: the loop that receives, hands on and sends, the same for both
+//! roles.
 //!
 //! A turn asks every connection once, hands what came to the [`Role`], and sends in one call what the role
 //! put into the outbox. All connections of an exchange are busy, so asking each of them is faster than asking
@@ -20,7 +21,7 @@ use super::outbox::{Outbox, Stock};
 const RECEIVE_BYTES: usize = 256 << 10;
 /// Blocks from this size on are received to where they belong; smaller ones are cheaper to copy there out of
 /// a batch.
-const LANDING_BYTES_MIN: usize = 16 << 10;
+pub(super) const LANDING_BYTES_MIN: usize = 16 << 10;
 /// Bytes that are received at most beyond a block that lands where it belongs, so that most of the next one
 /// does too.
 const BEYOND_BYTES: usize = 4 << 10;
@@ -68,6 +69,26 @@ pub(super) struct End<R> {
     blocked: Vec<usize>,
     open: usize,
     buffer: Region,
+}
+
+/// Hand the role what came on connection `at`.
+#[inline]
+pub(super) fn take<R: Role>(
+    role: &mut R,
+    at: usize,
+    cursor: &mut Cursor,
+    outbox: &mut Outbox,
+    mut bytes: &[u8],
+) -> Result<(), LimitError> {
+    while let Some(piece) = cursor.next(&mut bytes).map_err(|UnknownKind(byte)| LimitError::Broken(byte))? {
+        if piece.kind.has_payload() {
+            role.on_piece(at, &piece);
+        }
+        if piece.is_last {
+            role.on_message(at, piece.kind, outbox);
+        }
+    }
+    Ok(())
 }
 
 impl<R: Role> End<R> {
@@ -142,17 +163,7 @@ impl<R: Role> End<R> {
         if let Some(kind) = link.cursor.landed(landed) {
             self.role.on_message(at, kind, &mut link.outbox);
         }
-        let mut bytes = &buffer[..received - landed];
-        while let Some(piece) =
-            link.cursor.next(&mut bytes).map_err(|UnknownKind(byte)| LimitError::Broken(byte))?
-        {
-            if piece.kind.has_payload() {
-                self.role.on_piece(at, &piece);
-            }
-            if piece.is_last {
-                self.role.on_message(at, piece.kind, &mut link.outbox);
-            }
-        }
+        take(&mut self.role, at, &mut link.cursor, &mut link.outbox, &buffer[..received - landed])?;
         self.role.on_received(at, &mut link.outbox);
         self.flush(at)
     }

@@ -6,13 +6,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Instant;
 
-use rustix::net::sockopt::set_tcp_congestion;
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size, set_tcp_congestion};
 use spindle_reactor::mem::{Pages, Region};
 
-use super::end::End;
+use super::end::{End, Role};
 use super::requester::{Outcome, Requester};
+use super::ring::RingEnd;
 use super::server::Server;
-use super::{LimitError, Plan, pin};
+use super::{LimitError, Plan, Way, pin};
 use crate::report::{PROGRESS_PERIOD, Progress};
 
 /// Run the exchange that `plan` asks for.
@@ -32,7 +33,7 @@ pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitE
             let started = Instant::now();
             // The channel's end falls with the thread, also when that panics.
             scope.spawn(move || {
-                // Nobody waits any more only if the caller has panicked.
+                // It fails only when the caller has panicked.
                 let _ = end.send(request(plan, requesting, done));
             });
             outcome = loop {
@@ -66,10 +67,12 @@ fn serve(plan: &Plan, sockets: Vec<TcpStream>, ready: &mpsc::Sender<()>) -> Resu
     let span = &mut region.as_mut_slice()[..plan.span_bytes];
     // Written, not only read: untouched pages would all be the same page of zeroes.
     span.fill(0xa5);
-    let end = End::new(Server::new(plan, span), sockets, plan.block_bytes)?;
-    // Nobody waits any more only if the caller has panicked.
-    let _ = ready.send(());
-    end.run().map(drop)
+    let server = Server::new(plan, span);
+    let is_ready = || {
+        // It fails only when the caller has panicked.
+        let _ = ready.send(());
+    };
+    run_end(server, sockets, plan, is_ready).map(drop)
 }
 
 /// The requesting thread.
@@ -77,7 +80,28 @@ fn request(plan: &Plan, sockets: Vec<TcpStream>, done: &AtomicU64) -> Result<Opt
     if let Some(cores) = plan.cores {
         pin(cores.1);
     }
-    Ok(End::new(Requester::new(plan, done), sockets, plan.block_bytes)?.run()?.outcome())
+    Ok(run_end(Requester::new(plan, done), sockets, plan, || ())?.outcome())
+}
+
+/// An end of these connections, the plan's way, until it is over. `is_ready` is called when it can receive.
+fn run_end<R: Role>(
+    role: R,
+    sockets: Vec<TcpStream>,
+    plan: &Plan,
+    is_ready: impl FnOnce(),
+) -> Result<R, LimitError> {
+    match plan.way {
+        Way::Sockets => {
+            let end = End::new(role, sockets, plan.block_bytes)?;
+            is_ready();
+            end.run()
+        }
+        Way::IoUring => {
+            let end = RingEnd::new(role, sockets, plan)?;
+            is_ready();
+            end.run()
+        }
+    }
 }
 
 /// The connections, their serving and their requesting ends in the same order.
@@ -100,6 +124,7 @@ pub(super) fn connect(plan: &Plan) -> Result<(Vec<TcpStream>, Vec<TcpStream>), L
         for socket in [&ours, &theirs] {
             prepare(socket, plan)?;
         }
+        set_buffers(&theirs, plan.socket_buffer_bytes)?;
         serving.push(theirs);
         requesting.push(ours);
     }
@@ -117,6 +142,16 @@ fn prepare(socket: &TcpStream, plan: &Plan) -> Result<(), LimitError> {
     Ok(())
 }
 
+/// The serving end's buffers, as a target sets those of a connection that it has accepted.
+fn set_buffers(socket: &TcpStream, bytes: usize) -> Result<(), LimitError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    set_socket_send_buffer_size(socket, bytes)
+        .and_then(|()| set_socket_recv_buffer_size(socket, bytes))
+        .map_err(|error| LimitError::socket("cannot set the buffers (--socket-buffer)")(error.into()))
+}
+
 /// A plan for tests: small, short, on whatever cores there are.
 #[cfg(test)]
 pub(super) fn small_plan(access: crate::bench::Access) -> Plan {
@@ -130,7 +165,9 @@ pub(super) fn small_plan(access: crate::bench::Access) -> Plan {
         span_bytes: 1 << 20,
         inline_bytes_max: 4096,
         congestion: None,
+        socket_buffer_bytes: 0,
         cores: None,
+        way: Way::Sockets,
         warm_up: Duration::from_millis(2),
         measured: Duration::from_millis(20),
     }
@@ -156,8 +193,13 @@ mod tests {
                 Plan { depth: 1, ..plan.clone() },
                 Plan { depth: 40, connections: 5, ..plan.clone() },
                 Plan { inline_bytes_max: 0, ..plan.clone() },
+                Plan { socket_buffer_bytes: 64 << 10, block_bytes: 1 << 20, ..plan.clone() },
                 Plan { block_bytes: 128 << 10, ..plan.clone() },
-                Plan { block_bytes: 777, depth: 1500, ..plan },
+                Plan { block_bytes: 777, depth: 1500, ..plan.clone() },
+                Plan { way: Way::IoUring, ..plan.clone() },
+                Plan { way: Way::IoUring, depth: 40, connections: 5, ..plan.clone() },
+                Plan { way: Way::IoUring, depth: 300, connections: 100, block_bytes: 777, ..plan.clone() },
+                Plan { way: Way::IoUring, socket_buffer_bytes: 64 << 10, block_bytes: 1 << 20, ..plan },
             ] {
                 let outcome = run_hidden(&plan).expect("runs");
                 assert!(outcome.operations > 0, "{plan:?}");
@@ -165,6 +207,19 @@ mod tests {
                 assert!(outcome.elapsed >= plan.measured, "{plan:?}");
             }
         }
+    }
+
+    #[test]
+    fn the_serving_end_alone_has_the_buffers_that_were_asked_for() {
+        use rustix::net::sockopt::socket_send_buffer_size;
+        let connect = |socket_buffer_bytes| {
+            let plan = Plan { socket_buffer_bytes, ..small_plan(Access::Read) };
+            let (serving, requesting) = connect(&plan).expect("connects");
+            [&serving[0], &requesting[0]].map(|socket| socket_send_buffer_size(socket).expect("its size"))
+        };
+        let (own, set) = (connect(0), connect(20 << 10));
+        // The kernel doubles what it is given.
+        assert_eq!(set, [40 << 10, own[1]]);
     }
 
     #[test]

@@ -17,6 +17,9 @@ use super::outbox::{Outbox, Stock};
 use super::server::Random;
 use crate::report::Latencies;
 
+/// Memory that payload lands in at most; beyond it blocks are shared.
+const LANDING_BYTES_MAX: usize = 256 << 20;
+
 /// What the requester measured.
 #[derive(Debug)]
 pub(super) struct Outcome {
@@ -52,6 +55,55 @@ pub(super) struct Requester<'shared> {
     latency: Latencies,
     /// Where the progress bar reads how far it is.
     done: &'shared AtomicU64,
+    landing: Landing,
+}
+
+/// Memory of its own for the payload of every read in flight, as any host has it: a ceiling that drops
+/// payload would be one that no host can reach.
+#[derive(Debug)]
+struct Landing {
+    bytes: Vec<u8>,
+    block_bytes: usize,
+    /// Where the next reply's payload goes.
+    next: usize,
+    /// For each connection where the payload that it is receiving goes.
+    targets: Vec<usize>,
+}
+
+impl Landing {
+    /// Filled, so that the pages are there before the first receive.
+    fn new(blocks: usize, block_bytes: usize, connections: usize) -> Landing {
+        let blocks = blocks.min(LANDING_BYTES_MAX / block_bytes).max(1);
+        Landing {
+            bytes: vec![0xff; blocks * block_bytes],
+            block_bytes,
+            next: 0,
+            targets: vec![0; connections],
+        }
+    }
+
+    /// Put what of a read's reply is payload where it goes.
+    #[inline]
+    fn put(&mut self, link: usize, piece: &Piece<'_>) {
+        if piece.offset == 0 {
+            self.targets[link] = self.next;
+            self.next += self.block_bytes;
+            if self.next == self.bytes.len() {
+                self.next = 0;
+            }
+        }
+        let head = piece.kind.head_bytes();
+        let payload = &piece.bytes[head.saturating_sub(piece.offset).min(piece.bytes.len())..];
+        let at = self.targets[link] + piece.offset.saturating_sub(head);
+        self.bytes[at..at + payload.len()].copy_from_slice(payload);
+    }
+
+    /// Where the last `left` bytes go.
+    #[inline]
+    fn rest(&mut self, link: usize, left: usize) -> &mut [u8] {
+        let end = self.targets[link] + self.block_bytes;
+        &mut self.bytes[end - left..end]
+    }
 }
 
 /// The requests of a connection that wait for their end.
@@ -107,6 +159,11 @@ impl<'shared> Requester<'shared> {
             operations: 0,
             latency: Latencies::new(),
             done,
+            landing: Landing::new(
+                if plan.reads_percent > 0 { plan.depth } else { 1 },
+                plan.block_bytes,
+                plan.connections,
+            ),
         }
     }
 
@@ -170,19 +227,22 @@ impl<'shared> Requester<'shared> {
 
 impl Role for Requester<'_> {
     const RECEIVES_WHILE_BLOCKED: bool = true;
-    const LANDS: bool = false;
+    const LANDS: bool = true;
 
     #[inline]
     fn is_over(&self) -> bool {
         self.is_over
     }
 
+    /// Only replies to reads have payload.
     #[inline]
-    fn on_piece(&mut self, _link: usize, _piece: &Piece<'_>) {}
+    fn on_piece(&mut self, link: usize, piece: &Piece<'_>) {
+        self.landing.put(link, piece);
+    }
 
     #[inline]
-    fn landing(&mut self, _link: usize, _left: usize) -> &mut [u8] {
-        &mut []
+    fn landing(&mut self, link: usize, left: usize) -> &mut [u8] {
+        self.landing.rest(link, left)
     }
 
     #[inline]
@@ -261,6 +321,25 @@ fn nanoseconds(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn payload_lands_whole_and_each_reply_in_memory_of_its_own() {
+        let mut landing = Landing::new(2, 10, 1);
+        let head = Kind::ReadReply.head_bytes();
+        let reply = |value: u8| [vec![0; head], vec![value; 10]].concat();
+        for value in 1..=3 {
+            let bytes = reply(value);
+            let (first, second) = bytes.split_at(head + 4);
+            let kind = Kind::ReadReply;
+            landing.put(0, &Piece { kind, offset: 0, bytes: first, is_last: false });
+            if value == 2 {
+                landing.rest(0, 6).copy_from_slice(second);
+            } else {
+                landing.put(0, &Piece { kind, offset: head + 4, bytes: second, is_last: true });
+            }
+        }
+        assert_eq!(landing.bytes, [[3; 10], [2; 10]].concat());
+    }
 
     #[test]
     fn a_reply_ends_the_oldest_request() {

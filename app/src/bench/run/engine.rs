@@ -90,7 +90,7 @@ impl<'a> Engine<'a> {
     pub(super) fn run<J: Job>(&mut self, job: &mut J) -> Result<(), BenchError> {
         let mut now = Clock::now();
         let mut next_slow = now;
-        let mut last_sent = now;
+        let mut drain = Drain::default();
         let mut turns = 0;
         job.tick(now);
         self.start(job, now)?;
@@ -110,14 +110,14 @@ impl<'a> Engine<'a> {
                 self.start(job, now)?;
             }
             if !job.is_over() {
-                last_sent = now;
+                drain = Drain::default();
                 continue;
             }
             let outstanding = self.set.outstanding();
             if outstanding == 0 {
                 return Ok(());
             }
-            if now >= last_sent + DRAIN_MAX.into() {
+            if drain.is_stuck(has_come, now) {
                 return Err(BenchError::Stuck { outstanding, after: DRAIN_MAX });
             }
         }
@@ -257,5 +257,39 @@ fn scribble(buf: &mut Buf, seed: u64) {
             state ^= state << 17;
             word.copy_from_slice(&state.to_le_bytes());
         }
+    }
+}
+
+/// How long nothing has come of what is outstanding at the end. It counts from what was seen last and not
+/// from the last command, so that a process which was stopped meanwhile looks first.
+#[derive(Debug, Default)]
+struct Drain {
+    since: Option<Nanos>,
+}
+
+impl Drain {
+    /// A turn in which something came, or not, has ended at `now`. True: it has been [`DRAIN_MAX`].
+    fn is_stuck(&mut self, has_come: bool, now: Nanos) -> bool {
+        if has_come {
+            self.since = None;
+        }
+        now >= *self.since.get_or_insert(now) + DRAIN_MAX.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_time_in_which_nothing_came_counts_at_the_end() {
+        let at = |seconds: u64| Nanos::from_ms(seconds * 1000);
+        let mut drain = Drain::default();
+        // The first look may be long after the last command.
+        assert!(!drain.is_stuck(false, at(100)));
+        assert!(!drain.is_stuck(false, at(109)));
+        assert!(!drain.is_stuck(true, at(115)), "something came");
+        assert!(!drain.is_stuck(false, at(124)));
+        assert!(drain.is_stuck(false, at(125)));
     }
 }

@@ -44,6 +44,7 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
     let options = Options {
         depth: deepest.max(IDLE_DEPTH),
         io_queues: u16::try_from(depths.len()).unwrap_or(u16::MAX),
+        keep_alive_ms: args.keep_alive_tmo.saturating_mul(1000),
         header_digest: args.header_digest,
         data_digest: args.data_digest,
         in_capsule_bytes_max: in_capsule(args),

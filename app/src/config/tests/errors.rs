@@ -1,7 +1,7 @@
 //! What is wrong is named: file, line, field, value, what is allowed; all of it at once.
 
 use super::*;
-use crate::config::Config;
+use crate::config::{Config, DrivesHere};
 
 /// A file of a listener and these lines has these errors, each without "t.toml:"; the lines begin at 1.
 fn check(lines: &str, expected: &[&str]) {
@@ -201,6 +201,36 @@ fn pools_that_cannot_be_or_that_no_transfer_fits() {
 }
 
 #[test]
+fn zones_that_some_command_would_wait_for_without_end() {
+    let zone = |buffer: &str, count: u32| format!("[[pool.zone]]\nbuffer = \"{buffer}\"\ncount = {count}\n");
+    let file = "[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"/f\"\nsize = \"16MiB\"\ncreate = true\n";
+    let with = |zones: &[(&str, u32)], disk: &str, more: &str| {
+        let zones: String = zones.iter().map(|(buffer, count)| zone(buffer, *count)).collect();
+        let text = format!("{zones}{LISTENER}{disk}{more}");
+        parse(&text, Path::new("t.toml"), &machine())
+            .err()
+            .map_or_else(String::new, |errors| errors.to_string())
+    };
+    // A Compare of 1 MiB takes two, and 32 of 4 KiB make no second one.
+    let few = [("4KiB", 1024), ("1MiB", 1)];
+    let refused = with(&few, file, "");
+    assert_eq!(
+        refused,
+        "t.toml:6: pool.zone[1].count = 1: Compare takes buffers of 1 MiB and 1 MiB at once (limits.transfer \
+          = 1 MiB, at most 32 smaller ones for one), and the zones do not have them; allowed are zones that \
+          do, like one more buffer here"
+    );
+    assert!(with(&few, &ram("a"), "").is_empty(), "a RAM disk's is compared where it lies");
+    assert!(with(&[("4KiB", 1024), ("1MiB", 2)], file, "").is_empty());
+    assert!(with(&[("64KiB", 16), ("1MiB", 1)], file, "").is_empty(), "16 of 64 KiB are one");
+    let small = "[limits]\ntransfer = \"4KiB\"\n";
+    assert!(
+        with(&[("4KiB", 64)], &ram("a"), small).contains("a list of ranges takes buffers of 8 KiB at once")
+    );
+    assert!(with(&[("8KiB", 1)], file, small).contains("Compare takes buffers of 4 KiB and 4 KiB"));
+}
+
+#[test]
 fn sums_that_the_machine_does_not_have() {
     let pool = format!("[[pool.zone]]\nbuffer = \"1MiB\"\ncount = 1024\n{LISTENER}");
     let small = Machine { memory_bytes: 512 << 20, available_bytes: 256 << 20, ..machine() };
@@ -210,12 +240,12 @@ fn sums_that_the_machine_does_not_have() {
              machine has 512 MiB; \
           take fewer buffers"]
     );
-    // 28 bytes of tables for each 4 KiB.
+    // 13 bytes of tables for each 4 KiB.
     let tables =
         format!("{}{LISTENER}[limits]\nmemory_overcommit = true\n", ram("a").replace("64MiB", "8TiB"));
     assert_eq!(
         errors(&tables),
-        ["t.toml:4: disk[0].size = \"8TiB\": all that is taken at the start comes to 56 GiB, and the \
+        ["t.toml:4: disk[0].size = \"8TiB\": all that is taken at the start comes to 26 GiB, and the \
              machine has 16 GiB, most of it for the tables of RAM disks; make it smaller"]
     );
     let disks = format!("{}{}{LISTENER}", ram("a"), ram("b").replace("64MiB", "9GiB"));
@@ -439,10 +469,9 @@ fn listeners_that_cannot_both_be() {
 #[test]
 fn subsystems_that_nobody_or_two_could_be() {
     check(
-        "[[subsystem]]\nnqn = \"default\"\nallow_any_host = true",
-        &["2: subsystem[0].nqn = \"default\": an NQN begins with \"nqn.\"; must be an NQN: \"nqn.\" and \
-             more, at most 223 bytes, \
-           no control characters"],
+        "[[subsystem]]\nnqn = \"\"\nallow_any_host = true",
+        &["2: subsystem[0].nqn = \"\": an NQN has at least one byte; must be an NQN, like \
+             \"nqn.2026-01.io.spindle:a\": at most 223 bytes, no control characters"],
     );
     check(
         "[[subsystem]]\nnqn = \"nqn.2014-08.org.nvmexpress.discovery\"\nallow_any_host = true",
@@ -542,11 +571,12 @@ fn namespaces_that_collide_or_have_no_disk() {
 /// A disk that got another name keeps its identity by the file, and a new one takes the old name and number.
 #[test]
 fn an_identity_that_is_given_and_derived_elsewhere() {
-    let before = plan(&[LISTENER, &ram("a"), &subsystem("s", &["a"])].concat());
+    let before = plan(&[LISTENER, &null("a"), &subsystem("s", &["a"])].concat());
     let old = &before.subsystems[0].namespaces[0];
-    let (uuid, nguid) = (uuid::Uuid::from_bytes(old.uuid), u128::from_be_bytes(old.nguid));
+    let (uuid, nguid) = (old.uuid.expect("derived"), old.nguid.expect("derived"));
+    let (uuid, nguid) = (uuid::Uuid::from_bytes(uuid), u128::from_be_bytes(nguid));
     let identity = format!("uuid = \"{uuid}\"\nnguid = \"{nguid:032x}\"\n");
-    let after = [&ram("a"), &ram("a-old"), &subsystem("s", &["a", "a-old"]), identity.as_str()].concat();
+    let after = [&null("a"), &null("a-old"), &subsystem("s", &["a", "a-old"]), identity.as_str()].concat();
     check(
         &after,
         &[
@@ -561,15 +591,44 @@ fn an_identity_that_is_given_and_derived_elsewhere() {
         ],
     );
     // What it is anyway may be said.
-    let same = plan(&[LISTENER, &ram("a"), &subsystem("s", &["a"]), identity.as_str()].concat());
+    let same = plan(&[LISTENER, &null("a"), &subsystem("s", &["a"]), identity.as_str()].concat());
     assert_eq!(same.subsystems, before.subsystems);
+}
+
+#[test]
+fn a_medium_is_held_to_its_name() {
+    let directory = Directory::new();
+    let path = directory.file("f", 4096);
+    let disk = |id: &str| {
+        format!("[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"{path}\"\nmedium_id = \"{id}\"\n")
+    };
+    let ids = spindle_disk::medium_id::at(Path::new(&path)).expect("there");
+    let wrong = errors(&[disk("eui.1"), LISTENER.to_owned()].concat());
+    let Some(id) = ids.first() else {
+        assert!(wrong[0].contains("has no name of its own to be known by"), "{wrong:?}");
+        return;
+    };
+    let expected = format!(
+        "t.toml:5: disk[0].medium_id = \"eui.1\": must be a name of the medium that is meant; {path} is \
+         another one, {id:?}"
+    );
+    assert_eq!(wrong, [expected]);
+    let right = plan(&[disk(id), LISTENER.to_owned()].concat());
+    assert_eq!(right.disks[0].medium_id.as_ref(), Some(id));
+    // Another file takes its place before it is opened.
+    std::fs::rename(&path, directory.0.join("g")).expect("moved");
+    directory.file("f", 4096);
+    let error = right.snapshot(None, &DrivesHere, &[]).err().expect("refused").to_string();
+    assert!(error.contains(&format!("disk \"f\": medium_id = {id:?}: must be a name of")), "{error}");
+    let foreign = errors(&[&ram("a"), "medium_id = \"eui.1\"\n", LISTENER].concat());
+    assert!(foreign[0].contains("a ram disk has no medium_id; it is for kind = \"file\""), "{foreign:?}");
 }
 
 #[test]
 fn everything_that_is_wrong_is_said_at_once() {
     let found = errors(
         "[reactor]\ncores = [9]\nidel = 1\n[[disk]]\nname = \"a\"\nkind = \"ram\"\nsize = \
-         5000\n[[subsystem]]\nnqn = \"x\"\n\
+         5000\n[[subsystem]]\nnqn = \"\"\n\
          [[subsystem.namespace]]\nnsid = 1\ndisk = \"b\"\n",
     );
     let fields: Vec<&str> =

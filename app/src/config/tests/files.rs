@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::Config;
 use crate::config::schema::{self, Kind, Preset};
+use crate::identity;
 
 fn repository(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
@@ -83,6 +84,9 @@ fn what_the_example_has_behind_a_hash_works_without_it() {
     let device = "#ng = \"/dev/ng0n1\"";
     assert!(text.contains(device));
     let text = text.replace(device, "#kind = \"null\"\n#size = \"1GiB\"");
+    let medium = "#medium_id = \"eui.0025385b71b0a3f1\"";
+    assert!(text.contains(medium));
+    let text = text.replace(medium, "");
     let bare = |line: &str| {
         line.strip_prefix('#').filter(|rest| !rest.starts_with(' ') && !rest.is_empty()).map(str::to_owned)
     };
@@ -90,12 +94,10 @@ fn what_the_example_has_behind_a_hash_works_without_it() {
     let plan = plan(&all.join("\n"));
     assert_eq!((plan.disks.len(), plan.subsystems.len(), plan.referrals.len()), (4, 2, 1));
     assert_eq!(plan.listeners[0].name, "front");
-    let builtin = Config::builtin();
-    assert_eq!(
-        plan.subsystems[0].namespaces,
-        builtin.plan().subsystems[0].namespaces,
-        "the identities it shows are the derived ones"
-    );
+    let (nqn, namespace) = (&plan.subsystems[1].nqn, &plan.subsystems[1].namespaces[0]);
+    let derived = (identity::uuid(nqn, "disk0", 1, None), identity::nguid(nqn, "disk0", 1, None));
+    let shown = (namespace.uuid, namespace.nguid);
+    assert_eq!(shown, (Some(derived.0), Some(derived.1)), "the identities it shows are the derived ones");
 }
 
 #[test]

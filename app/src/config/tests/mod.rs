@@ -33,6 +33,11 @@ fn ram(name: &str) -> String {
     format!("[[disk]]\nname = \"{name}\"\nkind = \"ram\"\nsize = \"64MiB\"\n")
 }
 
+/// A disk of this name that needs nothing, and whose identity is derived.
+fn null(name: &str) -> String {
+    ram(name).replace("ram", "null")
+}
+
 /// A subsystem for any host with these disks as namespaces 1, 2, ...
 fn subsystem(name: &str, disks: &[&str]) -> String {
     let mut text = format!("[[subsystem]]\nnqn = \"nqn.2026-01.test:{name}\"\nallow_any_host = true\n");

@@ -86,6 +86,24 @@ fn a_disk_that_stays_is_the_same_disk_and_keeps_its_counters() {
 }
 
 #[test]
+fn a_namespace_of_which_either_identity_is_new_is_another_one() {
+    let identity = |uuid: u128, nguid: u128| {
+        let uuid = uuid::Uuid::from_u128(uuid);
+        let identity = format!("uuid = \"{uuid}\"\nnguid = \"{nguid:032x}\"\n");
+        plan(&[LISTENER, &ram("a"), &subsystem("s", &["a"]), &identity].concat())
+    };
+    let first = snapshot(&identity(1, 2), None);
+    first.subsystems[0].namespace(1).expect("namespace 1").counters.core(0).reads.store(7, Ordering::Relaxed);
+    for (uuid, nguid, reads) in [(1, 2, 7), (3, 2, 0), (1, 4, 0)] {
+        let next = snapshot(&identity(uuid, nguid), Some(&first));
+        let namespace = next.subsystems[0].namespace(1).expect("namespace 1");
+        let found = (u128::from_be_bytes(namespace.uuid), u128::from_be_bytes(namespace.nguid));
+        assert_eq!(found, (uuid, nguid));
+        assert_eq!(namespace.counters.totals().reads, reads, "{found:?}");
+    }
+}
+
+#[test]
 fn a_disk_that_goes_leaves_its_number_free_for_ever() {
     let first = snapshot(&plan(&two_disks()), None);
     let without_a = [LISTENER, &ram("b"), &subsystem("s", &["b"])].concat();
@@ -266,6 +284,7 @@ fn a_reload_refuses_by_name_what_cannot_change() {
         ("[pool]\npages = \"base\"", "pool.pages from Transparent to Base"),
         ("[limits]\nqueue_entries = 64", "limits.queue_entries from 256 to 64"),
         ("[limits]\nconnections = 64", "limits.connections from 2048 to 64"),
+        ("[limits]\nunconnected_per_address = 8", "limits.unconnected_per_address from 256 to 8"),
     ] {
         let found = refused(format!("{from}{more}\n"));
         assert!(found.contains(&format!("{expected}: refused, {fixed}")), "{expected} in {found:?}");
@@ -295,14 +314,19 @@ fn a_reload_refuses_by_name_what_cannot_change() {
 #[test]
 fn a_disk_under_the_identity_of_another_is_refused() {
     let uuid = "uuid = \"6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00\"\n";
-    let from = [LISTENER, &ram("a"), &ram("b"), &subsystem("s", &["a"]), uuid].concat();
-    let to = [LISTENER, &ram("a"), &ram("b"), &subsystem("s", &["b"]), uuid].concat();
-    let refused: Vec<_> = plan(&to).changes(&plan(&from)).into_iter().filter(Change::is_refused).collect();
-    assert_eq!(refused.len(), 1);
-    assert!(
-        refused[0]
-            .to_string()
-            .contains("namespace 1: disk from \"a\" to \"b\": refused, hosts would take it"),
-        "{refused:?}"
-    );
+    let nguid = "nguid = \"6f1b3b7e9d7a5c1e8a550d9f3c2b1a00\"\n";
+    // One of the two is enough: a host may go by either.
+    for identity in [uuid, nguid] {
+        let from = [LISTENER, &ram("a"), &ram("b"), &subsystem("s", &["a"]), identity].concat();
+        let to = [LISTENER, &ram("a"), &ram("b"), &subsystem("s", &["b"]), identity].concat();
+        let refused: Vec<_> =
+            plan(&to).changes(&plan(&from)).into_iter().filter(Change::is_refused).collect();
+        assert_eq!(refused.len(), 1, "{identity}");
+        assert!(
+            refused[0]
+                .to_string()
+                .contains("namespace 1: disk from \"a\" to \"b\": refused, hosts would take it"),
+            "{refused:?}"
+        );
+    }
 }

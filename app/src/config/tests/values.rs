@@ -46,6 +46,7 @@ fn every_value_reaches_the_plan() {
         bulk_unit = "256KiB"
         io_queues = 7
         connections = 9
+        unconnected_per_address = 6
         disk_commands = 11
         keep_alive_ms_max = 5000
         [tcp]
@@ -82,6 +83,7 @@ fn every_value_reaches_the_plan() {
     assert_eq!(controller.bulk_unit, 256 << 10);
     assert_eq!((controller.keep_alive_ms_max, controller.discovery_keep_alive_ms), (5000, 7000));
     assert_eq!((plan.limits.io_queues_max, plan.limits.connections, plan.limits.disk_commands), (7, 9, 11));
+    assert_eq!(plan.limits.unconnected_per_address, 6);
     assert_eq!(plan.connections_per_core(), 5, "rounded up: two cores share nine");
     let (shell, conn) = (plan.tcp.shell, plan.tcp.conn);
     assert_eq!((shell.batch_bytes, shell.user_timeout_ms, shell.socket_buffer_bytes), (65536, 1, 4097));
@@ -180,30 +182,44 @@ fn subsystems_are_at_all_listeners_or_at_those_they_name() {
 
 #[test]
 fn identities_do_not_depend_on_the_order_of_the_file() {
-    let one =
-        plan(&[LISTENER, &ram("a"), &ram("b"), &subsystem("s", &["a", "b"]), &subsystem("t", &[])].concat());
+    let one = plan(
+        &[LISTENER, &null("a"), &null("b"), &subsystem("s", &["a", "b"]), &subsystem("t", &[])].concat(),
+    );
     let other = plan(
-        &[subsystem("t", &[]), subsystem("s", &["a", "b"]), ram("b"), ram("a"), LISTENER.to_owned()].concat(),
+        &[subsystem("t", &[]), subsystem("s", &["a", "b"]), null("b"), null("a"), LISTENER.to_owned()]
+            .concat(),
     );
     assert_eq!(one.subsystems[0], other.subsystems[1]);
     let [a, b] = one.subsystems[0].namespaces.as_slice() else { panic!("two namespaces") };
-    assert!(a.uuid != b.uuid && a.nguid != b.nguid && a.uuid != a.nguid);
+    assert!(a.uuid.is_some() && a.uuid != b.uuid && a.nguid != b.nguid && a.uuid != a.nguid);
 }
 
 #[test]
-fn identities_can_be_given() {
+fn identities_can_be_given_and_for_a_ram_disk_that_is_told() {
     let given = format!(
         "{}uuid = \"6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00\"\nnguid = \"000102030405060708090a0b0c0d0e0f\"\n",
         subsystem("s", &["a"])
     );
-    let text =
-        [LISTENER, &ram("a"), &given.replace("allow_any", "serial = \"ABC 1\"\nmodel = \"M\"\nallow_any")]
-            .concat();
-    let plan = plan(&text);
+    let given = given.replace("allow_any", "serial = \"ABC 1\"\nmodel = \"M\"\nallow_any");
+    let of = |disk: &str| plan(&[LISTENER, disk, &given].concat());
+    let plan = of(&null("a"));
     let namespace = &plan.subsystems[0].namespaces[0];
-    assert_eq!(uuid::Uuid::from_bytes(namespace.uuid).to_string(), "6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00");
-    assert_eq!(namespace.nguid.to_vec(), (0..16).collect::<Vec<u8>>());
+    let uuid = uuid::Uuid::from_bytes(namespace.uuid.expect("given"));
+    assert_eq!(uuid.to_string(), "6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00");
+    assert_eq!(namespace.nguid.expect("given").to_vec(), (0..16).collect::<Vec<u8>>());
     assert_eq!((plan.subsystems[0].serial.as_str(), plan.subsystems[0].model.as_str()), ("ABC 1", "M"));
+    assert_eq!(plan.notes, [""; 0]);
+    let on_ram = of(&ram("a"));
+    assert_eq!(on_ram.subsystems, plan.subsystems);
+    let [note] = on_ram.notes.as_slice() else { panic!("{:?}", on_ram.notes) };
+    assert!(note.contains("namespace 1 has a uuid of its own and its disk \"a\" is in memory"), "{note}");
+}
+
+#[test]
+fn a_ram_disk_has_no_identity_before_it_is_made() {
+    let plan = plan(&[LISTENER, &ram("a"), &subsystem("s", &["a"])].concat());
+    let namespace = &plan.subsystems[0].namespaces[0];
+    assert_eq!((namespace.uuid, namespace.nguid), (None, None));
 }
 
 #[test]

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use spindle_disk::medium_id;
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::Pages;
 
 use super::super::document::{Errors, Node, Place};
 use super::super::machine::{self, Machine, Medium, PathState};
 use super::super::plan::{DiskKind, DiskPlan};
+use super::super::schema;
 use super::super::tree::At;
 use crate::size::Bytes;
 
@@ -79,7 +81,8 @@ fn disk(
             (if kind == "ram" { DiskKind::Ram { pages } } else { DiskKind::Null }, size?.value)
         }
     };
-    Some(DiskPlan { name: node.get("name"), block_bytes: block_bytes?, bytes, kind })
+    let medium_id = medium_id(node);
+    Some(DiskPlan { name: node.get("name"), block_bytes: block_bytes?, bytes, kind, medium_id })
 }
 
 /// The kind, which a key that only one kind has says as well.
@@ -118,7 +121,8 @@ fn nvme(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
         address.place.refuse(errors, format!("must be a drive of this machine: {error}"));
     }
     let kind = DiskKind::Nvme { address: address.value, namespace: node.get("namespace") };
-    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind })
+    let medium_id = medium_id(node);
+    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id })
 }
 
 /// A namespace of a drive with the kernel. What it is is known when it is open.
@@ -137,8 +141,10 @@ fn ng(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) 
             path.place.refuse(errors, words);
         }
     }
+    check_medium_id(node, &path.value, errors);
     let kind = DiskKind::Ng { path: path.value, is_read_only };
-    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind })
+    let medium_id = medium_id(node);
+    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id })
 }
 
 /// Keys that the file gives and that this kind has no use for: whoever wrote them expects something of them.
@@ -152,6 +158,7 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
         ("direct", flag("direct"), &["file"]),
         ("poll", flag("poll"), &["file"]),
         ("ng", path("ng"), &["ng"]),
+        ("medium_id", node.given::<String>("medium_id").map(|at| at.place), &["file", "nvme", "ng"]),
         ("nvme", node.given::<PciAddress>("nvme").map(|at| at.place), &["nvme"]),
         ("namespace", node.given::<u32>("namespace").map(|at| at.place), &["nvme"]),
     ] {
@@ -237,10 +244,40 @@ fn file(
         let verb = if is_read_only { "read" } else { "read and write" };
         path.place.refuse(errors, format!("must be one that this process may {verb}: {error}"));
     }
+    check_medium_id(node, &path.value, errors);
     if let PathState::Regular(medium) | PathState::Block(medium) = state {
         check_medium(&path, medium.identity, is_read_only, media, errors);
     }
     Some((path.value, bytes))
+}
+
+fn medium_id(node: &Node) -> Option<String> {
+    node.given::<String>("medium_id").map(|at| at.value)
+}
+
+/// What is at the path is the medium that was meant. Looked at again when it is open: then a namespace may
+/// have names that the kernel does not tell, so one of another sort is no reason to refuse it here.
+fn check_medium_id(node: &Node, path: &Path, errors: &Errors) {
+    let Some(wanted) = node.given::<String>("medium_id") else { return };
+    // What cannot be looked at is refused for that.
+    let Ok(ids) = medium_id::at(path) else { return };
+    let sort = |id: &str| id.split('.').next().map(str::to_owned);
+    let is_namespace = ids.iter().any(|id| id.contains('/'));
+    if is_namespace && !ids.iter().any(|id| sort(id) == sort(&wanted.value)) {
+        return;
+    }
+    if !ids.contains(&wanted.value) {
+        wanted.place.refuse(errors, medium_refusal(&path.display().to_string(), &ids));
+    }
+}
+
+/// What a medium is instead of the one that was meant.
+pub fn medium_refusal(what: &str, ids: &[String]) -> String {
+    if ids.is_empty() {
+        return format!("{what} has no name of its own to be known by; leave the key out");
+    }
+    let ids = schema::alternatives(ids.iter().map(|id| format!("{id:?}")));
+    format!("must be a name of the medium that is meant; {what} is another one, {ids}")
 }
 
 /// Polling works on block devices, past the page cache. Whether the device has queues for it shows when it is
@@ -306,6 +343,9 @@ fn missing(
     if !has_directory {
         let directory = path.value.parent().unwrap_or(Path::new("/")).display();
         path.place.refuse(errors, format!("cannot be made: there is no directory {directory}"));
+    }
+    if let Some(wanted) = node.given::<String>("medium_id") {
+        wanted.place.refuse(errors, "a file that is to be made has no name yet; leave the key out");
     }
     if size.is_none() && node.is_absent("size") {
         let size = Bytes::new(1 << 30);

@@ -9,13 +9,13 @@
 //! | [`disks`] | disks and what is at their paths |
 //! | [`subsystems`] | listeners, subsystems, namespaces, referrals |
 
-mod disks;
+pub mod disks;
 mod subsystems;
 
 use std::time::Duration;
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Pages, ZoneSpec};
+use spindle_reactor::mem::{PIECES_MAX, Pages, ZoneSpec, can_serve};
 use spindle_target::snapshot::{ControllerLimits, TransportKind};
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::ShellConfig;
@@ -24,7 +24,7 @@ use super::document::{Errors, Node, Place};
 use super::machine::Machine;
 use super::memory;
 use super::plan::{
-    DiskKind, Idle, LimitsPlan, LogFormat, LogLevel, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
+    DiskKind, DiskPlan, Idle, LimitsPlan, LogFormat, LogLevel, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
 };
 use super::schema;
 use super::tree::At;
@@ -75,6 +75,9 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         notes: Vec::new(),
     };
     // Sums of values that are wrong already would only mislead.
+    if errors.borrow().is_empty() {
+        check_zones(root, &plan, errors);
+    }
     if errors.borrow().is_empty() {
         check_memory(root, &plan, machine, errors, &mut notes);
         remark(&plan, machine, &mut notes);
@@ -135,6 +138,7 @@ fn limits(root: &Node, errors: &Errors) -> LimitsPlan {
         },
         io_queues_max: node.get("io_queues"),
         connections: node.get("connections"),
+        unconnected_per_address: node.get("unconnected_per_address"),
         disk_commands: node.get("disk_commands"),
         may_overcommit: node.get("memory_overcommit"),
     }
@@ -243,6 +247,48 @@ fn log(node: &Node) -> LogPlan {
     LogPlan { level, format, peer_lines_per_s: node.get("peer_lines_per_s") }
 }
 
+/// Bytes of the longest list of ranges that a command brings (Copy, Dataset Management).
+const LIST_BYTES_MAX: u32 = 8 << 10;
+/// Most bytes of a piece in which Copy is done.
+const COPY_BYTES_MAX: u32 = 128 << 10;
+
+/// Every command gets its buffers when no other has any: those that one command takes at once must be in the
+/// zones, or it waits without end, and with it all that comes after.
+fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
+    let zones = &plan.pool.zones;
+    let transfer = plan.limits.controller.transfer_bytes;
+    let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
+    let reads_into_pool = |kind: &DiskKind| match kind {
+        DiskKind::File { .. } | DiskKind::Ng { .. } | DiskKind::Nvme { .. } => true,
+        DiskKind::Ram { .. } | DiskKind::Null => false,
+    };
+    let takes_two = plan.disks.iter().any(|disk| reads_into_pool(&disk.kind));
+    let always = [("a list of ranges takes", [LIST_BYTES_MAX, 0])];
+    let of_pool = [
+        ("Compare takes", [transfer, transfer]),
+        ("Copy takes", [LIST_BYTES_MAX, COPY_BYTES_MAX.min(largest)]),
+        ("Compare and Write takes", [4096, 4096]),
+    ];
+    let wanted = always.iter().chain(of_pool.iter().filter(|_| takes_two));
+    let Some((what, wanted)) = wanted.into_iter().find(|(_, wanted)| !can_serve(zones, wanted)) else {
+        return;
+    };
+    let bytes: Vec<String> = wanted
+        .iter()
+        .filter(|bytes| **bytes > 0)
+        .map(|bytes| Bytes::new((*bytes).into()).to_string())
+        .collect();
+    let what = format!(
+        "{what} buffers of {} at once (limits.transfer = {}, at most {PIECES_MAX} smaller ones for one), and \
+         the zones do not have them; allowed are zones that do, like one more buffer here",
+        bytes.join(" and "),
+        Bytes::new(transfer.into()),
+    );
+    let node = root.section("pool");
+    let zone = node.sections("zone").last().and_then(|zone| zone.find::<u32>("count"));
+    zone.map_or(node.place.clone(), |count| count.place).refuse(errors, what);
+}
+
 /// What is taken at the start must fit the memory that there is; with full RAM disks, that which is
 /// available.
 fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
@@ -302,18 +348,36 @@ fn largest_ram_disk(root: &Node, plan: &Plan) -> Option<Place> {
     Some(node.find::<u64>("size")?.place)
 }
 
-/// What is allowed, but perhaps not meant.
-fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
-    if plan.subsystems.is_empty() {
-        notes.push("there is no [[subsystem]]: hosts find nothing here".to_owned());
-    }
-    for disk in &plan.disks {
-        let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
-        if !namespaces.any(|namespace| namespace.disk == disk.name) {
-            notes.push(format!("disk {:?} is in no namespace: nobody can reach it", disk.name));
+/// RAM disks that would come back empty under an identity that hosts know.
+fn remark_on_identities(plan: &Plan, notes: &mut Vec<String>) {
+    let is_ram = |name: &str| matches!(plan.disk(name), Some(DiskPlan { kind: DiskKind::Ram { .. }, .. }));
+    for subsystem in &plan.subsystems {
+        for namespace in subsystem.namespaces.iter().filter(|namespace| is_ram(&namespace.disk)) {
+            let key = match (namespace.uuid, namespace.nguid) {
+                (Some(_), _) => "uuid",
+                (None, Some(_)) => "nguid",
+                (None, None) => continue,
+            };
+            notes.push(format!(
+                "subsystem {}: namespace {} has a {key} of its own and its disk {:?} is in memory: after a \
+                 restart it is empty under the same identity, and a host that has it mounted goes on over \
+                 zeroes; leave uuid and nguid out",
+                subsystem.nqn, namespace.nsid, namespace.disk
+            ));
         }
     }
+}
+
+/// Subsystems that some or all hosts cannot use.
+fn remark_on_subsystems(plan: &Plan, notes: &mut Vec<String>) {
     for subsystem in &plan.subsystems {
+        if !subsystem.nqn.has_prefix() {
+            notes.push(format!(
+                "subsystem[].nqn = \"{}\": an NQN begins with \"nqn.\" (NVMe Base 2.0, 4.5); it is served, \
+                 but some hosts refuse such a name",
+                subsystem.nqn
+            ));
+        }
         if matches!(&subsystem.hosts, spindle_target::snapshot::AllowedHosts::Only(hosts) if hosts.is_empty())
         {
             notes.push(format!("subsystem {}: hosts is empty, so nobody may connect", subsystem.nqn));
@@ -325,6 +389,21 @@ fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
             ));
         }
     }
+}
+
+/// What is allowed, but perhaps not meant.
+fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
+    if plan.subsystems.is_empty() {
+        notes.push("there is no [[subsystem]]: hosts find nothing here".to_owned());
+    }
+    for disk in &plan.disks {
+        let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+        if !namespaces.any(|namespace| namespace.disk == disk.name) {
+            notes.push(format!("disk {:?} is in no namespace: no host can reach it", disk.name));
+        }
+    }
+    remark_on_subsystems(plan, notes);
+    remark_on_identities(plan, notes);
     let is_remote = plan.listeners.iter().any(|listener| !listener.address.ip().is_loopback());
     if is_remote && plan.subsystems.iter().any(|subsystem| subsystem.nqn.as_str() == super::NQN_EXAMPLE) {
         notes.push(format!(

@@ -77,7 +77,10 @@ fn are_the_same(a: SocketAddr, b: SocketAddr) -> bool {
 pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<SubsystemPlan> {
     // Without all names it cannot be said that one is of no disk.
     let disks = root.sections("disk").iter().map(|disk| disk.find("name").map(|at| at.value)).collect();
-    let mut taken = Taken { disks, ..Taken::default() };
+    let is_ram = |disk: &&Node| disk.find::<String>("kind").is_some_and(|kind| kind.value == "ram");
+    let name = |disk: &Node| disk.find("name").map(|at| at.value);
+    let ram_disks = root.sections("disk").iter().filter(is_ram).filter_map(name).collect();
+    let mut taken = Taken { disks, ram_disks, ..Taken::default() };
     let subsystems = root
         .sections("subsystem")
         .iter()
@@ -125,6 +128,8 @@ impl<T: Eq + Hash> Unique<T> {
 struct Taken {
     /// Names of all disks; `None` when one has a name that is wrong.
     disks: Option<Vec<String>>,
+    /// Names of those in memory, whose identity is made with the disk.
+    ram_disks: Vec<String>,
     nqns: Unique<Nqn>,
     serials: Unique<String>,
     used: Unique<String>,
@@ -242,18 +247,22 @@ fn namespaces(subsystem: &Node, nqn: &Nqn, taken: &mut Taken, errors: &Errors) -
         let (uuid, nguid) = (identity("uuid", &mut taken.uuids), identity("nguid", &mut taken.nguids));
         let (Some(nsid), Some(disk)) = (nsid, disk) else { continue };
         let (nsid, disk) = (nsid.value, disk.value);
-        let mut settle = |given: Option<At<[u8; 16]>>, derived: [u8; 16]| {
-            let value = given.as_ref().map_or(derived, |given| given.value);
-            match given {
-                Some(given) => taken.given.push((value, given.place)),
-                None => taken.derived.push((value, node.place.clone())),
+        let has_life = taken.ram_disks.contains(&disk);
+        let mut settle = |given: Option<At<[u8; 16]>>, derived: [u8; 16]| match given {
+            Some(given) => {
+                taken.given.push((given.value, given.place));
+                Some(given.value)
             }
-            value
+            None if has_life => None,
+            None => {
+                taken.derived.push((derived, node.place.clone()));
+                Some(derived)
+            }
         };
         namespaces.push(NamespacePlan {
             nsid,
-            uuid: settle(uuid, identity::uuid(nqn, &disk, nsid)),
-            nguid: settle(nguid, identity::nguid(nqn, &disk, nsid)),
+            uuid: settle(uuid, identity::uuid(nqn, &disk, nsid, None)),
+            nguid: settle(nguid, identity::nguid(nqn, &disk, nsid, None)),
             disk,
         });
     }

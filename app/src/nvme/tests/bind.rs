@@ -44,6 +44,40 @@ fn bind_makes_the_steps_in_order_and_says_each() {
 }
 
 #[test]
+fn a_drive_that_holds_something_is_taken_with_force_only() {
+    let fake = Fake::new();
+    // The members of an array and of a volume that are not active now: nothing but their marks shows it.
+    let mut medium = vec![0; 1 << 20];
+    medium[4096..4100].copy_from_slice(&0xa92b_4efc_u32.to_le_bytes());
+    fake.file("/dev/nvme0n1", &medium);
+    fake.partition("nvme1n1", "nvme1n1p2", "259:112");
+    medium.fill(0);
+    medium[512..520].copy_from_slice(b"LABELONE");
+    fake.file("/dev/nvme1n1p2", &medium);
+    assert_refused(
+        &fake,
+        "bind 0000:01:00.0 0000:02:00.0",
+        &[
+            "0000:01:00.0: holds = linux_raid_member on nvme0n1: must be meant",
+            "0000:02:00.0: holds = LVM2_member on nvme1n1p2: must be meant",
+            "--force",
+        ],
+    );
+    done(&fake, "bind --force 0000:01:00.0 0000:02:00.0");
+    assert_eq!((fake.state(A), fake.state(B)), (vfio(), vfio()));
+}
+
+#[test]
+fn what_the_kernel_exports_is_refused_also_with_force() {
+    let fake = Fake::new();
+    let namespace = "/sys/kernel/config/nvmet/subsystems/nqn.x/namespaces/1";
+    fake.file(&format!("{namespace}/device_path"), "/dev/nvme0n1\n");
+    fake.file(&format!("{namespace}/enable"), "1\n");
+    let parts = ["in use = exported by the kernel: nvme0n1 by nvmet subsystem nqn.x, namespace 1", "disable"];
+    assert_refused(&fake, "bind --force 0000:01:00.0", &parts);
+}
+
+#[test]
 fn a_drive_without_a_driver_is_only_probed() {
     let fake = Fake::empty();
     fake.function(A, "0x010802");

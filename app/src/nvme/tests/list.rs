@@ -180,6 +180,45 @@ fn who_has_it_open_is_named_unless_he_only_reads() {
 }
 
 #[test]
+fn a_device_is_known_by_its_number_whatever_its_name_and_so_is_its_controller() {
+    let fake = Fake::new();
+    // A node that somebody made elsewhere.
+    fake.process(51, "dd", "/tmp/mine", "0100002");
+    assert_eq!(uses(&fake), [""; 0]);
+    fake.file("/devices-of-the-test/proc/51/fd/7", "b 259:01\n");
+    assert_eq!(uses(&fake), ["open /dev/nvme0n1 by pid 51 (dd) as /tmp/mine"]);
+    fake.file("/devices-of-the-test/proc/51/fd/7", "c 259:01\n");
+    assert_eq!(uses(&fake), [""; 0], "a character device of that number is another");
+    fake.file("/sys/class/nvme-generic/ng0n1/dev", "240:7\n");
+    fake.file("/devices-of-the-test/proc/51/fd/7", "c 240:7\n");
+    assert_eq!(uses(&fake), ["open /dev/ng0n1 by pid 51 (dd) as /tmp/mine"]);
+    fake.process(52, "nvme", "/dev/nvme0", "0100002");
+    fake.remove("/proc/51");
+    assert_eq!(uses(&fake), ["open /dev/nvme0 by pid 52 (nvme)"]);
+}
+
+#[test]
+fn what_the_kernels_own_targets_export_is_in_use() {
+    let fake = Fake::new();
+    let nvmet = "/sys/kernel/config/nvmet/subsystems/nqn.x";
+    fake.link("/dev/disk/by-id/nvme-x", "../../nvme0n1");
+    fake.file(&format!("{nvmet}/namespaces/1/device_path"), "/dev/disk/by-id/nvme-x\n");
+    fake.file(&format!("{nvmet}/namespaces/1/enable"), "0\n");
+    assert_eq!(uses(&fake), [""; 0], "not enabled");
+    fake.file(&format!("{nvmet}/namespaces/1/enable"), "1\n");
+    assert_eq!(uses(&fake), ["exported nvme0n1 by nvmet subsystem nqn.x, namespace 1"]);
+    fake.remove(&format!("{nvmet}/namespaces"));
+    fake.file(&format!("{nvmet}/passthru/device_path"), "/dev/nvme0\n");
+    fake.file(&format!("{nvmet}/passthru/enable"), "1\n");
+    assert_eq!(uses(&fake), ["exported nvme0 by nvmet subsystem nqn.x, passthru"]);
+    fake.remove(nvmet);
+    fake.partition("nvme0n1", "nvme0n1p1", "259:101");
+    fake.file("/sys/kernel/config/target/core/iblock_0/d/udev_path", "/dev/nvme0n1p1\n");
+    fake.file("/sys/kernel/config/target/core/iblock_0/d/enable", "1\n");
+    assert_eq!(uses(&fake), ["exported nvme0n1p1 by LIO backstore iblock_0/d"]);
+}
+
+#[test]
 fn what_only_the_kernel_knows_shows_as_open_exclusively() {
     let fake = Fake::new();
     fake.busy.borrow_mut().insert("/dev/nvme0n1".to_owned());

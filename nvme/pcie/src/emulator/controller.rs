@@ -39,6 +39,8 @@ pub(super) struct Controller {
     pub(super) shutdown: Option<u64>,
     /// SHST as reported.
     pub(super) shst: u8,
+    /// CSTS reads as ones before this step.
+    pub(super) deaf_until: u64,
     /// Steps done.
     pub(super) now: u64,
     pub(super) sqs: Vec<Option<Sq>>,
@@ -81,6 +83,7 @@ impl Controller {
             is_fatal: false,
             shutdown: None,
             shst: 0,
+            deaf_until: 0,
             now: 0,
             sqs: Vec::new(),
             cqs: Vec::new(),

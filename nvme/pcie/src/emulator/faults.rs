@@ -123,6 +123,8 @@ pub struct Counters {
     pub verifies: u64,
     /// Copies that were done.
     pub copies: u64,
+    /// I/O commands whose data pointer was an SGL.
+    pub sgls: u64,
     /// Completions written to memory.
     pub completions: u64,
     /// Completions among them whose status is not success.

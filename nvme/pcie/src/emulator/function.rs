@@ -11,6 +11,7 @@ use super::controller::Controller;
 use crate::bar::Bar;
 use crate::dma::Iova;
 use crate::function::{Bus, Function, MapError, Mapping, OpenFunctionError};
+use crate::quirks::PciId;
 
 /// Who has the function open: it and all clones of its registers.
 struct Holder {
@@ -78,6 +79,10 @@ impl Function for EmulatedFunction {
         self.bar.clone()
     }
 
+    fn id(&self) -> io::Result<PciId> {
+        self.drive(|controller| Ok(controller.spec.id))
+    }
+
     fn map(&self, area: &Area) -> Result<Box<dyn Mapping>, MapError> {
         let mapped = self.drive(|controller| Ok(controller.host.map(area)));
         let (id, iova) = mapped.map_err(|source| MapError {
@@ -103,6 +108,7 @@ impl Function for EmulatedFunction {
                 return Err(Errno::IO.into());
             }
             controller.counters.function_resets += 1;
+            controller.lose_cache();
             controller.reset_function();
             Ok(())
         })

@@ -142,7 +142,7 @@ impl Controller {
         let vwc = Vwc::new().with_present(spec.has_write_cache).with_flush_all(Vwc::FLUSH_ALL_SUPPORTED);
         let nn = u32::try_from(spec.namespaces.len()).unwrap_or(u32::MAX);
         IdentifyController {
-            vid: 0x1b36.into(),
+            vid: spec.id.vendor.into(),
             ssvid: 0x1af4.into(),
             sn: ascii(&spec.serial),
             mn: ascii(&spec.model),
@@ -150,6 +150,7 @@ impl Controller {
             mdts: spec.mdts,
             cntlid: 1.into(),
             ver: spec.version.into_bits().into(),
+            rtd3e: spec.rtd3e_us.into(),
             oaes: Oaes::new()
                 .with_namespace_attribute(true)
                 .with_firmware_activation(true)
@@ -172,8 +173,15 @@ impl Controller {
             cdfs: spec.cdfs.into(),
             sgls: Sgls::new().with_support(support).into_bits().into(),
             subnqn: self.subnqn(),
+            vs: self.vendor_specific(),
             ..IdentifyController::default()
         }
+    }
+
+    fn vendor_specific(&self) -> [u8; 1024] {
+        let mut own = [0; 1024];
+        own[3] = self.spec.vendor_stripe;
+        own
     }
 
     fn subnqn(&self) -> [u8; 256] {

@@ -30,6 +30,7 @@ impl Controller {
         if sqe.fuse() != Fuse::NONE || !is_psdt_known {
             return Err(INVALID_FIELD);
         }
+        self.counters.sgls += u64::from(sqe.psdt() != Psdt::PRP);
         if opcode == IoOpcode::FLUSH {
             return self.flush(sqe.nsid());
         }
@@ -173,6 +174,10 @@ impl Controller {
 
     fn write_zeroes(&mut self, index: usize, sqe: &Sqe) -> Outcome {
         let (view, blocks) = (WriteZeroes::new(sqe), u64::from(sqe.blocks()));
+        let refusal = self.spec.deac_refusal.filter(|_| view.deac()).or(self.spec.zeroes_refusal);
+        if let Some(status) = refusal {
+            return Err(status);
+        }
         let block_bytes = self.media.get(index).map_or(0, |medium| u64::from(medium.block_bytes));
         let is_long =
             EmulatorSpec::limit_bytes(self.spec.wzsl).is_some_and(|most| blocks * block_bytes > most);

@@ -145,6 +145,15 @@ impl Medium {
 
     /// Each block that is not on the medium is kept or lost.
     pub(super) fn lose(&mut self, random: &mut Random) {
+        self.lose_where(|| random.below(2) == 0);
+    }
+
+    /// All that is in the volatile write cache is lost.
+    pub(super) fn lose_all(&mut self) {
+        self.lose_where(|| true);
+    }
+
+    fn lose_where(&mut self, mut is_lost: impl FnMut() -> bool) {
         let block_bytes = self.block_bytes as usize;
         self.dirty.sort_unstable();
         for number in self.dirty.drain(..) {
@@ -154,7 +163,7 @@ impl Medium {
             let Some(before) = &chunk.before else { continue };
             let blocks = chunk.now.chunks_exact_mut(block_bytes).zip(before.chunks_exact(block_bytes));
             for (index, (now, before)) in blocks.enumerate() {
-                if dirty >> index & 1 == 1 && random.below(2) == 0 {
+                if dirty >> index & 1 == 1 && is_lost() {
                     now.copy_from_slice(before);
                 }
             }

@@ -148,6 +148,13 @@ impl Emulator {
         self.lock().host.iova_of(address).map(Iova)
     }
 
+    /// Entries of a submission queue; `None` where there is none.
+    #[must_use]
+    pub fn queue_entries(&self, qid: u16) -> Option<u32> {
+        let controller = self.lock();
+        controller.sqs.get(usize::from(qid))?.as_ref().map(|sq| sq.entries)
+    }
+
     /// How many mappings there are now.
     #[must_use]
     pub fn mappings(&self) -> usize {
@@ -216,6 +223,22 @@ impl Emulator {
         self.plug_into(Some(spec));
     }
 
+    /// The link goes down: registers read as ones and nothing is done, but the kernel knows of no removal, as
+    /// with Downstream Port Containment (PCI Express 4.0 section 6.2.10) or a link that is trained anew.
+    pub fn link_down(&self) {
+        self.vanish();
+    }
+
+    /// It is up again, after a hot reset: whoever had the function open sees the registers of a controller
+    /// that is disabled, and the drive reaches no memory before bus mastering is turned on.
+    pub fn link_up(&self) {
+        let mut controller = self.lock();
+        controller.is_gone = false;
+        controller.lose_cache();
+        controller.reset_function();
+        controller.host.is_bus_master = false;
+    }
+
     fn plug_into(&self, spec: Option<EmulatorSpec>) {
         let mut controller = self.lock();
         controller.vanish();
@@ -242,6 +265,11 @@ impl Emulator {
         if !controller.is_gone {
             controller.reset_function();
         }
+    }
+
+    /// What is in the volatile write cache is lost, all of it, and nothing else happens.
+    pub fn lose_write_cache(&self) {
+        self.lock().media.iter_mut().for_each(medium::Medium::lose_all);
     }
 
     /// The newest data of blocks, as a read would give it.

@@ -42,7 +42,10 @@ impl Controller {
         let then = self.now.saturating_add(self.spec.ready_steps);
         match (self.power, cc.en()) {
             (Power::Disabled, true) => self.power = Power::Enabling(then),
-            (Power::Enabling(_) | Power::Ready, false) => self.power = Power::Disabling(then),
+            (Power::Enabling(_) | Power::Ready, false) => {
+                self.power = Power::Disabling(then.max(self.now.saturating_add(self.spec.deaf_steps)));
+                self.deaf_until = self.now.saturating_add(self.spec.deaf_steps);
+            }
             (Power::Disabling(_), true) => {
                 self.host.violate(|| "CC.EN is set before CSTS.RDY is 0".to_owned());
             }
@@ -60,7 +63,11 @@ impl Controller {
         let is_normal = self.shst == ShutdownStatus::NORMAL.0;
         if is_asked && is_normal && matches!(self.power, Power::Ready | Power::Disabled) {
             self.shst = ShutdownStatus::OCCURRING.0;
-            self.shutdown = Some(self.now.saturating_add(self.spec.ready_steps));
+            let steps = match self.spec.shutdown_steps {
+                0 => self.spec.ready_steps,
+                steps => steps,
+            };
+            self.shutdown = Some(self.now.saturating_add(steps));
         }
         if self.shutdown.is_some_and(|at| at <= self.now) {
             self.shutdown = None;
@@ -98,7 +105,9 @@ impl Controller {
     /// are not.
     pub(super) fn forget(&mut self) {
         self.power = Power::Disabled;
-        self.is_fatal = false;
+        if std::mem::take(&mut self.is_fatal) {
+            self.lose_cache();
+        }
         self.shutdown = None;
         self.shst = 0;
         self.sqs.clear();
@@ -109,6 +118,13 @@ impl Controller {
         self.queue_pairs = self.spec.queue_pairs;
         self.admin = Admin::new();
         self.registers.forget_doorbells();
+    }
+
+    /// The firmware begins anew.
+    pub(super) fn lose_cache(&mut self) {
+        if self.spec.loses_cache_at_reset {
+            self.media.iter_mut().for_each(super::medium::Medium::lose_all);
+        }
     }
 
     /// Function level reset, or loss of power.
@@ -156,6 +172,7 @@ impl Controller {
             .with_rdy(matches!(self.power, Power::Ready | Power::Disabling(_)) && !self.sqs.is_empty())
             .with_cfs(self.is_fatal)
             .with_shst(self.shst);
-        self.registers.store(u64::from(CSTS), csts.into_bits());
+        let is_deaf = self.now < self.deaf_until;
+        self.registers.store(u64::from(CSTS), if is_deaf { u32::MAX } else { csts.into_bits() });
     }
 }

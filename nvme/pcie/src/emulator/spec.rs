@@ -1,7 +1,10 @@
 //! [`EmulatorSpec`]: which drive the emulator is.
 
+use nvme_spec::Status;
 use nvme_spec::identify::{Dlfeat, Oncs};
 use nvme_spec::register::Vs;
+
+use crate::quirks::PciId;
 
 /// Which SGLs a drive takes besides PRPs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +69,12 @@ pub struct EmulatorSpec {
     pub model: String,
     /// FR; what is beyond 8 bytes is cut.
     pub firmware: String,
+    /// Who made it, and what it is.
+    pub id: PciId,
+    /// The fourth byte of the vendor's own part of Identify Controller.
+    pub vendor_stripe: u8,
+    /// After CC.EN was set to 0, registers read as ones for so many steps.
+    pub deaf_steps: u64,
     /// VS. From 2.0 on CRTO is there too.
     pub version: Vs,
     /// Namespaces 1, 2 and so on; all are active.
@@ -103,6 +112,17 @@ pub struct EmulatorSpec {
     pub cdfs: u16,
     /// How many steps CSTS.RDY takes to follow CC.EN, and CSTS.SHST to follow CC.SHN.
     pub ready_steps: u64,
+    /// RTD3E: how long it may take to save what it has, in microseconds.
+    pub rtd3e_us: u32,
+    /// Steps from the shutdown notification to its end; 0: as `ready_steps`.
+    pub shutdown_steps: u64,
+    /// A function level reset, and a controller reset after CSTS.CFS, begin its firmware anew: what was in
+    /// the volatile write cache is lost. Base 2.0 section 3.7.2 keeps no drive from that.
+    pub loses_cache_at_reset: bool,
+    /// Write Zeroes with DEAC is refused so, whatever DLFEAT and ONCS say.
+    pub deac_refusal: Option<Status>,
+    /// The same of every Write Zeroes.
+    pub zeroes_refusal: Option<Status>,
     /// How many commands of one queue a step takes at most, at least 1.
     pub commands_a_step: u32,
 }
@@ -114,6 +134,9 @@ impl Default for EmulatorSpec {
             serial: "EMULATED0001".to_owned(),
             model: "Spindle emulated drive".to_owned(),
             firmware: "1.0".to_owned(),
+            id: PciId { vendor: 0x1b36, device: 0x0010 },
+            vendor_stripe: 0,
+            deaf_steps: 0,
             version: Vs::V1_4,
             namespaces: vec![NamespaceSpec::default()],
             mdts: 8,
@@ -138,6 +161,11 @@ impl Default for EmulatorSpec {
             vsl: 0,
             cdfs: 1,
             ready_steps: 2,
+            rtd3e_us: 0,
+            shutdown_steps: 0,
+            loses_cache_at_reset: false,
+            deac_refusal: None,
+            zeroes_refusal: None,
             commands_a_step: 32,
         }
     }

@@ -19,6 +19,7 @@ use crate::bar::Bar;
 use crate::dma::{DmaMemory, PAGE_BYTES};
 use crate::function::{Function, OpenFunctionError};
 use crate::queue::{Completion, Shadow};
+use crate::quirks::Quirks;
 use crate::rules::{Namespace, Rules};
 use crate::shared::DriveFacts;
 
@@ -33,12 +34,13 @@ pub(super) struct Controller {
     pub(super) id: Box<IdentifyController>,
     pub(super) shadow: Option<Shadow>,
     pub(super) queue_pairs: u32,
+    pub(super) quirks: Quirks,
 }
 
 impl Controller {
     /// It takes SGLs as its data pointers.
     pub(super) fn has_sgls(&self) -> bool {
-        Sgls::from(self.id.sgls).support() != 0
+        Sgls::from(self.id.sgls).support() != 0 && !self.quirks.has_bad_sgls
     }
 }
 
@@ -55,7 +57,9 @@ impl Life {
         let admin = Admin::new(function.as_ref(), bar.clone(), cap.dstrd())?;
         self.told_of.push(Arc::clone(admin.memory()));
         self.enable(&bar, function, cap, &admin).await?;
-        let mut controller = Controller { admin, bar, cap, id: Box::default(), shadow: None, queue_pairs: 0 };
+        let quirks = self.quirks(function);
+        let mut controller =
+            Controller { admin, bar, cap, id: Box::default(), shadow: None, queue_pairs: 0, quirks };
         let sqe = Sqe::identify(0, Cns::CONTROLLER, 0, 0);
         self.ask(function, &controller, sqe, "Identify Controller").await?;
         controller.admin.data(controller.id.as_mut_bytes());
@@ -87,6 +91,7 @@ impl Life {
         let csts = || Csts::from_bits(bar.read32(register::CSTS.into()));
         if Cc::from_bits(bar.read32(register::CC.into())).en() || csts().rdy() {
             bar.write32(register::CC.into(), 0);
+            self.within(self.quirks(function).ready_delay, || None::<()>).await;
         }
         let off = self.within(limit, || (!csts().rdy()).then_some(())).await;
         if off.is_none() {
@@ -145,7 +150,10 @@ impl Life {
             controller.admin.poll();
             match controller.admin.take(ticket) {
                 Some(completion) => Some(Ok(completion)),
-                None => look_ready(&controller.bar, function).err().map(Err),
+                None => look_ready(&controller.bar, function)
+                    .and_then(|()| self.attend(controller))
+                    .err()
+                    .map(Err),
             }
         });
         match ended.await {
@@ -198,7 +206,11 @@ impl Life {
             }
             match Namespace::new(nsid, &id, &controller.id) {
                 Ok(namespace) => {
-                    let rules = Rules::new(&namespace, &controller.id, nvm, controller.cap.mpsmin());
+                    let mut rules = Rules::new(&namespace, &controller.id, nvm, controller.cap.mpsmin());
+                    if rules.boundary_blocks == 0 {
+                        rules.boundary_blocks =
+                            controller.quirks.stripe_blocks(&controller.id, namespace.shift);
+                    }
                     found.push((namespace, rules));
                 }
                 Err(unfit) => {

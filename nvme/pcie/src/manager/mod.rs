@@ -2,19 +2,23 @@
 //! again, shut down.
 //!
 //! ```text
-//!   open ─> bring_up ─> serve ── trouble ─> halt ─> bring_up ...            (halt: Stop, disable)
-//!                         │                  └─ cannot: cut off ─> lost
-//!                         └── gone, or to be removed ─> lost: Gone, closed ── once a second: open ...
+//!   open ─> bring_up ─> serve ── trouble ─> halt ─> bring_up ...            (halt: Stop, disable, Rewind)
+//!                         │                  └─ cannot: cut off ─> away
+//!                         └── gone, or to be removed ─> away: closed ── once a second: open ...
 //! ```
+//!
+//! While the drive is away requests wait ([`Absence::Waiting`]) for as long as `return_timeout` says; then
+//! they fail ([`Absence::Over`]). `docs/guarantees.md` says what hosts see of it.
 //!
 //! It is one future, written as one goes about it, and polled by [`Manager::step`] with the time: by the
 //! drive's thread, or by a test. Nothing in it blocks; what it waits for it looks at in each step.
 
+mod away;
 mod bring_up;
 mod queues;
 mod serve;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -30,11 +34,14 @@ use crate::bar::Bar;
 use crate::dma::{DmaError, DmaMemory};
 use crate::function::{Bus, Function, MapError, OpenFunctionError};
 use crate::member::Order;
+use crate::quirks::Quirks;
 use crate::rules::{Namespace, UnfitNamespace};
 use crate::shared::{NotOpened, Shared, TICK_MS};
 
+use away::Absence;
 use bring_up::Controller;
 use queues::Place;
+use serve::Beside;
 
 /// Why a drive does not go on as it did.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +98,12 @@ impl Trouble {
         }
     }
 
+    /// A drive that had to be reset for this may have begun anew, without what was in its write cache.
+    fn may_lose_cache(&self) -> bool {
+        // Not ready, and not by us: it may have been without power for a while.
+        matches!(self, Trouble::Gone | Trouble::NotReady | Trouble::Fatal | Trouble::Slow { .. })
+    }
+
     /// A namespace that is used is another now.
     fn another(namespace: &Namespace) -> Trouble {
         let was = format!("{} of {} bytes a block", namespace.nsid, 1_u64 << namespace.shift);
@@ -123,6 +136,9 @@ impl Manager {
             told_of: Vec::new(),
             has_served: false,
             told: String::new(),
+            lost_at: None,
+            absence: Cell::new(Absence::No),
+            beside: RefCell::new(None),
         };
         Manager { shared, now, is_busy, life: Box::pin(life.live()), has_ended: false }
     }
@@ -167,6 +183,22 @@ struct Life {
     has_served: bool,
     /// Why it is not in service, as it was logged; empty while it is.
     told: String,
+    /// Since when cores cannot work with it; `None` while they do.
+    lost_at: Option<u64>,
+    absence: Cell<Absence>,
+    /// While it is in service.
+    beside: RefCell<Option<Beside>>,
+}
+
+/// How the controller was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Off {
+    /// CSTS.RDY is 0.
+    Disabled,
+    /// By a function level reset.
+    Reset,
+    /// Not at all: it may still reach memory.
+    No,
 }
 
 impl Life {
@@ -176,7 +208,7 @@ impl Life {
             let was_first = self.shared.state().first.is_none();
             if was_first {
                 // Whoever opened it hears of it, and there is no drive.
-                self.forget().await;
+                self.let_go(Order::Gone).await;
                 let failure = NotOpened { why: end.to_string(), is_absent: end.is_the_drives() };
                 self.shared.tell_first(Err(failure));
                 break;
@@ -185,10 +217,11 @@ impl Life {
                 break;
             }
             self.tell_once(&end);
-            self.forget().await;
+            let order = self.order_for(&end);
+            self.let_go(order).await;
             self.pause(self.shared.settings.reopen_interval).await;
         }
-        self.forget().await;
+        self.let_go(Order::Gone).await;
         self.shared.offloaded.tell(&self.shared.address);
         self.shared.tell_first(Err(NotOpened { why: "closed".to_owned(), is_absent: false }));
     }
@@ -214,32 +247,44 @@ impl Life {
         loop {
             self.is_busy.set(true);
             let bar = function.bar();
+            let mut is_saved = false;
             let trouble = match self.bring_up(&function).await {
                 Ok(controller) => {
                     let trouble = self.serve(&function, &controller, &mut resets).await;
-                    // Not ready, and not by us: it may have been without power for a while.
-                    self.may_lose_cache(matches!(trouble, Trouble::Gone | Trouble::NotReady));
+                    self.lost_at.get_or_insert(self.now.get());
+                    self.may_lose_cache(trouble.may_lose_cache());
                     self.stop_all().await;
                     let is_over = matches!(trouble, Trouble::Closing | Trouble::Removal);
-                    let is_saved = is_over && self.shut_down(&bar).await;
-                    self.may_lose_cache(!is_saved);
+                    is_saved = is_over && self.shut_down(&bar, &controller).await;
                     trouble
                 }
                 Err(trouble) => trouble,
             };
-            let is_off = self.disable(&bar, &function).await;
+            let off = self.disable(&bar, &function).await;
+            let is_off = off != Off::No;
             if is_off {
                 self.told_of.clear();
             }
+            // Closed now, it would lose what it was not told to save.
+            self.may_lose_cache(!is_saved);
             let address = &self.shared.address;
             match (&trouble, is_off) {
                 (Trouble::Closing, _) => {
                     self.cut_off(&function, is_off);
                     return trouble;
                 }
+                (Trouble::Gone, _) if self.has_served && resets < RESETS_MAX => {
+                    if !self.comes_back(&bar, &function).await {
+                        self.cut_off(&function, is_off);
+                        return trouble;
+                    }
+                    resets += 1;
+                    tracing::warn!(drive = %address, resets, "its registers are back; it is reset");
+                    self.told_of.clear();
+                    self.hold_all(true).await;
+                }
                 (Trouble::Gone | Trouble::Removal, _) => {
-                    // A kernel that does not know yet that the drive is gone waits for it when it is closed.
-                    self.within(GONE_KNOWN, || function.is_removal_asked().then_some(())).await;
+                    self.removal_known(&function).await;
                     self.cut_off(&function, is_off);
                     return trouble;
                 }
@@ -251,6 +296,7 @@ impl Life {
                 _ if is_off && resets < RESETS_MAX && !matches!(trouble, Trouble::Another { .. }) => {
                     resets += 1;
                     tracing::warn!(drive = %address, resets, "controller is reset: {trouble}");
+                    self.hold_all(trouble.may_lose_cache() || off == Off::Reset).await;
                 }
                 _ => {
                     self.cut_off(&function, is_off);
@@ -270,37 +316,6 @@ impl Life {
         self.told_of.clear();
     }
 
-    /// Every core ends what it has and lets go of the drive; then it is closed.
-    async fn forget(&mut self) {
-        self.shared.state().function = None;
-        // The drive is off or cut off, and every core has stopped. Should the system have failed at both, the
-        // drive loses the cores' memory here, before the buffers in it are given back.
-        self.places.iter_mut().for_each(Place::unmap);
-        self.refuse_new();
-        for index in 0..self.places.len() {
-            let Some(member) = self.places.get(index).map(|place| Arc::clone(&place.member)) else {
-                continue;
-            };
-            wait(|| member.has_answered().then_some(())).await;
-        }
-        for place in &mut self.places {
-            place.let_go();
-        }
-        self.drop_closed();
-    }
-
-    /// Nothing of a core touches its queue any more.
-    async fn stop_all(&mut self) {
-        for place in self.places.iter().filter(|place| place.is_live()) {
-            place.member.order(Order::Stop);
-        }
-        for index in 0..self.places.len() {
-            let Some(place) = self.places.get(index) else { continue };
-            let member = Arc::clone(&place.member);
-            wait(|| member.has_answered().then_some(())).await;
-        }
-    }
-
     /// Whether a core that is told to stop, or that the drive is gone, must fear for what was not flushed.
     fn may_lose_cache(&self, may_it: bool) {
         self.shared.may_lose_cache.store(may_it, Ordering::Relaxed);
@@ -308,7 +323,7 @@ impl Life {
 
     /// Tell the controller that power may go (Base 2.0 section 3.6.1), and wait for it. True when the drive
     /// says that everything is on the medium.
-    async fn shut_down(&self, bar: &Bar) -> bool {
+    async fn shut_down(&self, bar: &Bar, controller: &Controller) -> bool {
         use register::{CC, CSTS, Cc, Csts, ShutdownNotification, ShutdownStatus};
         if bar.read32(CSTS.into()) == u32::MAX {
             return false;
@@ -319,7 +334,7 @@ impl Life {
             u32::MAX => Some(false),
             csts => (Csts::from_bits(csts).shutdown() == ShutdownStatus::COMPLETE).then_some(true),
         };
-        let limit = self.shared.settings.admin_timeout.min(SHUTDOWN_MAX);
+        let limit = shutdown_limit(controller.id.rtd3e.get());
         let is_saved = self.within(limit, is_complete).await;
         if is_saved.is_none() {
             tracing::warn!(drive = %self.shared.address, ?limit, "no answer to the shutdown notification");
@@ -327,14 +342,15 @@ impl Life {
         is_saved == Some(true)
     }
 
-    /// CC.EN 0 and CSTS.RDY 0, or a function reset. False: the drive may still reach memory.
-    async fn disable(&self, bar: &Bar, function: &Arc<dyn Function>) -> bool {
+    /// CC.EN 0 and CSTS.RDY 0, or a function reset.
+    async fn disable(&self, bar: &Bar, function: &Arc<dyn Function>) -> Off {
         use register::{CAP, CC, CSTS, Cap, Cc, Csts};
         if bar.read32(CSTS.into()) == u32::MAX {
-            return false;
+            return Off::No;
         }
         let cc = Cc::from_bits(bar.read32(CC.into())).with_en(false).with_shn(0);
         bar.write32(CC.into(), cc.into_bits());
+        self.within(self.quirks(function).ready_delay, || None::<()>).await;
         let timeout = Cap::from_bits(bar.read64(CAP.into())).timeout_ms();
         let limit = Duration::from_millis(u64::from(timeout)) + SLACK;
         let is_off = || {
@@ -342,24 +358,32 @@ impl Life {
             if csts == u32::MAX { Some(false) } else { (!Csts::from_bits(csts).rdy()).then_some(true) }
         };
         if self.within(limit, is_off).await == Some(true) {
-            return true;
+            return Off::Disabled;
         }
         match function.reset() {
-            Ok(()) => true,
+            Ok(()) => Off::Reset,
             Err(error) => {
                 tracing::warn!(drive = %self.shared.address, %error, "function reset failed");
-                false
+                Off::No
             }
         }
+    }
+
+    /// What this drive needs. Of one that cannot be asked, nothing.
+    fn quirks(&self, function: &Arc<dyn Function>) -> Quirks {
+        function.id().map(Quirks::of).unwrap_or_default()
     }
 
     /// What `f` gives, or nothing when `limit` is over.
     async fn within<T>(&self, limit: Duration, mut f: impl FnMut() -> Option<T>) -> Option<T> {
         let end = self.now.get().saturating_add(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
-        wait(|| match f() {
-            Some(value) => Some(Some(value)),
-            None if self.now.get() >= end => Some(None),
-            None => None,
+        wait(|| {
+            self.end_absence();
+            match f() {
+                Some(value) => Some(Some(value)),
+                None if self.now.get() >= end => Some(None),
+                None => None,
+            }
         })
         .await
     }
@@ -369,7 +393,8 @@ impl Life {
         self.is_busy.set(false);
         let end = self.now.get().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         while self.now.get() < end && !self.shared.is_closing() {
-            self.refuse_new();
+            self.end_absence();
+            self.drop_closed();
             wait(once()).await;
         }
         self.is_busy.set(true);
@@ -378,10 +403,16 @@ impl Life {
 
 /// More than CAP.TO says.
 const SLACK: Duration = Duration::from_millis(500);
-/// How long the kernel takes to hear of a drive that was pulled.
-const GONE_KNOWN: Duration = Duration::from_secs(2);
-/// For the shutdown notification.
-const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
+/// How long a controller may take to save what it has: what it says itself (RTD3E, Base 2.0 section 5.17.2.1,
+/// in microseconds), from 10 to 60 seconds. Linux bounds it so as well (`nvme_init_identify`: at least its
+/// `shutdown_timeout` of 5 s, at most 60).
+fn shutdown_limit(rtd3e_us: u32) -> Duration {
+    Duration::from_micros(rtd3e_us.into()).clamp(SHUTDOWN_MIN, SHUTDOWN_MAX)
+}
+
+const SHUTDOWN_MIN: Duration = Duration::from_secs(10);
+/// See [`shutdown_limit`].
+pub(crate) const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
 
 /// Poll `f` once a step until it gives something.
 async fn wait<T>(mut f: impl FnMut() -> Option<T>) -> T {

@@ -10,6 +10,7 @@ use nvme_spec::log::{LogId, SmartLog};
 use nvme_spec::sqe::{NSID_ALL, Sqe};
 use nvme_spec::zerocopy::IntoBytes;
 
+use super::queues::Place;
 use super::{Controller, Life, Trouble, look_ready, once, wait};
 use crate::admin::{ADMIN_DEPTH, Ticket};
 use crate::function::Function;
@@ -17,7 +18,7 @@ use crate::rules::Namespace;
 
 /// What goes on beside.
 #[derive(Default)]
-struct Beside {
+pub(super) struct Beside {
     event: Option<Ticket>,
     aborts: Vec<Ticket>,
     health_due: u64,
@@ -29,6 +30,14 @@ struct Beside {
     untold: u64,
     /// Events are logged again from then on.
     tell_from: u64,
+}
+
+/// What is to be read from the drive.
+#[derive(Default)]
+struct Due {
+    health: bool,
+    namespaces: bool,
+    log: Option<LogId>,
 }
 
 /// Between lines about events: a drive may have many.
@@ -50,11 +59,13 @@ impl Life {
         controller: &Controller,
         resets: &mut u32,
     ) -> Trouble {
-        self.forget_queues();
+        self.forget_queues(controller.queue_pairs);
+        self.absence.set(super::away::Absence::No);
         let begin = self.now.get();
-        let mut beside = Beside { health_due: begin, ..Beside::default() };
+        *self.beside.borrow_mut() = Some(Beside { health_due: begin, ..Beside::default() });
         loop {
-            if let Err(trouble) = self.turn(function, controller, &mut beside).await {
+            if let Err(trouble) = self.turn(function, controller).await {
+                *self.beside.borrow_mut() = None;
                 return trouble;
             }
             if !self.has_served {
@@ -67,47 +78,64 @@ impl Life {
             if self.now.get().saturating_sub(begin) > CALM_MS {
                 *resets = 0;
             }
-            self.is_busy.set(!beside.aborts.is_empty());
+            let is_replaying = self.lost_at.is_some();
+            let is_aborting = self.beside.borrow().as_ref().is_some_and(|beside| !beside.aborts.is_empty());
+            let is_asking = self.places.iter().any(Place::is_asked);
+            self.is_busy.set(is_replaying || is_aborting || is_asking);
             wait(once()).await;
         }
     }
 
-    async fn turn(
-        &mut self,
-        function: &Arc<dyn Function>,
-        controller: &Controller,
-        beside: &mut Beside,
-    ) -> Result<(), Trouble> {
+    async fn turn(&mut self, function: &Arc<dyn Function>, controller: &Controller) -> Result<(), Trouble> {
         if self.shared.is_closing() {
             return Err(Trouble::Closing);
         }
         look_ready(&controller.bar, function)?;
         self.settle(function, controller).await?;
         controller.admin.poll();
-        self.abort(controller, beside)?;
-        self.take_event(controller, beside);
-        if self.now.get() >= beside.health_due {
-            let interval = self.shared.settings.health_interval.as_millis();
-            beside.health_due = self.now.get().saturating_add(u64::try_from(interval).unwrap_or(u64::MAX));
+        self.attend(controller)?;
+        let due = self.take_due(controller);
+        if due.health {
             self.read_health(function, controller).await?;
         }
-        if std::mem::take(&mut beside.namespaces_due) {
+        if due.namespaces {
             self.read_namespaces(function, controller).await?;
         }
-        if let Some(log) = beside.log_due.take() {
+        if let Some(log) = due.log {
             let sqe = Sqe::get_log_page(0, log, NSID_ALL, LOG_BYTES, 0, false);
             match self.ask(function, controller, sqe, "Get Log Page").await {
                 Ok(_) | Err(Trouble::Refused { .. }) => {}
                 Err(other) => return Err(other),
             }
         }
+        Ok(())
+    }
+
+    /// What does not wait for an admin command that takes its time: Aborts, resets, events.
+    pub(super) fn attend(&self, controller: &Controller) -> Result<(), Trouble> {
+        let mut beside = self.beside.borrow_mut();
+        let Some(beside) = beside.as_mut() else { return Ok(()) };
+        self.abort(controller, beside)?;
+        self.take_event(controller, beside);
+        Ok(())
+    }
+
+    /// What is to be read now.
+    fn take_due(&self, controller: &Controller) -> Due {
+        let mut beside = self.beside.borrow_mut();
+        let Some(beside) = beside.as_mut() else { return Due::default() };
         let strays = self.shared.strays.load(Ordering::Relaxed) + controller.admin.strays();
         if strays > beside.strays_told {
             beside.strays_told = strays;
             let drive = &self.shared.address;
             tracing::warn!(%drive, strays, "completions that named no command, ignored");
         }
-        Ok(())
+        let health = self.now.get() >= beside.health_due;
+        if health {
+            let interval = self.shared.settings.health_interval.as_millis();
+            beside.health_due = self.now.get().saturating_add(u64::try_from(interval).unwrap_or(u64::MAX));
+        }
+        Due { health, namespaces: std::mem::take(&mut beside.namespaces_due), log: beside.log_due.take() }
     }
 
     /// What cores asked for: Aborts, as many as the drive takes at once, and resets.
@@ -115,7 +143,13 @@ impl Life {
         let admin = &controller.admin;
         beside.aborts.retain(|ticket| admin.take(*ticket).is_none());
         let aborts_max = usize::try_from(controller.id.aborts_max()).unwrap_or(ABORTS_MAX).min(ABORTS_MAX);
-        for place in &self.places {
+        // What a core asks for whose queue is not made yet is about the one before.
+        for place in self.places.iter().filter(|place| place.has_queues()) {
+            if place.is_guest {
+                // Its host asks for what is with the drive, by the names that the drive knows.
+                place.member.forget_asked();
+                continue;
+            }
             if place.member.take_reset() {
                 return Err(Trouble::Stuck);
             }

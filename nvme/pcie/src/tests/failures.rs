@@ -5,7 +5,7 @@ use std::time::Duration;
 use nvme_spec::Status;
 use nvme_spec::admin::{AsyncEvent, AsyncEventType};
 use nvme_spec::log::{CriticalWarning, LogId};
-use spindle_disk::{DiskError, Op};
+use spindle_disk::{CoreContext, Disk, DiskError, DiskSource, Done, Op, Token};
 
 use super::world::World;
 use super::{range, small_blocks};
@@ -53,6 +53,54 @@ fn a_command_that_no_abort_ends_costs_a_reset_and_is_repeated() {
 }
 
 #[test]
+fn what_nobody_waits_for_any_more_is_not_given_to_the_drive_again() {
+    // After a failure that would have passed, after an Abort, and after a reset.
+    for injection in [Injection::Error(Status::NAMESPACE_NOT_READY), Injection::Swallow, Injection::Drop] {
+        // One that is a command by itself, and one of several.
+        for blocks in [1, 4096] {
+            let mut world = world();
+            world.tokens = 7 << 32;
+            world.emulator.inject(injection);
+            let before = world.emulator.counters().commands;
+            world.start(0, Op::Write { fua: false }, range(0, blocks));
+            world.run_for(5);
+            let given = world.emulator.counters().commands - before;
+            assert_eq!(world.forget(7), 1, "{injection:?}");
+            world.tokens = 8 << 32;
+            world.until(|world| world.ended() == 1);
+            assert_eq!(world.forget(7), 0);
+            assert_eq!(world.emulator.counters().commands - before, given, "{injection:?}");
+            // The drive serves the others.
+            world.write(3, &[7; 512], false).expect("written");
+            assert_eq!(world.read(3, 1).expect("read"), [7; 512]);
+            world.end();
+        }
+    }
+}
+
+#[test]
+fn what_has_no_room_at_the_drive_is_not_begun_when_its_submitter_is_gone() {
+    let mut world = world();
+    world.read(0, 1).expect("in service");
+    let before = world.emulator.counters().commands;
+    world.tokens = 7 << 32;
+    // Twice as many as a core has at the drive.
+    for lba in 0..128 {
+        world.start(0, Op::WriteZeroes { deallocate: false, fua: false }, range(lba, 1));
+    }
+    assert_eq!(world.forget(7), 128);
+    let mut ended = 0;
+    for _ in 0..1000 {
+        world.turn();
+        ended += world.take_ended();
+    }
+    assert_eq!(ended, 128);
+    let given = world.emulator.counters().commands - before;
+    assert!((1..=64).contains(&given), "{given}");
+    world.end();
+}
+
+#[test]
 fn the_abort_itself_may_get_no_answer() {
     let mut world = world();
     world.emulator.inject(Injection::Swallow);
@@ -81,10 +129,10 @@ fn a_drive_that_cannot_be_reset_is_cut_off_and_tried_again_later() {
     world.emulator.inject(Injection::Drop);
     let buf = world.pool.take(4096).expect("room");
     let (result, buf) = world.submit(Op::Read, range(3, 8), Some(buf));
-    assert_eq!(result, Err(DiskError::Gone));
+    assert_eq!(result, Ok(()), "it is opened again within the time that requests wait");
     assert!(!world.holds(&buf.expect("comes back")), "the drive may still write there");
-    assert_eq!(world.read(3, 1), Err(DiskError::Gone), "at once");
-    world.run_for(3000);
+    let counters = world.emulator.counters();
+    assert_eq!((counters.enables, counters.function_resets), (2, 0));
     world.read(3, 1).expect("opened again");
     world.end();
 }
@@ -112,7 +160,7 @@ fn what_says_do_not_retry_and_what_would_not_pass_is_not_tried_again() {
     let mut world = world();
     for (status, error) in [
         (Status::NAMESPACE_NOT_READY.dnr(), DiskError::Internal),
-        (Status::UNRECOVERED_READ_ERROR, DiskError::MediaRead),
+        (Status::UNRECOVERED_READ_ERROR, DiskError::Device(Status::UNRECOVERED_READ_ERROR)),
         (Status::INVALID_FIELD, DiskError::Internal),
     ] {
         world.emulator.inject(Injection::Error(status));
@@ -130,7 +178,7 @@ fn one_part_that_fails_fails_the_request_once() {
     world.emulator.inject(Injection::Error(Status::WRITE_FAULT.dnr()));
     let buf = world.pool.take(2 << 20).expect("room");
     let (result, buf) = world.submit(Op::Write { fua: false }, range(0, 4096), Some(buf));
-    assert_eq!(result, Err(DiskError::MediaWrite));
+    assert_eq!(result, Err(DiskError::Device(Status::WRITE_FAULT.dnr())));
     assert!(!world.holds(&buf.expect("comes back")));
     world.end();
 }
@@ -190,6 +238,103 @@ fn commands_on_several_cores_that_hang_cost_one_reset() {
     world.until(|world| world.ended() == 9);
     world.run_for(5000);
     assert_eq!(world.emulator.counters().enables, 2);
+    world.end();
+}
+
+#[test]
+fn aborts_resets_and_events_do_not_wait_for_a_slow_admin_command() {
+    let slow = Settings { admin_timeout: Duration::from_secs(60), ..settings() };
+    let mut world = World::with(EmulatorSpec { timeout: 2, ..small_blocks() }, slow, 1);
+    world.read(3, 1).expect("in service");
+    world.run_for(50);
+    // The health log, which an event asks for.
+    world.emulator.inject_admin(Injection::Swallow);
+    world.emulator.set_health(|health| health.critical_warning = CriticalWarning::new().with_spare(true));
+    world.run_for(50);
+    assert_eq!(world.emulator.counters().swallowed, 1);
+    let begin = world.now();
+    world.emulator.inject(Injection::Swallow);
+    world.read(3, 1).expect("aborted, and the second time");
+    assert!((2000..3000).contains(&(world.now() - begin)), "{} ms", world.now() - begin);
+    assert_eq!((world.emulator.counters().aborted, world.emulator.counters().enables), (1, 1));
+    let begin = world.now();
+    world.emulator.inject(Injection::Drop);
+    world.read(3, 1).expect("after the reset");
+    assert!((3000..5000).contains(&(world.now() - begin)), "{} ms", world.now() - begin);
+    assert_eq!(world.emulator.counters().enables, 2);
+    world.end();
+}
+
+/// A drive with a core that the caller polls, whose queue is the first, and one of the world's.
+fn world_with_one_that_hangs() -> (World, Box<dyn Disk>) {
+    let mut world = World::with(EmulatorSpec { timeout: 2, ..small_blocks() }, settings(), 0);
+    let context = CoreContext { core: 7, pool: world.pool.clone(), depth: 4 };
+    let mut hung = world.drive.disk("disk", 1).expect("namespace 1").open(&context).expect("opened");
+    turns(&mut world, hung.as_mut(), 200);
+    world.open();
+    world.read(3, 1).expect("read");
+    (world, hung)
+}
+
+/// Turns in which a core works that is not one of the world's; what it has done.
+pub(super) fn turns(world: &mut World, core: &mut dyn Disk, count: u64) -> Vec<Done> {
+    let mut done = Vec::with_capacity(16);
+    for _ in 0..count {
+        world.turn();
+        core.poll(&mut done);
+    }
+    done
+}
+
+#[test]
+fn a_core_that_hangs_does_not_hold_up_the_reset_of_its_drive() {
+    let (mut world, mut hung) = world_with_one_that_hangs();
+    let write = |world: &World, byte: u8| {
+        let mut buf = world.pool.take(512).expect("room");
+        buf.copy_in(0, &[byte; 512]);
+        Some(buf)
+    };
+    world.emulator.inject(Injection::Drop);
+    let op = Op::Write { fua: false };
+    assert!(hung.submit(Token(1), op, range(9, 1), write(&world, 1)).is_none());
+    assert!(turns(&mut world, hung.as_mut(), 3).is_empty());
+    world.emulator.set_fatal();
+    world.run_for(100);
+    let begin = world.now();
+    assert_eq!(crate::tests::logged(|| world.run_for(4000)), 0, "it may yet answer");
+    world.write(9, &[2; 512], false).expect("after the reset");
+    assert!(world.now() - begin < 8000, "{} ms", world.now() - begin);
+    assert_eq!(world.emulator.counters().enables, 2);
+    world.run_for(1000);
+
+    // It goes on: what it had is not repeated over what came later.
+    let done = turns(&mut world, hung.as_mut(), 1000);
+    assert_eq!(
+        done.iter().map(|done| (done.token, done.result)).collect::<Vec<_>>(),
+        [(Token(1), Err(DiskError::Internal))]
+    );
+    assert_eq!(world.read(9, 1).expect("read"), [2; 512]);
+    assert!(hung.submit(Token(2), op, range(9, 1), write(&world, 3)).is_none());
+    let done = turns(&mut world, hung.as_mut(), 100);
+    assert_eq!((done.len(), done[0].result), (1, Ok(())));
+    assert_eq!(world.read(9, 1).expect("read"), [3; 512]);
+    drop(hung);
+    world.end();
+}
+
+#[test]
+fn a_core_that_hangs_does_not_keep_the_others_waiting_for_a_drive_that_is_gone() {
+    let (mut world, mut hung) = world_with_one_that_hangs();
+    world.emulator.vanish();
+    let begin = world.now();
+    assert_eq!(world.read(3, 1), Err(DiskError::Internal));
+    assert!(world.now() - begin < 12_000, "{} ms", world.now() - begin);
+    world.emulator.plug();
+    world.run_for(3000);
+    assert_eq!(world.read(3, 1), Err(DiskError::Internal), "the function cannot be closed yet");
+    assert!(turns(&mut world, hung.as_mut(), 3000).is_empty());
+    world.read(3, 1).expect("it is back");
+    drop(hung);
     world.end();
 }
 

@@ -129,7 +129,7 @@ fn a_drive_that_has_no_such_command_after_all_is_not_asked_again() {
 }
 
 #[test]
-fn failures_say_whether_reading_or_writing_failed() {
+fn failures_are_as_the_drive_says_them() {
     let mut world = World::with(small_blocks(), settings(), 1);
     let fails = |world: &mut World, status: Status, what: &str| {
         world.emulator.inject(Injection::Error(status));
@@ -141,11 +141,12 @@ fn failures_say_whether_reading_or_writing_failed() {
     };
     let unread = Status::UNRECOVERED_READ_ERROR.dnr();
     for what in ["copy", "verify", "compare"] {
-        assert_eq!(fails(&mut world, unread, what), Err(DiskError::MediaRead), "{what}");
+        assert_eq!(fails(&mut world, unread, what), Err(DiskError::Device(unread)), "{what}");
         assert_eq!(fails(&mut world, Status::ABORTED_BY_REQUEST, what), Ok(()), "{what}: once more");
         assert_eq!(fails(&mut world, Status::INVALID_FIELD.dnr(), what), Err(DiskError::Internal), "{what}");
     }
-    assert_eq!(fails(&mut world, Status::WRITE_FAULT.dnr(), "copy"), Err(DiskError::MediaWrite));
+    let unwritten = Status::WRITE_FAULT;
+    assert_eq!(fails(&mut world, unwritten, "copy"), Err(DiskError::Device(unwritten)));
     let protected = Status::NAMESPACE_IS_WRITE_PROTECTED.dnr();
     assert_eq!(fails(&mut world, protected, "copy"), Err(DiskError::WriteProtected));
     assert_eq!(world.disk(0).abilities(), ALL);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Op, Token};
+use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Op, Owner, Token};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
 use crate::drive::Drive;
@@ -23,7 +23,8 @@ pub(super) struct World {
     pub(super) pool: Pool,
     now: u64,
     done: Vec<Done>,
-    tokens: u64,
+    /// The last one; its upper half is the owner of what comes next.
+    pub(super) tokens: u64,
 }
 
 impl World {
@@ -61,6 +62,11 @@ impl World {
         self.cores.push(source.open(&context).expect("opened"));
     }
 
+    /// The others move up.
+    pub(super) fn drop_core(&mut self, core: usize) {
+        drop(self.cores.remove(core));
+    }
+
     pub(super) fn drop_cores(&mut self) {
         self.cores.clear();
     }
@@ -95,9 +101,71 @@ impl World {
         self.done.extend(done);
     }
 
+    /// `owner` is gone; how many of its commands are still to come back on core 0.
+    pub(super) fn forget(&mut self, owner: u32) -> usize {
+        self.cores[0].forget(Owner(owner))
+    }
+
+    /// Begin a write of one block on a core.
+    pub(super) fn start_write(&mut self, core: usize, lba: u64, byte: u8) {
+        let mut buf = self.pool.take(512).expect("room");
+        buf.copy_in(0, &[byte; 512]);
+        self.tokens += 1;
+        let range = BlockRange { lba, blocks: 1 };
+        let done = self.cores[core].submit(Token(self.tokens), Op::Write { fua: false }, range, Some(buf));
+        self.done.extend(done);
+    }
+
+    /// Begin a compare-and-write on a core: of a block of these bytes, to one of those. Its name.
+    pub(super) fn start_swap(&mut self, core: usize, lba: u64, expected: u8, data: u8) -> u64 {
+        let [expected, data] = [expected, data].map(|byte| {
+            let mut buf = self.pool.take(512).expect("room");
+            buf.copy_in(0, &[byte; 512]);
+            buf
+        });
+        self.tokens += 1;
+        let range = BlockRange { lba, blocks: 1 };
+        let done = self.cores[core].compare_and_write(Token(self.tokens), range, expected, data);
+        self.done.extend(done);
+        self.tokens
+    }
+
+    /// Begin a write of one byte on a core, however often it is there. Its name.
+    pub(super) fn start_fill(&mut self, core: usize, range: BlockRange, byte: u8) -> u64 {
+        let mut buf = self.pool.take(range.blocks * 512).expect("room");
+        buf.copy_in(0, &vec![byte; range.blocks as usize * 512]);
+        self.tokens += 1;
+        let op = Op::Write { fua: false };
+        let done = self.cores[core].submit(Token(self.tokens), op, range, Some(buf));
+        self.done.extend(done);
+        self.tokens
+    }
+
+    /// What came of a command, once, when it has ended.
+    pub(super) fn take_result(&mut self, token: u64) -> Option<Result<(), DiskError>> {
+        let at = self.done.iter().position(|done| done.token == Token(token))?;
+        Some(self.done.swap_remove(at).result)
+    }
+
+    /// Of those that have ended, how many have failed.
+    pub(super) fn failed(&self) -> usize {
+        self.done.iter().filter(|done| done.result.is_err()).count()
+    }
+
+    /// The controller is disabled.
+    pub(super) fn is_off(&self) -> bool {
+        let csts = self.bar().read32(nvme_spec::register::CSTS.into());
+        csts & 1 == 0
+    }
+
     /// Commands of [`World::start`] that have ended.
     pub(super) fn ended(&self) -> usize {
         self.done.len()
+    }
+
+    /// How many have ended since the last call; they are forgotten.
+    pub(super) fn take_ended(&mut self) -> usize {
+        self.done.drain(..).count()
     }
 
     /// Close all of it; nothing may be left, and nothing forbidden was done.
@@ -114,11 +182,18 @@ impl World {
 
     /// One turn of everything; what ended is in `done`.
     pub(super) fn turn(&mut self) {
+        self.turn_of(|_| true);
+    }
+
+    /// The same with those cores alone.
+    pub(super) fn turn_of(&mut self, mut has_turn: impl FnMut(usize) -> bool) {
         self.now += TURN_MS;
         self.manager.step(self.now);
         self.emulator.step();
-        for core in &mut self.cores {
-            core.poll(&mut self.done);
+        for (index, core) in self.cores.iter_mut().enumerate() {
+            if has_turn(index) {
+                core.poll(&mut self.done);
+            }
         }
     }
 

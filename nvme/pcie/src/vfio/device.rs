@@ -19,6 +19,7 @@ use super::system::{self, Registers};
 use crate::address::PciAddress;
 use crate::bar::Bar;
 use crate::function::{Function, MapError, Mapping, OpenFunctionError};
+use crate::quirks::PciId;
 
 /// Offset of the command word in configuration space (PCI Local Bus 3.0 section 6.2.2).
 const COMMAND: u64 = 4;
@@ -114,6 +115,13 @@ fn write_command(device: &File, configuration: u64, is_master: bool) -> io::Resu
 impl Function for VfioFunction {
     fn bar(&self) -> Bar {
         self.bar.clone()
+    }
+
+    fn id(&self) -> io::Result<PciId> {
+        let mut words = [0; 4];
+        self.held.device.read_exact_at(&mut words, self.configuration)?;
+        let [a, b, c, d] = words;
+        Ok(PciId { vendor: u16::from_le_bytes([a, b]), device: u16::from_le_bytes([c, d]) })
     }
 
     fn map(&self, area: &Area) -> Result<Box<dyn Mapping>, MapError> {

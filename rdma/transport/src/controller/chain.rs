@@ -109,6 +109,16 @@ impl Chain {
         }
     }
 
+    /// Bytes for the host that it holds.
+    pub(super) fn unsent_bytes(&self) -> u64 {
+        if self.kind.is_fetch() { 0 } else { self.bytes() as u64 }
+    }
+
+    /// All of a request's data is to be fetched, and no device knows of it yet.
+    pub(super) fn is_unposted_fetch_of(&self, slot: Slot) -> bool {
+        self.slot == slot && matches!(self.kind, Kind::Fetch) && self.at == 0
+    }
+
     /// Bytes to be moved.
     fn bytes(&self) -> usize {
         self.buf.as_ref().map_or(0, Buf::len)

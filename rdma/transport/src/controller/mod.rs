@@ -156,6 +156,9 @@ pub struct Conn {
     /// Commands given out whose reply is not known to have left, and how many the queue pair has room for.
     outstanding: usize,
     room: usize,
+    /// Commands given out that have no answer yet. With those not looked at they are what the host has sent
+    /// without an answer: no more than it said, whatever it holds of the shared receives.
+    unanswered: usize,
     silence: idle::Silence,
 }
 
@@ -188,6 +191,7 @@ impl Conn {
             is_closed_told: false,
             outstanding: 0,
             room: 1,
+            unanswered: 0,
             silence: idle::Silence::default(),
         }
     }
@@ -204,7 +208,9 @@ impl Conn {
     pub fn received(&mut self, capsule: Capsule) {
         self.silence.is_broken = true;
         match self.phase {
-            Phase::Connecting | Phase::Open if self.inbox.len() >= usize::from(self.config.receives) => {
+            Phase::Connecting | Phase::Open
+                if self.inbox.len() + self.unanswered >= usize::from(self.config.receives) =>
+            {
                 self.free_buffers.extend(capsule.buf);
                 self.violate(Violation::Capsules { allowed: self.config.receives });
             }
@@ -402,6 +408,7 @@ impl Conn {
                     }
                     self.current = Some(pending);
                     self.outstanding += 1;
+                    self.unanswered += 1;
                     return Some(Event::Command { sqe: capsule.sqe, data: parsed.data });
                 }
                 Err(violation) => {
@@ -485,6 +492,18 @@ impl Transport for Conn {
         }
     }
 
+    /// A READ that was posted needs the host's adapter only, and not the host: it completes soon. What was
+    /// not posted never is.
+    fn cancel(&mut self, slot: Slot) -> bool {
+        let chains = &self.chains;
+        let is_it = |chain: &Slot| chains.get(*chain).is_some_and(|chain| chain.is_unposted_fetch_of(slot));
+        let Some(at) = self.fetches.iter().position(is_it) else { return false };
+        if let Some(chain) = self.fetches.remove(at) {
+            self.chains.remove(chain);
+        }
+        true
+    }
+
     fn moves_parts(&self) -> bool {
         true
     }
@@ -512,8 +531,23 @@ impl Transport for Conn {
         true
     }
 
+    fn forget(&mut self, slot: Slot) {
+        if self.phase != Phase::Open {
+            return;
+        }
+        let Some(pending) = self.pending_mut(slot).map(std::mem::take) else { return };
+        self.free_buffers.extend(pending.data.map(|(data, _)| data));
+        // Its place is nobody's until the next command has it.
+        if let Some((owner, _)) = self.pending.get_mut(slot.index()) {
+            *owner = UNSLOTTED;
+        }
+        self.outstanding -= 1;
+        self.unanswered -= 1;
+    }
+
     fn ignore(&mut self) {
         self.outstanding -= 1;
+        self.unanswered -= 1;
         self.release_current();
     }
 
@@ -522,6 +556,8 @@ impl Transport for Conn {
         if self.phase != Phase::Open {
             return;
         }
+        // From now on the host may send another: it has its answer before we know that it left.
+        self.unanswered -= 1;
         let Reply { slot, cqe, data, may_omit_cqe: _ } = reply;
         let mut pending = self.pending_mut(slot).map(std::mem::take).unwrap_or_default();
         if let Some((data, _)) = pending.data.take() {
@@ -532,6 +568,10 @@ impl Transport for Conn {
         if let Some(chain) = self.add_chain(Chain::new(slot, kind, data, blocks)) {
             self.replies.push_back(chain);
         }
+    }
+
+    fn unsent_bytes(&self) -> u64 {
+        self.chains.iter().map(|(_, chain)| chain.unsent_bytes()).sum()
     }
 
     fn close(&mut self, reason: CloseReason) {

@@ -39,17 +39,61 @@ impl SharedDevice {
     /// # Errors
     /// [`VerbsError`], most often because a process may not lock so much memory (`ulimit -l`).
     pub fn register(&self, area: &Area) -> Result<Arc<MemoryRegion>, VerbsError> {
-        let mut regions = self.regions.lock();
-        regions.retain(|region| region.strong_count() > 0);
         let base = area.base().as_ptr() as usize;
-        let known = regions.iter().filter_map(Weak::upgrade);
-        if let Some(region) = known.into_iter().find(|region| region.base() == base) {
+        if let Some(region) = self.known(base) {
             return Ok(region);
         }
+        // Not under the lock: it takes seconds for a large disk, and other cores register small areas. Two
+        // that register the same at once both may; the first is kept.
         let access = if area.is_writable() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
         let region = Arc::new(self.device.register(area.clone(), access)?);
+        let mut regions = self.regions.lock();
+        let known = regions.iter().filter_map(Weak::upgrade).find(|region| region.base() == base);
+        if let Some(known) = known {
+            drop(regions);
+            return Ok(known);
+        }
         regions.push(Arc::downgrade(&region));
         Ok(region)
+    }
+
+    fn known(&self, base: usize) -> Option<Arc<MemoryRegion>> {
+        let mut regions = self.regions.lock();
+        regions.retain(|region| region.strong_count() > 0);
+        regions.iter().filter_map(Weak::upgrade).find(|region| region.base() == base)
+    }
+}
+
+/// Disks whose memory is registered with devices: while this is there, a core that registers it finds it
+/// done.
+#[derive(Debug)]
+pub struct RegisteredDisks {
+    disks: Vec<DiskArea>,
+    _regions: Vec<Arc<MemoryRegion>>,
+}
+
+impl RegisteredDisks {
+    /// Register the memory of `disks` with those of the devices that are still there. Takes seconds for large
+    /// disks, so not on a core that serves. What fails is left to the cores, which say so and try again.
+    #[must_use]
+    pub fn register(devices: &[Weak<SharedDevice>], disks: Vec<DiskArea>) -> RegisteredDisks {
+        let mut regions = Vec::new();
+        for device in devices.iter().filter_map(Weak::upgrade) {
+            regions.extend(disks.iter().filter_map(|disk| device.register(&disk.area).ok()));
+        }
+        RegisteredDisks { disks, _regions: regions }
+    }
+
+    /// Which disks they are.
+    #[must_use]
+    pub fn disks(&self) -> &[DiskArea] {
+        &self.disks
+    }
+
+    /// Bytes of them.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.disks.iter().map(|disk| disk.area.bytes() as u64).sum()
     }
 }
 

@@ -1,7 +1,7 @@
 //! One connection's queue pair: carries out what the connection asks for.
 
 use arrayvec::ArrayVec;
-use spindle_rdma_verbs::{Access, CmId, MemoryRegion, QueuePair, SendBatch, Sge, VerbsError};
+use spindle_rdma_verbs::{Access, CmId, MemoryRegion, QueuePair, RNR_0_64_MS, SendBatch, Sge, VerbsError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
@@ -87,6 +87,11 @@ impl Link {
                 Err((cm, error))
             }
         }
+    }
+
+    /// The host of a connection that is accepted finds out soon that there is a receive again.
+    pub(super) fn set_min_rnr_timer(&mut self) -> Result<(), VerbsError> {
+        self.queue_pair.set_min_rnr_timer(RNR_0_64_MS)
     }
 
     pub(super) fn number(&self) -> u32 {

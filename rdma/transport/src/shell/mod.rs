@@ -31,6 +31,7 @@ use spindle_rdma_verbs::{
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_reactor::slab::Slot;
+use spindle_target::admission::Admitted;
 use spindle_target::core::TargetCore;
 use spindle_target::notice::Notice;
 use spindle_target::snapshot::{Peer, TransportKind};
@@ -42,7 +43,7 @@ use device::{DeviceCore, Reservation};
 use link::{Link, Parts, SEGMENTS_MAX};
 use lost::{Deaf, Opening, RETRY_PERIOD};
 
-pub use keys::SharedDevice;
+pub use keys::{RegisteredDisks, SharedDevice};
 pub use lost::{DeviceMessage, DiskArea};
 pub use request::{Request, Wanted, check};
 
@@ -115,6 +116,8 @@ struct Listening {
     address: SocketAddr,
     /// In the configuration.
     index: usize,
+    /// False: the address is only taken.
+    is_open: bool,
 }
 
 /// One core's queue pairs. See the module.
@@ -217,9 +220,38 @@ impl Shell {
     pub fn listen(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
         let id = CmId::new(&self.channel)?;
         id.listen(address, BACKLOG)?;
-        self.listening.push(Listening { id, address, index });
+        self.listening.push(Listening { id, address, index, is_open: true });
         self.listens = true;
         Ok(())
+    }
+
+    /// Take an address, which is number `index` in the configuration, to listen on it by
+    /// [`Shell::start_listening`].
+    ///
+    /// # Errors
+    /// [`VerbsError`]: the address is in use, or no RDMA device has it.
+    pub fn bind(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
+        let id = CmId::new(&self.channel)?;
+        id.bind(address)?;
+        self.listening.push(Listening { id, address, index, is_open: false });
+        self.listens = true;
+        Ok(())
+    }
+
+    /// Listen on the addresses that were taken. Gives what came of each; one that failed is tried again.
+    pub fn start_listening(&mut self) -> Vec<(SocketAddr, Result<(), VerbsError>)> {
+        let mut opened = Vec::new();
+        for listening in self.listening.iter_mut().filter(|listening| !listening.is_open) {
+            listening.is_open = true;
+            let result = listening.id.listen_bound(BACKLOG);
+            if result.is_err() {
+                self.deaf.push(Deaf { address: listening.address, index: listening.index });
+            }
+            opened.push((listening.address, result));
+        }
+        let is_deaf = |it: &Listening| self.deaf.iter().any(|deaf| deaf.address == it.address);
+        self.listening.retain(|listening| !is_deaf(listening));
+        opened
     }
 
     /// A descriptor of this kind is readable. Only those are read: each look in vain is a system call.
@@ -450,6 +482,21 @@ impl Shell {
         true
     }
 
+    /// End a connection whose place another needs. It is free when the queue pair is destroyed. False: it is
+    /// none of ours.
+    #[cold]
+    pub fn evict<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+        if self.link(id).is_none() {
+            return false;
+        }
+        if let Some(conn) = core.transport(id).and_then(Holds::held) {
+            conn.on_disconnected();
+        }
+        core.step_sent(id);
+        self.pump(core, id);
+        true
+    }
+
     fn on_time<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
         let now = self.now;
         for device in self.devices.iter_mut().flatten() {
@@ -568,11 +615,12 @@ impl Shell {
         }
     }
 
-    /// Take over a connection request. False: there is no room, and the host is told.
+    /// Take over a connection request, which has its place among those without Connect. False: there is no
+    /// room, and the host is told.
     pub fn accept<T: Holds<Conn>>(
         &mut self,
         core: &mut TargetCore<T>,
-        request: Request,
+        (request, admitted): (Request, Admitted),
         mut config: ConnConfig,
         now: Nanos,
     ) -> bool {
@@ -601,6 +649,7 @@ impl Shell {
             let _ = link.cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
             return false;
         };
+        core.set_admitted(id, admitted);
         link.id = id;
         if let Some(device) = &mut self.devices[link.device] {
             device.numbers.insert(link.number(), id);
@@ -613,6 +662,11 @@ impl Shell {
             initiator_depth: wanted.responder_resources,
             ..ConnectParams::default()
         });
+        if accepted.is_ok() {
+            // While another host has all shared receives this one asks again soon. A device that does not
+            // change it leaves it at 655 ms; nothing else depends on it.
+            let _ = link.set_min_rnr_timer();
+        }
         if let Some(place) = self.links.get_mut(id.index()) {
             *place = Some(link);
         }

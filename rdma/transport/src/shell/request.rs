@@ -1,6 +1,8 @@
 //! Connection requests: who is let in, with what, and with which reason others are not (NVMe/RDMA Transport,
 //! "RDMA_CM Private Data").
 
+use std::net::SocketAddr;
+
 use nvme_spec::rdma::{ADMIN_QUEUE_ENTRIES, CmReject, CmRequest, CmStatus};
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_rdma_verbs::{CmEvent, CmId, DeviceLimits};
@@ -28,6 +30,12 @@ pub struct Request {
 }
 
 impl Request {
+    /// The host's address.
+    #[must_use]
+    pub fn remote(&self) -> Option<SocketAddr> {
+        self.id.peer_address()
+    }
+
     /// Refuse it with a reason.
     pub fn reject(self, status: CmStatus) {
         // The host may have gone meanwhile; then nobody hears it.

@@ -106,8 +106,55 @@ fn names_must_be_names() {
     attempt.data.subnqn = [b'a'; 256];
     assert!(attempt.invalid(&world, ConnectInvalid::SUBNQN).status.is_dnr());
     let mut attempt = Attempt::admin();
-    attempt.data.hostnqn = [0; 256];
+    attempt.data.hostnqn = [b'a'; 256];
     attempt.invalid(&world, ConnectInvalid::HOSTNQN);
+    // One that is not configured is refused, whatever it begins with.
+    let mut attempt = Attempt::admin();
+    attempt.data.subnqn = nqn("blktests-subsystem-1").to_field();
+    assert!(attempt.invalid(&world, ConnectInvalid::SUBNQN).status.is_dnr());
+}
+
+#[test]
+fn a_host_without_a_name_is_any_host_and_on_no_list() {
+    let mut world = World::new();
+    let unnamed = |qid, cntlid| {
+        let mut attempt = Attempt::of(SUBSYSTEM, HOST, qid, cntlid);
+        attempt.data.hostnqn = [0; 256];
+        attempt
+    };
+    world.subsystem().hosts = AllowedHosts::Any;
+    let (connected, _) = unnamed(0, 0xffff).make(&world).unwrap();
+    let Connected::Admin { mut controller, .. } = connected else { panic!("{connected:?}") };
+    assert!(controller.shared.host_nqn.is_unnamed());
+    controller.shared.set_ready(true);
+    let cntlid = controller.shared.cntlid;
+    assert!(unnamed(1, cntlid).make(&world).is_ok());
+    // A host with a name is another one.
+    Attempt::io(cntlid, 2).invalid(&world, ConnectInvalid::HOSTNQN);
+    world.subsystem().hosts = AllowedHosts::Only(vec![nqn(HOST)]);
+    assert_eq!(unnamed(0, 0xffff).refused(&world).status, Status::CONNECT_INVALID_HOST.dnr());
+    controller.remove(&world.registry);
+}
+
+#[test]
+fn what_a_host_without_a_name_left_keeps_only_the_same_host_waiting() {
+    let world = World::new();
+    let unnamed = |id: u8| {
+        let mut attempt = Attempt::admin();
+        attempt.data.hostnqn = [0; 256];
+        attempt.data.hostid = [id; 16];
+        attempt
+    };
+    let (connected, _) = unnamed(1).make(&world).unwrap();
+    let Connected::Admin { mut controller, .. } = connected else { panic!("{connected:?}") };
+    assert!(controller.shared.claim_queue(1));
+    controller.shared.queue_leaves();
+    let shared = Arc::clone(&controller.shared);
+    controller.remove(&world.registry);
+    assert_eq!(unnamed(1).refused(&world).status, Status::CONNECT_CONTROLLER_BUSY);
+    assert!(unnamed(2).make(&world).is_ok() && Attempt::admin().make(&world).is_ok());
+    shared.queue_left(1);
+    assert!(unnamed(1).make(&world).is_ok());
 }
 
 #[test]
@@ -188,7 +235,7 @@ fn an_io_queue_joins_its_controller_once() {
     let controller = world.io();
     let attempt = Attempt::io(controller.shared.cntlid, 2);
     let (connected, result) = attempt.make(&world).unwrap();
-    let Connected::Io { shared, qid: 2, entries: 32, sq_flow_off: false } = connected else {
+    let Connected::Io { shared, qid: 2, entries: 32, sq_flow_off: false, .. } = connected else {
         panic!("{connected:?}")
     };
     assert!(Arc::ptr_eq(&shared, &controller.shared));
@@ -207,14 +254,27 @@ fn an_io_queue_needs_a_live_controller_of_the_same_host() {
     // A controller may be gone for a moment only, as after a restart of the target: no DNR.
     assert!(!Attempt::io(cntlid + 1, 1).invalid(&world, ConnectInvalid::CNTLID).status.is_dnr());
     Attempt::of(SUBSYSTEM, OTHER_HOST, 1, cntlid).invalid(&world, ConnectInvalid::HOSTNQN);
-    let mut attempt = Attempt::io(cntlid, 1);
-    attempt.data.hostid = [1; 16];
-    attempt.invalid(&world, ConnectInvalid::HOSTID);
     Attempt::of(PRIVATE, OTHER_HOST, 1, cntlid).invalid(&world, ConnectInvalid::CNTLID);
     controller.shared.set_gone();
     Attempt::io(cntlid, 1).invalid(&world, ConnectInvalid::CNTLID);
     controller.remove(&world.registry);
     Attempt::io(cntlid, 1).invalid(&world, ConnectInvalid::CNTLID);
+}
+
+#[test]
+fn an_io_queue_with_another_host_identifier_is_taken_and_told_once() {
+    let world = World::new();
+    let controller = world.io();
+    let mut told = Vec::new();
+    for (qid, id) in [(1, HOST_ID), (2, [1; 16]), (3, [2; 16]), (4, HOST_ID)] {
+        let mut attempt = Attempt::io(controller.shared.cntlid, qid);
+        attempt.data.hostid = id;
+        let (connected, _) = attempt.make(&world).unwrap();
+        let Connected::Io { has_other_id, .. } = connected else { panic!("{connected:?}") };
+        told.push(has_other_id);
+    }
+    assert_eq!(told, [false, true, false, false]);
+    assert_eq!(controller.shared.host_id, HOST_ID, "that of the admin queue is kept");
 }
 
 #[test]

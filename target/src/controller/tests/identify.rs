@@ -55,7 +55,7 @@ fn identify_controller_advertises_only_what_works() {
     // Compare, Dataset Management, Write Zeroes, select, Timestamp, Verify, Copy; no Write Uncorrectable,
     // reservations.
     assert_eq!(u16_at(&id, 520), 0b1_1101_1101 & !0b10_0000, "ONCS");
-    assert_eq!(u16_at(&id, 522), 1, "FUSES: every disk can compare and write");
+    assert_eq!(u16_at(&id, 522), 1, "FUSES: a disk can compare and write");
     assert_eq!(id[525], 0b111, "VWC: present in one namespace, flush of all supported");
     assert_eq!((u16_at(&id, 526), u16_at(&id, 528)), (1, 0), "AWUN of the least namespace, AWUPF");
     assert_eq!(u16_at(&id, 532), 0, "ACWU: one block");
@@ -75,6 +75,14 @@ fn what_a_controller_can_do_follows_its_namespaces() {
     let mut controller = world.io();
     let id = identify(&world, &mut controller, Cns::CONTROLLER, 0).unwrap();
     assert_eq!((u16_at(&id, 522), id[525], u16_at(&id, 526)), (0, 0b110, 0));
+    // One that cannot compare and write keeps nobody from the others.
+    let both = [namespace(1, geometry), namespace(2, THICK_4096)];
+    *world.subsystem() = subsystem(SUBSYSTEM, AllowedHosts::Any, &both);
+    let id = identify(&world, &mut world.io(), Cns::CONTROLLER, 0).unwrap();
+    assert_eq!(u16_at(&id, 522), 1);
+    *world.subsystem() = subsystem(SUBSYSTEM, AllowedHosts::Any, &[]);
+    let id = identify(&world, &mut world.io(), Cns::CONTROLLER, 0).unwrap();
+    assert_eq!(u16_at(&id, 522), 1, "namespaces may come");
 }
 
 #[test]

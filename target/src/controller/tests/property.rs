@@ -24,13 +24,13 @@ fn registers_read_as_a_host_expects_before_it_enables_the_controller() {
     let world = World::new();
     let mut controller = world.connect(SUBSYSTEM, 0);
     let cap = get(&world, &mut controller, true, register::CAP).unwrap();
-    // CRMS.CRWMS, CSS NVM and I/O command sets, TO 7.5 s, CQR, MQES 63; no NSSRS, MPSMIN and MPSMAX 0.
-    assert_eq!(cap, 1 << 59 | 1 << 43 | 1 << 37 | 15 << 24 | 1 << 16 | 63);
+    // CRMS.CRWMS, CSS NVM and I/O command sets, TO 45 s, CQR, MQES 63; no NSSRS, MPSMIN and MPSMAX 0.
+    assert_eq!(cap, 1 << 59 | 1 << 43 | 1 << 37 | 90 << 24 | 1 << 16 | 63);
     assert_eq!(get(&world, &mut controller, false, register::VS), Ok(0x0002_0000));
     assert_eq!(get(&world, &mut controller, false, register::CC), Ok(0));
     assert_eq!(get(&world, &mut controller, false, register::CSTS), Ok(0));
     // Linux warns where CRTO.CRWMT is less than CAP.TO.
-    assert_eq!(get(&world, &mut controller, false, register::CRTO), Ok(15));
+    assert_eq!(get(&world, &mut controller, false, register::CRTO), Ok(90));
     assert_eq!(get(&world, &mut controller, false, register::NSSR), Ok(0));
 }
 

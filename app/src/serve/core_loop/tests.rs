@@ -1,0 +1,83 @@
+//! A core by itself: how it takes connections over.
+
+use std::net::{SocketAddr, TcpStream};
+
+use super::*;
+use crate::config::{Config, DrivesHere};
+use spindle_reactor::mailbox::mesh;
+
+/// A core of the built-in configuration that listens on a port of its own, with room for so many
+/// connections of an address before Connect.
+fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
+    let config = Config::builtin();
+    let plan = config.plan();
+    let snapshot = plan.snapshot(None, &DrivesHere, &[]).expect("opened");
+    let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), 64).expect("bound");
+    let address = listener.local_addr();
+    let mailbox = mesh(1, 16).expect("mailboxes").pop().expect("one");
+    let setup = CoreSetup {
+        core: 0,
+        cores: 1,
+        cpu: None,
+        idle: Idle::Spin,
+        zones: (plan.pool.zones.clone(), plan.pool.admin_zones.clone()),
+        pages: Pages::Base,
+        connections: 64,
+        disk_depth: 16,
+        registry: Arc::default(),
+        mailbox,
+        listeners: vec![(listener, 0)],
+        loads: Arc::new([AtomicUsize::new(0)]),
+        admission: Admission::new(per_address),
+        shell: plan.tcp.shell,
+        conn: plan.tcp.conn,
+        rdma: RdmaSetup { shell: plan.rdma, devices: Arc::default(), listeners: Vec::new() },
+        peer_lines_per_s: 1,
+        stop: Arc::default(),
+    };
+    (CoreLoop::new(setup, snapshot).expect("started"), address)
+}
+
+#[test]
+fn a_turn_accepts_a_few_connections_and_the_next_turns_the_others() {
+    /// What a turn of a core that serves others may take.
+    const FEW: usize = 4;
+    let (mut core, address) = core(0);
+    // Connected as far as the kernel is concerned: all of them wait in the backlog.
+    let hosts: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).expect("connects")).collect();
+    let mut turns = 0;
+    while core.core.usage().connections < hosts.len() {
+        let before = core.core.usage().connections;
+        core.turn();
+        let taken = core.core.usage().connections - before;
+        assert!(taken <= FEW, "{taken} in one turn");
+        turns += usize::from(taken > 0);
+    }
+    assert!(turns >= hosts.len() / FEW, "{turns} turns");
+}
+
+#[test]
+fn an_address_with_too_many_that_are_not_connected_is_closed_and_not_left_to_wait() {
+    use std::io::{ErrorKind, Read};
+    let (mut core, address) = core(5);
+    let hosts: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(address).expect("connects")).collect();
+    let is_closed = |mut host: &TcpStream| {
+        host.set_nonblocking(true).expect("set");
+        match host.read(&mut [0]) {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() != ErrorKind::WouldBlock,
+        }
+    };
+    while hosts.iter().filter(|host| is_closed(host)).count() < 3 {
+        core.turn();
+    }
+    assert_eq!(core.core.usage().connections, 5);
+    drop(hosts);
+    while core.core.usage().connections > 0 {
+        core.turn();
+    }
+    let _again = TcpStream::connect(address).expect("connects");
+    while core.core.usage().connections == 0 {
+        core.turn();
+    }
+}

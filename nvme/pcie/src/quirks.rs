@@ -1,0 +1,108 @@
+//! [`Quirks`]: what some drives need that no register and no Identify data says, by vendor and device.
+//!
+//! From the tables of Linux (`drivers/nvme/host/pci.c`, `nvme_id_table`) and of SPDK
+//! (`lib/nvme/nvme_quirks.c`), as far as they are about what this driver does.
+
+use std::time::Duration;
+
+use nvme_spec::identify::IdentifyController;
+
+use crate::dma::PAGE_BYTES;
+
+/// What a PCI function says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PciId {
+    /// Vendor.
+    pub vendor: u16,
+    /// Device, by the vendor's own count.
+    pub device: u16,
+}
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Quirks {
+    /// It says that it takes SGLs, and had better not be given any.
+    pub(crate) has_bad_sgls: bool,
+    /// It works badly with shorter queues.
+    pub(crate) queue_entries_min: u32,
+    /// Between a change of CC.EN to 0 and the first look at CSTS.
+    pub(crate) ready_delay: Duration,
+    /// No command with data should cross a stripe, which NOIOB does not tell.
+    pub(crate) has_stripes: bool,
+}
+
+const INTEL: u16 = 0x8086;
+const SAMSUNG: u16 = 0x144d;
+const HUAWEI: u16 = 0x19e5;
+const MEMBLAZE: u16 = 0x1c5f;
+const SEAGATE: u16 = 0x1bb1;
+const HGST: u16 = 0x1c58;
+
+/// SPDK's time; Linux has 2.3 s (`NVME_QUIRK_DELAY_AMOUNT`).
+const READY_DELAY: Duration = Duration::from_millis(2500);
+
+impl Quirks {
+    /// Those of a function.
+    pub(crate) fn of(id: PciId) -> Quirks {
+        let none = Quirks::default();
+        match (id.vendor, id.device) {
+            // SPDK: NVME_QUIRK_NOT_USE_SGL, all devices.
+            (HUAWEI, _) => Quirks { has_bad_sgls: true, ..none },
+            // Linux: NVME_QUIRK_STRIPE_SIZE. SPDK: NVME_INTEL_QUIRK_STRIPING and
+            // NVME_QUIRK_MINIMUM_IO_QUEUE_SIZE, which is 1024 entries.
+            (INTEL, 0x0953 | 0x0a53 | 0x0a54 | 0x0a55) => {
+                Quirks { queue_entries_min: 1024, has_stripes: true, ..none }
+            }
+            // SPDK: NVME_QUIRK_MINIMUM_IO_QUEUE_SIZE. Its stripes are not in Linux's table.
+            (INTEL, 0x0b60) => Quirks { queue_entries_min: 1024, ..none },
+            // Both: NVME_QUIRK_DELAY_BEFORE_CHK_RDY; a826 only SPDK, Seagate and HGST only Linux.
+            (SAMSUNG, 0xa821 | 0xa822 | 0xa826)
+            | (MEMBLAZE, 0x0540)
+            | (SEAGATE, 0x0100)
+            | (HGST, 0x0003 | 0x0023) => Quirks { ready_delay: READY_DELAY, ..none },
+            _ => none,
+        }
+    }
+
+    /// Blocks of a stripe, for a namespace without NOIOB; 0 for none. These drives say it in the fourth byte
+    /// of their own part of Identify Controller, as a power of two in pages (SPDK's
+    /// `nvme_ns_set_identify_data`); where that is 0, it is MDTS (Linux).
+    pub(crate) fn stripe_blocks(&self, controller: &IdentifyController, shift: u32) -> u32 {
+        let [_, _, _, own, ..] = controller.vs;
+        let exponent = if own == 0 { controller.mdts } else { own };
+        if !self.has_stripes || exponent == 0 {
+            return 0;
+        }
+        let bytes = u64::from(PAGE_BYTES).checked_shl(exponent.into()).unwrap_or(0);
+        u32::try_from(bytes >> shift).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_by_vendor_and_device() {
+        let of = |vendor, device| Quirks::of(PciId { vendor, device });
+        assert_eq!(of(0x1b36, 0x0010), Quirks::default());
+        assert_eq!(of(SAMSUNG, 0xa824), Quirks::default());
+        assert!(of(HUAWEI, 1).has_bad_sgls && of(HUAWEI, 0x3714).has_bad_sgls);
+        assert_eq!((of(INTEL, 0x0b60).queue_entries_min, of(INTEL, 0x0b60).has_stripes), (1024, false));
+        for (vendor, device) in [(SAMSUNG, 0xa821), (SAMSUNG, 0xa826), (MEMBLAZE, 0x0540)] {
+            assert_eq!(of(vendor, device).ready_delay, READY_DELAY);
+        }
+    }
+
+    #[test]
+    fn a_stripe_is_what_the_drive_says_or_its_largest_transfer() {
+        let striped = Quirks::of(PciId { vendor: INTEL, device: 0x0953 });
+        let mut id = IdentifyController { mdts: 5, ..IdentifyController::default() };
+        assert_eq!(striped.stripe_blocks(&id, 9), 256);
+        id.vs[3] = 6;
+        assert_eq!((striped.stripe_blocks(&id, 9), striped.stripe_blocks(&id, 12)), (512, 64));
+        id.vs[3] = 255;
+        assert_eq!(striped.stripe_blocks(&id, 9), 0);
+        assert_eq!(Quirks::default().stripe_blocks(&id, 9), 0);
+    }
+}

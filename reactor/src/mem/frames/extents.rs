@@ -1,0 +1,261 @@
+//! Where pages belong: extents of 16 pages, and the extents of frames that are their homes.
+//!
+//! Sixteen pages of the disk in a row are an extent, and so are sixteen frames. Each extent of pages has one
+//! extent of frames as its *home*, in which each page has its own place; at first they lie in the order of
+//! the disk. The others are *spare*. A large write fills a spare extent and makes it the home; the old home
+//! becomes spare when its last frame is free.
+//!
+//! ```text
+//!   homes[x] = E      word[E] = generation | claimed | owner x | free places (one bit each)
+//!   spare: on the stack, or in the hands of one writer, or left by its owner and not all free yet
+//! ```
+//!
+//! A frame whose bit is set is nobody's; who clears the bit has it alone. An extent is taken as a whole by
+//! clearing all sixteen bits in one step, which also changes its generation, so that nobody takes it who
+//! looked before. `homes` is where pages *should* be: which frame a page has is said by the table alone.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Pages of an extent. See docs/architecture.md for why so many.
+pub(super) const EXTENT_PAGES: u32 = 16;
+/// No extent: the end of the stack, and frame 0 would be in it.
+const NO_EXTENT: u32 = 0;
+const FREE_ALL: u64 = (1 << EXTENT_PAGES) - 1;
+const OWNER_SHIFT: u32 = EXTENT_PAGES;
+/// Owners are counted from 1; 0 is none. Pages are fewer than 2^32, so extents of them fit.
+const OWNER_MASK: u64 = (1 << 28) - 1;
+/// A home that was taken as a whole for a write and is not published yet.
+const CLAIMED: u64 = 1 << 44;
+const GENERATION: u64 = 1 << 45;
+
+/// What is known of an extent of frames.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Word(u64);
+
+impl Word {
+    fn free(self) -> u64 {
+        self.0 & FREE_ALL
+    }
+
+    /// The extent of pages that it was made the home of last.
+    fn owner(self) -> Option<u32> {
+        let owner = (self.0 >> OWNER_SHIFT) & OWNER_MASK;
+        // 28 bits.
+        u32::try_from(owner).ok()?.checked_sub(1)
+    }
+
+    /// With every place taken, in one step.
+    fn taken(self) -> Word {
+        Word((self.0 & !FREE_ALL).wrapping_add(GENERATION))
+    }
+
+    fn owned_by(self, owner: Option<u32>) -> Word {
+        let owner = owner.map_or(0, |x| u64::from(x) + 1);
+        Word(self.0 & !(OWNER_MASK << OWNER_SHIFT) | owner << OWNER_SHIFT)
+    }
+}
+
+/// All extents of a store.
+pub(super) struct Extents {
+    /// By extent of frames; the first is never used.
+    words: Box<[AtomicU64]>,
+    /// By extent of pages.
+    homes: Box<[AtomicU32]>,
+    /// The extent below each one on the stack of spare extents.
+    below: Box<[AtomicU32]>,
+    /// The uppermost, and above it a count of changes.
+    top: AtomicU64,
+    /// Extents on the stack, and homes that were taken for writes which are not published yet.
+    spare_count: AtomicU32,
+    claimed_count: AtomicU32,
+}
+
+impl Extents {
+    pub(super) fn new(homes: u32, spares: u32) -> Extents {
+        let all = homes + spares + 1;
+        let word = |extent: u32| {
+            let is_home = (1..=homes).contains(&extent);
+            if is_home { Word(FREE_ALL).owned_by(Some(extent - 1)) } else { Word(0) }
+        };
+        let extents = Extents {
+            words: (0..all).map(|extent| AtomicU64::new(word(extent).0)).collect(),
+            homes: (1..=homes).map(AtomicU32::new).collect(),
+            below: (0..all).map(|_| AtomicU32::new(NO_EXTENT)).collect(),
+            top: AtomicU64::new(u64::from(NO_EXTENT)),
+            spare_count: AtomicU32::new(0),
+            claimed_count: AtomicU32::new(0),
+        };
+        // The lowest on top.
+        (homes + 1..all).rev().for_each(|extent| extents.push(extent));
+        extents
+    }
+
+    /// Bytes of tables for so many extents.
+    pub(super) fn bytes_for(homes: u64, spares: u64) -> u64 {
+        homes * 4 + (homes + spares + 1) * 12
+    }
+
+    /// Frames before the first that belongs to no extent.
+    pub(super) fn frames(&self) -> u32 {
+        u32::try_from(self.words.len()).map_or(u32::MAX, |extents| extents.saturating_mul(EXTENT_PAGES))
+    }
+
+    /// The place of `page` in its home.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "a page's place in its extent")]
+    pub(super) fn place_of(&self, page: usize) -> u32 {
+        let home = self.homes[page / EXTENT_PAGES as usize].load(Ordering::SeqCst);
+        home * EXTENT_PAGES + (page as u32) % EXTENT_PAGES
+    }
+
+    /// Take the place of `page` in its home, if it is free.
+    pub(super) fn claim(&self, page: usize) -> Option<u32> {
+        let frame = self.place_of(page);
+        let (word, bit) = (&self.words[(frame / EXTENT_PAGES) as usize], 1 << (frame % EXTENT_PAGES));
+        let owner = u32::try_from(page / EXTENT_PAGES as usize).ok();
+        let mut seen = word.load(Ordering::SeqCst);
+        while seen & bit != 0 && Word(seen).owner() == owner {
+            match word.compare_exchange_weak(seen, seen & !bit, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return Some(frame),
+                Err(now) => seen = now,
+            }
+        }
+        None
+    }
+
+    /// Take a whole extent of frames for the pages of `x`: its home if all of that is free.
+    pub(super) fn claim_home(&self, x: u32) -> Option<u32> {
+        let home = self.homes[x as usize].load(Ordering::SeqCst);
+        let word = &self.words[home as usize];
+        let seen = Word(word.load(Ordering::SeqCst));
+        let is_free = seen.free() == FREE_ALL && seen.owner() == Some(x);
+        let claimed = seen.taken().0 | CLAIMED;
+        let is_taken =
+            is_free && word.compare_exchange(seen.0, claimed, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        if is_taken {
+            self.claimed_count.fetch_add(1, Ordering::Relaxed);
+        }
+        is_taken.then_some(home)
+    }
+
+    /// Frames that are spare, less those of homes that were taken and are not published: who writes to the
+    /// pages of these meanwhile needs as many others. As others change it, it is near the truth.
+    pub(super) fn spare_frames(&self) -> u64 {
+        let [spare, claimed] = [&self.spare_count, &self.claimed_count].map(|n| n.load(Ordering::Relaxed));
+        u64::from(spare.saturating_sub(claimed)) * u64::from(EXTENT_PAGES)
+    }
+
+    /// A claimed home is published, or on its way back.
+    pub(super) fn end_claim(&self, extent: u32) {
+        if self.words[extent as usize].fetch_and(!CLAIMED, Ordering::SeqCst) & CLAIMED != 0 {
+            self.claimed_count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Give back the places `free` of `extent`. When it is the home of pages: which extent of them.
+    pub(super) fn put(&self, extent: u32, free: u64) -> Option<u32> {
+        let before = self.words[extent as usize].fetch_or(free, Ordering::SeqCst);
+        debug_assert!(before & free == 0, "a frame was given back twice");
+        if before & CLAIMED != 0 {
+            self.end_claim(extent);
+        }
+        let owner = Word(before).owner().filter(|x| self.is_home(extent, *x));
+        if owner.is_none() && (before | free) & FREE_ALL == FREE_ALL {
+            self.collect(extent);
+        }
+        owner
+    }
+
+    fn is_home(&self, extent: u32, x: u32) -> bool {
+        self.homes[x as usize].load(Ordering::SeqCst) == extent
+    }
+
+    /// Make `extent`, which the caller has whole, the home of `x`.
+    pub(super) fn settle(&self, extent: u32, x: u32) {
+        self.end_claim(extent);
+        let word = &self.words[extent as usize];
+        let seen = Word(word.load(Ordering::Relaxed));
+        debug_assert!(seen.free() == 0, "a home that is not whole");
+        word.store(seen.owned_by(Some(x)).0, Ordering::SeqCst);
+        let old = self.homes[x as usize].swap(extent, Ordering::SeqCst);
+        if old != extent {
+            self.collect(old);
+        }
+    }
+
+    /// Put an extent on the stack, when all of it is free and it is no home. Who frees the last place looks
+    /// whether it is a home after that, and who takes the home away looks at the places after that: one of
+    /// them finds both.
+    fn collect(&self, extent: u32) {
+        let word = &self.words[extent as usize];
+        let seen = Word(word.load(Ordering::SeqCst));
+        if seen.free() != FREE_ALL || seen.owner().is_some_and(|x| self.is_home(extent, x)) {
+            return;
+        }
+        let taken = seen.taken().owned_by(None);
+        if word.compare_exchange(seen.0, taken.0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            self.push(extent);
+        }
+    }
+
+    fn push(&self, extent: u32) {
+        self.spare_count.fetch_add(1, Ordering::Relaxed);
+        let mut top = self.top.load(Ordering::Relaxed);
+        loop {
+            self.below[extent as usize].store(extent_of(top), Ordering::Relaxed);
+            // Release: who pops it sees what is below, and that its frames were read before.
+            match self.top.compare_exchange_weak(top, next(top, extent), Ordering::SeqCst, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => top = now,
+            }
+        }
+    }
+
+    /// Take a spare extent.
+    pub(super) fn pop(&self) -> Option<u32> {
+        let mut top = self.top.load(Ordering::Acquire);
+        while extent_of(top) != NO_EXTENT {
+            let below = self.below[extent_of(top) as usize].load(Ordering::Relaxed);
+            match self.top.compare_exchange_weak(top, next(top, below), Ordering::SeqCst, Ordering::Acquire) {
+                Ok(_) => {
+                    self.spare_count.fetch_sub(1, Ordering::Relaxed);
+                    return Some(extent_of(top));
+                }
+                Err(now) => top = now,
+            }
+        }
+        None
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+fn extent_of(top: u64) -> u32 {
+    top as u32
+}
+
+/// The top after a change: counted, so that nobody takes a stack that came back for the one it saw.
+fn next(top: u64, extent: u32) -> u64 {
+    (top >> 32).wrapping_add(1) << 32 | u64::from(extent)
+}
+
+#[cfg(test)]
+impl Extents {
+    /// Places that are free, in homes and elsewhere; for tests when nothing is going on.
+    pub(super) fn free_places(&self) -> u32 {
+        self.words.iter().map(|word| Word(word.load(Ordering::SeqCst)).free().count_ones()).sum()
+    }
+
+    /// Homes, and spare extents when none is in use.
+    pub(super) fn counts(&self) -> (u32, u32) {
+        let [homes, all] = [self.homes.len(), self.words.len()].map(|n| u32::try_from(n).expect("few"));
+        (homes, all - 1 - homes)
+    }
+
+    /// Take every spare extent off the stack, and put them back.
+    pub(super) fn spares(&self) -> u32 {
+        let all: Vec<u32> = std::iter::from_fn(|| self.pop()).collect();
+        all.iter().rev().for_each(|extent| self.push(*extent));
+        u32::try_from(all.len()).expect("few")
+    }
+}

@@ -1,0 +1,409 @@
+//! Changing pages: publishing what was written, zeroing, and bringing pages home.
+//!
+//! ```text
+//!   small frame S filled -> entry = S, with a pin of ours -> the old frame is the page's place, and free:
+//!       copy S there -> entry = place, if it is still S  -> S is free
+//!   otherwise the page stays at S; who frees its place (the last pin, a dropped buffer) brings it home
+//! ```
+//!
+//! A free place is always in somebody's hands or has its bit set ([`Extents`]). Who sets the bit looks at the
+//! table after that, and who publishes away from the place looks at the bit after that, so that one of them
+//! finds both and brings the page home: a page is away only while its place is in use.
+
+use super::*;
+
+/// Frames that became free, collected extent by extent.
+struct Freed<'a> {
+    core: &'a FrameCore,
+    extent: u32,
+    places: u64,
+}
+
+impl<'a> Freed<'a> {
+    fn new(core: &'a FrameCore) -> Freed<'a> {
+        Freed { core, extent: 0, places: 0 }
+    }
+
+    #[inline]
+    fn push(&mut self, frame: u32) {
+        if self.core.store.is_small(frame) {
+            return self.core.put_small(frame);
+        }
+        let (extent, place) = (frame / EXTENT_PAGES, frame % EXTENT_PAGES);
+        if extent != self.extent {
+            self.flush();
+            self.extent = extent;
+        }
+        self.places |= 1 << place;
+    }
+
+    fn flush(&mut self) {
+        let places = std::mem::take(&mut self.places);
+        if places != 0 {
+            self.core.put_places(self.extent, places);
+        }
+    }
+}
+
+impl FrameStore {
+    #[inline]
+    pub(super) fn is_small(&self, frame: u32) -> bool {
+        frame >= self.small_first
+    }
+}
+
+/// Free frames.
+impl FrameCore {
+    /// A frame that nobody can see any more.
+    #[inline]
+    pub(super) fn put_frame(&self, frame: u32) {
+        if self.store.is_small(frame) {
+            self.put_small(frame);
+        } else {
+            self.put_places(frame / EXTENT_PAGES, 1 << (frame % EXTENT_PAGES));
+        }
+    }
+
+    /// Frames in a row that nobody can see any more: places of one extent are given back in one step.
+    pub(super) fn put_frames(&self, frames: std::ops::Range<u32>) {
+        let mut freed = Freed::new(self);
+        frames.for_each(|frame| freed.push(frame));
+        freed.flush();
+    }
+
+    /// A whole extent that was taken for a write.
+    #[cold]
+    pub(super) fn put_extent(&self, extent: u32) {
+        self.put_places(extent, (1 << EXTENT_PAGES) - 1);
+    }
+
+    /// Places of an extent that became free. Pages that were published elsewhere meanwhile come home.
+    #[cold]
+    fn put_places(&self, extent: u32, places: u64) {
+        let Some(x) = self.store.extents.put(extent, places) else { return };
+        for place in (0..EXTENT_PAGES).filter(|place| places >> place & 1 == 1) {
+            self.bring_home((x * EXTENT_PAGES + place) as usize);
+        }
+    }
+
+    /// Move the page to its place, when it is elsewhere and its place is free.
+    fn bring_home(&self, page: usize) {
+        loop {
+            let Some(entry) = self.store.table.get(page) else { return };
+            let frame = Entry(entry.load(Ordering::SeqCst)).frame();
+            if frame == NONE || frame == self.store.extents.place_of(page) {
+                return;
+            }
+            // Who has the place comes by here when it is free.
+            let Some(place) = self.store.extents.claim(page) else { return };
+            if self.move_to(page, place) {
+                return;
+            }
+            if self.store.extents.put(place / EXTENT_PAGES, 1 << (place % EXTENT_PAGES)).is_none() {
+                return; // no home any more: who made another one the home has written the page there
+            }
+        }
+    }
+
+    /// Move the page to `place`, which is free and ours; false when it is not, because the page has no bytes
+    /// now or another home.
+    fn move_to(&self, page: usize, place: u32) -> bool {
+        loop {
+            let frame = self.store.pin(page);
+            if frame == NONE {
+                return false;
+            }
+            // After the pin: who makes another extent the home does so before it changes the entries.
+            let is_home = self.store.extents.place_of(page) == place;
+            let is_moved = is_home && {
+                self.store.copy_frame(frame, place);
+                self.replace(page, frame, place)
+            };
+            self.unpin(page, frame);
+            if is_moved || !is_home {
+                return is_moved;
+            }
+        }
+    }
+
+    /// Put `place` into the entry, if that has `frame`, which the caller has pinned and copied to it.
+    fn replace(&self, page: usize, frame: u32, place: u32) -> bool {
+        let before = self.exchange(page, frame, place);
+        if let Some(before) = before {
+            let is_free = self.store.retire(before);
+            debug_assert!(!is_free, "the pin of the caller is among them");
+        }
+        before.is_some()
+    }
+}
+
+/// Publishing.
+impl FrameCore {
+    /// Publish `buf`, which [`FrameCore::take`] gave for the same `offset`. Each page changes in one step.
+    ///
+    /// # Panics
+    /// When `buf` is not from this store's `take`, or the range is outside of the disk.
+    #[inline]
+    pub fn write(self: &Rc<Self>, offset: u64, buf: Buf) {
+        let result = self.publish(offset, buf, None);
+        debug_assert!(result.is_ok(), "an unconditional write is not refused");
+    }
+
+    /// Publish `buf` if the bytes on the disk are `expected` now; the comparison and the change are one step.
+    /// For ranges inside of one 4 KiB page.
+    ///
+    /// # Errors
+    /// [`SwapError::Differs`]; nothing has changed then.
+    ///
+    /// # Panics
+    /// When the range crosses a page, or as [`FrameCore::write`].
+    pub fn compare_and_write(
+        self: &Rc<Self>,
+        offset: u64,
+        buf: Buf,
+        expected: &Buf,
+    ) -> Result<(), SwapError> {
+        assert!(Self::pages(offset, buf.bytes).count() == 1, "compare-and-write of more than one page");
+        assert_eq!(expected.len(), buf.len(), "compared and written bytes are of one length");
+        self.publish(offset, buf, Some(expected))
+    }
+
+    fn publish(self: &Rc<Self>, offset: u64, mut buf: Buf, expected: Option<&Buf>) -> Result<(), SwapError> {
+        self.check(offset, buf.bytes);
+        let is_ours =
+            buf.is_writable && matches!(&buf.home, Home::Frames(core, ..) if Rc::ptr_eq(core, self));
+        assert!(is_ours, "a buffer of another home cannot be published");
+        // Then the frames of the buffer and the pages of the range are equally many and cut alike.
+        let start = buf.head.addr.as_ptr() as u64;
+        assert_eq!(start % FRAME, offset % FRAME, "the buffer was taken for another offset");
+        let head = buf.head;
+        // The commonest by far: one page.
+        if buf.bytes == FRAME_BYTES && start.is_multiple_of(FRAME) && expected.is_none() {
+            if let Some(frame) = self.store.first_frame(head) {
+                self.swap(Place::of(offset).page as usize, frame);
+            }
+            buf.head.bytes = 0;
+            return Ok(());
+        }
+        let tail = buf.tail.take();
+        let result = self.publish_pages(offset, buf.bytes, head, tail.as_deref(), expected);
+        if result.is_err() {
+            buf.tail = tail;
+            return result; // dropping `buf` gives the frame back
+        }
+        if let Some(mut tail) = tail {
+            tail.0.clear();
+            self.tails.borrow_mut().push(tail);
+        }
+        // The table owns the frames now.
+        buf.head.bytes = 0;
+        Ok(())
+    }
+
+    fn publish_pages(
+        &self,
+        offset: u64,
+        bytes: u32,
+        head: Segment,
+        tail: Option<&Tail>,
+        expected: Option<&Buf>,
+    ) -> Result<(), SwapError> {
+        let end = usize::try_from((offset + u64::from(bytes)) / FRAME).unwrap_or(usize::MAX);
+        let segments = std::iter::once(head).chain(tail.iter().flat_map(|tail| tail.0.iter().copied()));
+        let frames = segments.flat_map(|segment| self.store.frames_of(segment));
+        let mut freed = Freed::new(self);
+        // Pages before it are of a whole extent.
+        let mut whole_end = 0;
+        for ((page, skip, step), frame) in Self::pages(offset, bytes).zip(frames) {
+            if page >= whole_end && self.is_whole(page, frame, end) {
+                let x = page / EXTENT_PAGES as usize;
+                self.store.extents.settle(frame / EXTENT_PAGES, u32::try_from(x).unwrap_or(u32::MAX));
+                whole_end = page + EXTENT_PAGES as usize;
+            }
+            if page < whole_end {
+                let old = self.store.table[page].swap(u64::from(frame), Ordering::SeqCst);
+                self.retire(Entry(old), |frame| freed.push(frame));
+                // Somebody else has made another extent the home since: these pages may be where nobody
+                // else looks for them.
+                if page + 1 == whole_end && self.store.extents.place_of(page) != frame {
+                    freed.flush();
+                    (whole_end - EXTENT_PAGES as usize..whole_end).for_each(|page| self.bring_home(page));
+                }
+            } else if step == FRAME_BYTES && expected.is_none() {
+                self.swap(page, frame);
+            } else {
+                self.merge(page, frame, skip, step, expected)?;
+            }
+        }
+        freed.flush();
+        Ok(())
+    }
+
+    /// True when an extent begins with this page and frame, and all of it is in the buffer, which has pages
+    /// before `end`: [`FrameCore::take`] gives extents for whole extents only, but a buffer may be cut.
+    fn is_whole(&self, page: usize, frame: u32, end: usize) -> bool {
+        page.is_multiple_of(EXTENT_PAGES as usize)
+            && frame.is_multiple_of(EXTENT_PAGES)
+            && !self.store.is_small(frame)
+            && page + EXTENT_PAGES as usize <= end
+    }
+
+    /// Publish a full page in `frame`, and move it home at once when its place is free.
+    #[inline]
+    fn swap(&self, page: usize, frame: u32) {
+        let store = &*self.store;
+        let entry = &store.table[page];
+        // With a pin of our own: until it is dropped the frame is not free, and does not come back to this
+        // page with other bytes.
+        let here = u64::from(frame) | PIN;
+        let old = Entry(entry.swap(here, Ordering::SeqCst));
+        let place = old.frame();
+        if old.pins() > 0 || place != store.extents.place_of(page) {
+            return self.stay(page, frame, old);
+        }
+        store.copy_frame(frame, place);
+        match entry.compare_exchange(here, u64::from(place), Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => self.put_frame(frame),
+            Err(_) => self.go_or_stay(page, frame, place),
+        }
+    }
+
+    /// The frame is pinned by others too, or has been replaced, while its bytes were copied to `place`.
+    #[cold]
+    fn go_or_stay(&self, page: usize, frame: u32, place: u32) {
+        if !self.replace(page, frame, place) {
+            self.put_frame(place);
+        }
+        self.unpin(page, frame);
+    }
+
+    /// The page has been published in `frame`, which we have pinned, in the place of `old`.
+    #[cold]
+    fn stay(&self, page: usize, frame: u32, old: Entry) {
+        self.retire(old, |old| self.put_frame(old));
+        self.unpin(page, frame);
+        if !self.store.is_small(frame) {
+            self.store.extents.end_claim(frame / EXTENT_PAGES); // of a buffer that was cut
+        }
+        self.bring_home(page);
+    }
+
+    /// Count that an entry got its first frame, or give back the frame that it had before.
+    #[inline]
+    fn retire(&self, old: Entry, mut put: impl FnMut(u32)) {
+        if old.frame() == NONE {
+            self.store.pages_used.fetch_add(1, Ordering::Relaxed);
+        } else if self.store.retire(old) {
+            put(old.frame());
+        }
+    }
+
+    /// Complete `frame`, of which `skip .. skip + step` is new, with the rest of the page as it is on the
+    /// disk, and publish it; begin again when another core changed the page meanwhile.
+    fn merge(
+        &self,
+        page: usize,
+        frame: u32,
+        skip: u32,
+        step: u32,
+        expected: Option<&Buf>,
+    ) -> Result<(), SwapError> {
+        let (skip, step) = (skip as usize, step as usize);
+        loop {
+            let old = self.store.pin(page);
+            let old_bytes: &[u8] =
+                if old == NONE { &[0; FRAME_BYTES as usize] } else { self.store.bytes_of(old) };
+            let differs =
+                expected.is_some_and(|expected| !expected.equals_at(0, &old_bytes[skip..skip + step]));
+            if !differs {
+                self.store.complete(frame, old_bytes, skip, step);
+            }
+            // While `old` is pinned, or there is none, an entry that names it has these bytes.
+            let published = if differs { None } else { self.exchange(page, old, frame) };
+            if let Some(before) = published {
+                self.retire(before, |old| self.put_frame(old));
+            }
+            if old != NONE {
+                self.unpin(page, old);
+            }
+            if differs {
+                return Err(SwapError::Differs);
+            }
+            if published.is_some() {
+                self.bring_home(page);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Put `frame` into the entry, if that has `old` now; the entry as it was.
+    fn exchange(&self, page: usize, old: u32, frame: u32) -> Option<Entry> {
+        let entry = &self.store.table[page];
+        let mut seen = entry.load(Ordering::Relaxed);
+        while Entry(seen).frame() == old {
+            match entry.compare_exchange_weak(seen, u64::from(frame), Ordering::SeqCst, Ordering::Relaxed) {
+                Ok(_) => return Some(Entry(seen)),
+                Err(now) => seen = now,
+            }
+        }
+        None
+    }
+
+    /// Make `offset .. offset + bytes` read as zeroes and free the whole pages in it. Pages given back to the
+    /// kernel when `is_released`. False when a ragged end found no fresh frame: nothing of it is lost, try
+    /// again later.
+    ///
+    /// # Panics
+    /// When the range is outside of the disk.
+    #[must_use]
+    pub fn zero(self: &Rc<Self>, offset: u64, bytes: u32, is_released: bool) -> bool {
+        self.check(offset, bytes);
+        let mut run: std::ops::Range<u32> = 0..0;
+        for (page, skip, step) in Self::pages(offset, bytes) {
+            if step < FRAME_BYTES {
+                if Entry(self.store.table[page].load(Ordering::Relaxed)).frame() == NONE {
+                    continue;
+                }
+                // First what was freed: the ragged end may need one of those frames.
+                self.release_run(std::mem::take(&mut run));
+                let Some(mut buf) = self.take(page as u64 * FRAME + u64::from(skip), step) else {
+                    return false;
+                };
+                buf.clear();
+                self.write(page as u64 * FRAME + u64::from(skip), buf);
+                continue;
+            }
+            let before = Entry(self.store.table[page].swap(u64::from(NONE), Ordering::SeqCst));
+            let old = before.frame();
+            if old == NONE {
+                continue;
+            }
+            self.store.pages_used.fetch_sub(1, Ordering::Relaxed);
+            if !self.store.retire(before) {
+                continue; // a reply is being sent from it; its pin gives it back
+            }
+            if is_released {
+                // Ours alone until it is put on a list: release whole runs with one call.
+                if old == run.end {
+                    run.end += 1;
+                } else {
+                    self.release_run(run);
+                    run = old..old + 1;
+                }
+            } else {
+                self.put_frame(old);
+            }
+        }
+        self.release_run(run);
+        true
+    }
+
+    fn release_run(&self, run: std::ops::Range<u32>) {
+        if run.is_empty() {
+            return;
+        }
+        let frame_bytes = FRAME_BYTES as usize;
+        self.store.region.release(run.start as usize * frame_bytes, run.len() * frame_bytes);
+        self.put_frames(run);
+    }
+}

@@ -1,0 +1,92 @@
+//! [`Leftovers`]: what queue pairs that are gone have left at the disks.
+//!
+//! ```text
+//!   a queue pair ends ─> Disk::forget of each disk ─┬─ nothing is left ──────────> its identifier is free
+//!                                                   └─ n commands: a leftover ─┬─> n came back ─> free
+//!                                                                              └─> too long ────> free, told
+//! ```
+//!
+//! While its identifier is not free, the controller's reset and shutdown are not complete, and its host gets
+//! no new controller: what is at a disk cannot be called back, and would land over what the host writes next.
+
+use std::sync::Arc;
+
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::slab::Slot;
+
+use crate::shared::ControllerShared;
+
+/// How long a host waits at most for what it left at the disks. Longer than a drive has for a command, for
+/// its abort and for the reset that follows (30 s, 5 s, a few), so that it ends only where nothing does.
+pub const LEFTOVER_MAX: Nanos = Nanos::from_secs(40);
+
+/// Commands of one queue pair that is gone.
+pub(crate) struct Leftover {
+    /// The queue pair, on this core.
+    owner: Slot,
+    /// Commands that disks have not given back.
+    pub(crate) commands: usize,
+    /// Its controller.
+    pub(crate) controller: Arc<ControllerShared>,
+    qid: u16,
+    /// When nobody waits any more.
+    until: Nanos,
+}
+
+impl Leftover {
+    /// Nobody waits for it any more.
+    pub(crate) fn end(&self) {
+        self.controller.queue_left(self.qid);
+    }
+}
+
+/// Those of one core.
+#[derive(Default)]
+pub(crate) struct Leftovers(Vec<Leftover>);
+
+impl Leftovers {
+    /// True where every queue pair has ended with nothing left.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// I/O queue `qid` of a controller has ended, as `owner`, with so many commands at the disks.
+    pub(crate) fn add(
+        &mut self,
+        owner: Slot,
+        commands: usize,
+        controller: Arc<ControllerShared>,
+        qid: u16,
+        now: Nanos,
+    ) {
+        controller.queue_leaves();
+        let until = Nanos(now.0.saturating_add(LEFTOVER_MAX.0));
+        self.0.push(Leftover { owner, commands, controller, qid, until });
+    }
+
+    /// A disk has given a command back. True: it was the last that `owner` is known to have.
+    pub(crate) fn on_done(&mut self, owner: Slot) -> bool {
+        let Some(leftover) = self.0.iter_mut().find(|leftover| leftover.owner == owner) else { return false };
+        leftover.commands = leftover.commands.saturating_sub(1);
+        leftover.commands == 0
+    }
+
+    /// So many are left of `owner`; it is over when that is none.
+    pub(crate) fn set(&mut self, owner: Slot, commands: usize) {
+        let Some(index) = self.0.iter().position(|leftover| leftover.owner == owner) else { return };
+        if commands == 0 {
+            self.0.swap_remove(index).end();
+        } else if let Some(leftover) = self.0.get_mut(index) {
+            leftover.commands = commands;
+        }
+    }
+
+    /// One that has been waited for too long.
+    pub(crate) fn expired(&mut self, now: Nanos) -> Option<Leftover> {
+        let index = self.0.iter().position(|leftover| now >= leftover.until)?;
+        let leftover = self.0.swap_remove(index);
+        leftover.end();
+        Some(leftover)
+    }
+}

@@ -1,0 +1,58 @@
+# a host that goes silent under load: its controller ends by keep alive, its resources come back, others do not notice
+# limit: 300 s
+skip_over rdma 'rdma-host-dies has it'
+skip_on nvmet 'it is our log that is read'
+expect_reconnect
+modprobe -a veth sch_netem
+
+# The target in a network of its own, so that what the host sends can be lost.
+cleanup_network() { ip netns del target 2>/dev/null || true; ip link del v0 2>/dev/null || true; }
+cleanup_network
+trap cleanup_network EXIT
+ip netns add target
+ip link add v0 type veth peer name v1 netns target
+ip addr add 10.9.7.1/24 dev v0
+ip link set v0 up
+ip -n target addr add 10.9.7.2/24 dev v1
+ip -n target link set v1 up
+ip -n target link set lo up
+spindle=$SPINDLE
+cat >"$WORK/inside" <<END
+#!/bin/sh
+exec nsenter --net=/run/netns/target "$spindle" "\$@"
+END
+chmod +x "$WORK/inside"
+SPINDLE=$WORK/inside
+ADDRESS=10.9.7.2 PORTAL=(-t tcp -a 10.9.7.2 -s "$PORT")
+is_listening() { ip netns exec target ss -Hltn "sport = :$PORT" | grep . >/dev/null; }
+
+config_ram 256MiB
+start_target
+# Descriptors of the target's connections.
+sockets() { find "/proc/$target_pid/fd" -lname 'socket:*' | wc -l; }
+sockets_are() { [ "$(sockets)" = "$1" ]; }
+alone=$(sockets)
+
+connect_block --keep-alive-tmo=5 --reconnect-delay=1 --ctrl-loss-tmo=120
+run=(--bs=16k --size=16M --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_state_save=0)
+run_fio before "${run[@]}" --rw=randwrite
+[ "$(sockets)" -gt "$alone" ] || fail 'the connections are not seen'
+
+run_fio under "${run[@]}" --rw=randwrite --time_based --runtime=25 &
+fio=$!
+sleep 2
+echo "silent from $EPOCHREALTIME"
+tc qdisc add dev v0 root netem loss 100%
+# Another host, of the target's own network, while the first one is silent.
+"$SPINDLE" bench 10.9.7.2:$PORT --nqn "$NQN" --rw read --bs 4KiB --qd 16 --seconds 2 --span 16MiB --json >"$WORK/other"
+grep -E '"errors": *0' "$WORK/other" >/dev/null || fail "the other host: $(cat "$WORK/other")"
+# 5 s, what it may be late, and 2 s for what is queued to leave.
+within 15 grep -q 'keep alive of controller .* expired after' "$target_log"
+within 15 sockets_are "$alone"
+echo "its connections are gone at $EPOCHREALTIME"
+kill -0 "$fio" || fail 'fio is done too early to have seen it'
+tc qdisc del dev v0 root
+within 60 has_state live
+wait "$fio"
+run_fio after "${run[@]}" --rw=randwrite
+[ "$(sockets)" -gt "$alone" ] || fail 'the host is not connected again'

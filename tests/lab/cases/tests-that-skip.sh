@@ -1,0 +1,41 @@
+# the tests that leave something out where the machine lacks it: here it lacks nothing, and none may leave anything out
+# limit: 900 s
+skip_over rdma 'the machine of these tests has no RDMA'
+skip_on nvmet 'they have nothing to do with a target'
+[ -s "${TESTS:-}" ] || fail 'no list of the test binaries: run it by scripts/lab-tcp'
+
+# Loop devices, reserved huge pages, and a file system that is not in memory.
+modprobe loop
+# udev looks at a new loop device under a lock, and the tests open it at once.
+trap 'udevadm control --start-exec-queue' EXIT
+udevadm control --stop-exec-queue
+echo 8 >/proc/sys/vm/nr_hugepages
+mkdir -p "$SCRATCH/tmp"
+export TMPDIR=$SCRATCH/tmp SPINDLE_SKIPS=none
+
+# run BINARY-ID TEST...
+run() {
+    local id=$1 binary test
+    shift
+    binary=$(awk -v id="$id" '$1 == id { print $2 }' "$TESTS")
+    [ -x "$binary" ] || fail "no test binary $id"
+    for test; do
+        "$binary" --exact "$test" >"$WORK/said" 2>&1 || { cat "$WORK/said" >&2; fail "$id $test"; }
+        grep 'test result: ok. 1 passed' "$WORK/said" >/dev/null || fail "$id has no test $test"
+    done
+}
+
+run spindle-disk \
+    file::tests::fua_and_flush_reach_the_medium \
+    file::tests::a_block_device_is_a_disk \
+    file::tests::blocks_smaller_than_those_of_the_device_are_zeroed_through_the_page_cache \
+    testing::model::a_file_disk_in_memory_reads_what_was_written_although_it_knows_no_zero_range \
+    testing::model::no_count_is_lost_between_two_cores_that_compare_and_write
+run spindle-reactor \
+    mem::region::tests::a_region_is_rounded_aligned_zero_and_released_to_zero \
+    net::listener::tests::a_connection_knows_both_addresses
+run spindle-rdma-verbs \
+    cm_channel::tests::a_machine_without_rdma_says_so \
+    device::tests::a_machine_without_rdma_has_no_devices_and_that_is_no_error
+run spindle-initiator::loopback connecting::a_machine_without_rdma_says_so_and_nothing_else
+echo 0 >/proc/sys/vm/nr_hugepages

@@ -1,0 +1,179 @@
+//! What happens to a target besides commands: reload, resize, shutdown, power cut, a host that falls silent.
+
+use spindle_reactor::clock::Nanos;
+use spindle_target::env::Message;
+
+use super::carrier::Carrier;
+use super::history::{Fate, What};
+use super::host::{Queue, Stage};
+use super::swarm::Happening;
+use super::world::World;
+
+/// Turns in which the target must have done what it was told.
+const TURNS_MAX: u64 = 3_000_000;
+
+impl<W: Carrier> World<W> {
+    /// One of those that were drawn.
+    pub(super) fn happen(&mut self) {
+        if self.swarm.happenings.is_empty() {
+            return;
+        }
+        let at = self.rng.size(0, self.swarm.happenings.len() - 1);
+        match self.swarm.happenings[at] {
+            Happening::Reload => self.reload(),
+            Happening::Resize => self.resize(),
+            Happening::Drain => self.drain(),
+            Happening::PowerCut => self.power_cut(),
+            Happening::Silence => self.silence(),
+        }
+    }
+
+    fn some_turns(&mut self, most: u64) {
+        for _ in 0..self.rng.between(0, most) {
+            self.turn();
+        }
+    }
+
+    fn until_published(&mut self) {
+        for _ in 0..TURNS_MAX {
+            if self.is_published() {
+                return;
+            }
+            self.turn();
+        }
+        panic!("a core does not take its configuration");
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// A namespace goes with its disk, under load, and comes back as another disk of the configuration.
+    fn reload(&mut self) {
+        let index = self.rng.size(0, self.places.len() - 1);
+        self.places[index].begin_change();
+        self.places[index].is_there = false;
+        self.publish();
+        self.until_published();
+        self.some_turns(300);
+        self.places[index].is_there = true;
+        self.places[index].disk = self.disks;
+        self.disks += 1;
+        self.publish();
+        self.until_published();
+        let now = self.tick();
+        self.places[index].end_change(now);
+        self.counts.hit("reloads");
+    }
+
+    /// A disk shrinks under load, and grows to what it was: what was cut off is zeroes.
+    fn resize(&mut self) {
+        let index = self.rng.size(0, self.places.len() - 1);
+        let (blocks, block_bytes) = (self.places[index].history.len(), self.places[index].block_bytes());
+        let smaller = self.rng.size(blocks / 3, blocks - 1);
+        let begin = self.tick();
+        self.places[index].begin_change();
+        let bytes = |blocks: usize| (blocks * block_bytes) as u64;
+        self.places[index].source.resize(bytes(smaller)).expect("a disk may always shrink");
+        self.publish();
+        self.until_published();
+        self.some_turns(300);
+        // A RAM disk without a free frame for the ragged end of a page refuses for now, and stays as it is.
+        let mut tries = 0;
+        while self.places[index].source.resize(bytes(blocks)).is_err() {
+            let is_as_it_was = self.places[index].source.geometry().block_count == smaller as u64;
+            assert!(is_as_it_was, "a disk that refuses to grow has another size");
+            self.turn();
+            tries += 1;
+            assert!(tries < TURNS_MAX, "a disk does not grow to what it was");
+        }
+        let end = self.tick();
+        for block in smaller..blocks {
+            let what = What::Wrote { tag: 0, is_durable: false };
+            self.places[index].history.note(block, what, begin, end, Fate::Done);
+        }
+        self.publish();
+        self.until_published();
+        let now = self.tick();
+        self.places[index].end_change(now);
+        self.counts.hit("resizes");
+        self.counts.add("refused growths", tries);
+    }
+
+    /// Shutdown in order: what was taken is answered, then all connections end. Then the target starts again.
+    fn drain(&mut self) {
+        self.is_draining = true;
+        for core in 0..self.cores.len() {
+            let own = core * self.cores.len() + core;
+            self.mail[own].push_back(Message::Shutdown);
+        }
+        for turn in 0.. {
+            assert!(turn < TURNS_MAX, "the target does not shut down");
+            self.turn();
+            let hosts = self.hosts.iter().filter(|host| !host.queues.is_empty()).count();
+            let connections: usize = self.cores.iter().map(|core| core.usage().connections).sum();
+            if hosts == 0 && connections == 0 && self.ending.is_empty() {
+                break;
+            }
+        }
+        self.settle();
+        self.check_home();
+        self.start();
+        self.counts.hit("drains");
+    }
+
+    /// The power is gone in the middle of everything.
+    fn power_cut(&mut self) {
+        for index in 0..self.hosts.len() {
+            self.cut(index);
+        }
+        // Nothing of this target does anything any more.
+        self.ending.clear();
+        self.mail.clear();
+        self.cores.clear();
+        let now = self.tick() + 1;
+        self.clock = now;
+        for index in 0..self.places.len() {
+            let overlaps = self.places[index].power_cut(now, &self.closed);
+            self.judged(overlaps);
+        }
+        // What was lost is settled.
+        self.closed.iter_mut().for_each(|closed| *closed = (*closed).min(now));
+        for host in &mut self.hosts {
+            host.former.clear();
+            host.association = self.closed.len();
+            self.closed.push(super::history::NEVER);
+        }
+        self.start();
+        self.counts.hit("power cuts");
+    }
+
+    /// A host says nothing while its keep-alive time passes: the target lets it go, and no other.
+    fn silence(&mut self) {
+        let index = self.rng.size(0, self.hosts.len() - 1);
+        let queues = &self.hosts[index].queues;
+        let is_up = queues.len() > self.swarm.io_queues;
+        // One that has reset its controller has more time.
+        if !is_up || queues.iter().any(|queue| queue.stage != Stage::Live || queue.wire.is_excused()) {
+            return;
+        }
+        let outstanding = queues.iter().map(Queue::count).sum::<usize>();
+        self.counts.add("silenced commands", outstanding as u64);
+        let cntlid = self.hosts[index].cntlid;
+        self.hosts[index].is_silent = true;
+        let step = Nanos::from_ms(u64::from(self.swarm.kato_ms) / 8);
+        // Twice its time, and some more.
+        for _ in 0..20 {
+            self.now = Nanos(self.now.0 + step.0);
+            for _ in 0..400 {
+                self.turn();
+            }
+        }
+        let is_known = self.registry.find(&self.subsystem, cntlid);
+        assert!(is_known.is_none(), "a host that was silent for its keep-alive time is still there");
+        self.hosts[index].is_silent = false;
+        self.cut(index);
+        self.counts.hit("silences");
+    }
+}

@@ -1,0 +1,216 @@
+//! [`Place`]: a namespace of the simulator: its disk, and what the judge knows of it.
+
+use std::sync::Arc;
+
+use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
+use spindle_disk::ram::{RamDisk, RamSpec};
+use spindle_disk::{Abilities, BlockRange, CoreContext, DiskSource, Op, Token};
+use spindle_reactor::mem::{Pages, Pool};
+
+use super::history::{History, Left, NEVER, Time, What};
+use super::medium::{Medium, Plant, Spec};
+use super::model::tag_of;
+use super::rng::Rng;
+use super::swarm::Swarm;
+
+/// A namespace.
+pub struct Place {
+    /// Its number.
+    pub nsid: u32,
+    /// As the target sees it.
+    pub source: Arc<dyn DiskSource>,
+    /// Faults of its disk.
+    pub control: Arc<FaultControl>,
+    /// Its disk, without the faults.
+    inner: Arc<dyn DiskSource>,
+    /// When it is such a one.
+    pub medium: Option<Arc<Medium>>,
+    /// The configuration has it.
+    pub is_there: bool,
+    /// Index of its disk in the configuration.
+    pub disk: usize,
+    /// What was done to it.
+    pub history: History,
+    /// What each block held when it was last looked at: a guess.
+    pub guess: Vec<u64>,
+    /// Until when it was last away, or smaller: what was sent before may be refused.
+    pub changed_until: Time,
+    index: usize,
+    sequence: u64,
+    swarm: Swarm,
+}
+
+/// The disk of namespace `index` as drawn.
+fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn DiskSource>, Option<Arc<Medium>>) {
+    // One of each kind, where there are several.
+    let slack = if index % 2 == 1 && swarm.slack_bytes.is_some() { None } else { swarm.slack_bytes };
+    if let Some(slack) = slack {
+        let bytes = swarm.blocks as u64 * u64::from(swarm.block_bytes);
+        let spec = RamSpec { bytes, block_bytes: swarm.block_bytes, pages: Pages::Base };
+        return (Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a RAM disk")), None);
+    }
+    let has = |bit: u64| swarm.seed >> bit & 1 == 1;
+    let medium = Arc::new(Medium::new(Spec {
+        block_bytes: swarm.block_bytes,
+        blocks: swarm.blocks,
+        abilities: Abilities { compare: has(0), verify: has(1), copy: has(2) },
+        is_volatile: swarm.is_volatile,
+        slow_permille: swarm.slow_permille,
+        stuck_permille: swarm.stuck_permille,
+        torn_permille: if swarm.faults[0] > 0 { 20 } else { 0 },
+        plant: swarm.plant,
+        seed: swarm.seed.wrapping_add(index as u64),
+    }));
+    (Arc::clone(&medium) as Arc<dyn DiskSource>, Some(medium))
+}
+
+fn with_faults(swarm: &Swarm, inner: &Arc<dyn DiskSource>) -> (Arc<dyn DiskSource>, Arc<FaultControl>) {
+    let (source, control) = FaultDisk::new(Arc::clone(inner), swarm.seed);
+    for (fault, rate) in
+        [Fault::Error, Fault::Delay, Fault::Drop, Fault::Reorder].into_iter().zip(swarm.faults)
+    {
+        control.set_all(fault, rate);
+    }
+    // Some of what fails has its effect all the same.
+    control.set_error_effect(300_000);
+    // The layer would notice, or hide, these.
+    let is_bare = matches!(swarm.plant, Some(Plant::Doubled | Plant::Uncounted | Plant::Unforgotten));
+    (if is_bare { Arc::clone(inner) } else { source }, control)
+}
+
+impl Place {
+    /// As drawn, all zeroes.
+    #[must_use]
+    pub fn new(swarm: &Swarm, index: usize) -> Place {
+        let (inner, medium) = inner_disk(swarm, index);
+        let (source, control) = with_faults(swarm, &inner);
+        // Copy copies from one part of the disk to the other.
+        let middle = swarm.blocks / 2;
+        let sources = if swarm.seed >> 3 & 1 == 1 { 0..middle } else { middle..swarm.blocks };
+        Place {
+            nsid: u32::try_from(index + 1).expect("few"),
+            source,
+            control,
+            inner,
+            medium,
+            is_there: true,
+            disk: index,
+            history: History::new(index, swarm.blocks, sources),
+            guess: vec![0; swarm.blocks],
+            changed_until: 0,
+            index,
+            sequence: 0,
+            swarm: swarm.clone(),
+        }
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        self.swarm.block_bytes as usize
+    }
+
+    /// A value for this block that no other write has.
+    pub fn fresh_tag(&mut self, block: usize) -> u64 {
+        self.sequence += 1;
+        super::model::stamp(self.sequence, self.index, block)
+    }
+
+    /// From now on commands may find it changed.
+    pub fn begin_change(&mut self) {
+        self.changed_until = NEVER;
+    }
+
+    /// From now on they may not.
+    pub fn end_change(&mut self, now: Time) {
+        self.changed_until = now;
+    }
+
+    /// It is as it was made, and no core changes to another configuration.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.changed_until != NEVER
+    }
+
+    /// Note what a block was seen to hold.
+    ///
+    /// # Panics
+    /// When that is no whole block of any write.
+    pub fn saw(&mut self, block: usize, bytes: &[u8], begin: Time, end: Time) {
+        let Some(tag) = tag_of(bytes) else {
+            panic!("namespace {} block {block}: a torn block was read at {begin} .. {end}", self.nsid)
+        };
+        self.guess[block] = tag;
+        self.history.note(block, What::Saw(tag), begin, end, super::history::Fate::Done);
+    }
+
+    /// What is on the disk now: asked without faults, of a disk at rest.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    #[must_use]
+    pub fn left(&self) -> Left {
+        let bytes = self.swarm.block_bytes;
+        let zone = spindle_reactor::mem::ZoneSpec { buffer_bytes: 4096, count: 2 };
+        let pool = Pool::new(&[zone], Pages::Base).expect("a pool");
+        let context = CoreContext { core: 0, pool: pool.clone(), depth: 1 };
+        let mut disk = self.inner.open(&context).expect("it is open elsewhere");
+        (0..self.history.len())
+            .map(|block| {
+                let buf = match disk.read_buffers() {
+                    spindle_disk::BufferFrom::Pool => Some(pool.take(bytes).expect("a buffer")),
+                    spindle_disk::BufferFrom::Disk => None,
+                };
+                let range = BlockRange { lba: block as u64, blocks: 1 };
+                let mut done = Vec::with_capacity(1);
+                done.extend(disk.submit(Token(0), Op::Read, range, buf));
+                for _ in 0..5000 {
+                    if !done.is_empty() {
+                        break;
+                    }
+                    disk.poll(&mut done);
+                }
+                let done = done.pop().expect("an answer");
+                let buf = done.buf.filter(|_| done.result.is_ok()).expect("the content");
+                let content: Vec<u8> = buf.segments().flatten().copied().collect();
+                tag_of(&content)
+            })
+            .collect()
+    }
+
+    /// The power is cut: what is left is judged, and what comes begins with it.
+    ///
+    /// # Errors
+    /// What cannot be.
+    pub fn power_cut(&mut self, now: Time, closed: &[Time]) -> Result<super::history::Overlaps, String> {
+        if let Some(medium) = &self.medium {
+            let left = medium.power_cut();
+            let overlaps = self.history.power_cut(now, &left, closed)?;
+            self.guess = left.into_iter().map(|tag| tag.unwrap_or(0)).collect();
+            (self.source, self.control) = with_faults(&self.swarm, &self.inner);
+            return Ok(overlaps);
+        }
+        // Memory comes back empty.
+        let overlaps = self.history.lose_all(now, closed)?;
+        (self.inner, self.medium) = inner_disk(&self.swarm, self.index);
+        (self.source, self.control) = with_faults(&self.swarm, &self.inner);
+        self.guess.fill(0);
+        Ok(overlaps)
+    }
+
+    /// Where a command goes, and over how many blocks.
+    pub fn pick(&self, rng: &mut Rng, blocks_max: usize) -> (usize, usize) {
+        // Few large ones among many small ones.
+        let is_small = blocks_max > 12 && rng.permille(950);
+        let count = rng.size(1, if is_small { 12 } else { blocks_max });
+        let last = self.history.len() - count;
+        let first = if rng.permille(self.swarm.hot_permille) {
+            // On both sides of the middle, so that copies are among them.
+            let middle = self.history.len() / 2;
+            rng.size(middle.saturating_sub(4), (middle + 4).min(last)).min(last)
+        } else {
+            rng.size(0, last)
+        };
+        (first, count)
+    }
+}

@@ -1,0 +1,98 @@
+//! A disk is removed from the configuration while it is loaded, one of every kind: each command is answered,
+//! the handle goes when the disk is through, and nothing is left behind.
+
+use std::sync::Arc;
+
+use nvme_spec::{Sqe, Status};
+use spindle_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
+use spindle_tests::loopback::Folder;
+use spindle_tests::script::{Host, Patience, Rig, Setup, Want};
+
+use crate::{able_disk, assert_ok, pattern, pool_disk, ram_disk};
+
+/// Commands at the disk, or on their way there.
+const LOAD: u16 = 100;
+const BYTES: usize = 4096;
+
+fn rig(disk: Arc<dyn DiskSource>) -> (Rig, Host) {
+    let zones = vec![(4096, 400), (128 << 10, 4)];
+    let mut rig = Rig::new(Setup { zones, ..Setup::small(vec![disk, pool_disk(512)]) });
+    let (admin, cntlid) = rig.admin(0, 0);
+    let io = rig.io(0, Want { entries: 128, ..Want::io(cntlid, 1) });
+    (rig, Host { admin, io, cntlid })
+}
+
+/// Load the disk behind namespace 1, take it away, and go on until all is answered. `step` does the disk's
+/// work, or (false) all but that.
+fn remove_loaded(disk: Arc<dyn DiskSource>, kind: &str, mut step: impl FnMut(bool)) {
+    let block = disk.geometry().block_bytes;
+    let blocks = u32::try_from(BYTES).expect("small") / block;
+    let (mut rig, host) = rig(disk);
+    let io = &host.io;
+    let mut turns = |rig: &mut Rig, count, works| {
+        for _ in 0..count {
+            step(works);
+            rig.turn();
+        }
+    };
+    turns(&mut rig, 100, true);
+    for cid in 0..LOAD {
+        let lba = u64::from(cid % 32) * u64::from(blocks);
+        match cid % 4 {
+            0 | 1 => rig.send(io, Sqe::read(cid, 1, lba, blocks), BYTES),
+            2 => {
+                rig.send(io, Sqe::write(cid, 1, lba, blocks, false), BYTES);
+                rig.bring(io, cid, &pattern(usize::from(cid), BYTES));
+            }
+            // Its data has not come when the disk goes.
+            _ => rig.send(io, Sqe::write(cid, 1, lba, blocks, false), BYTES),
+        }
+    }
+    turns(&mut rig, 5, false);
+    let removed = rig.setup.remove(1);
+    rig.publish();
+    drop(removed);
+    turns(&mut rig, 5, false);
+    for cid in (3..LOAD).step_by(4) {
+        rig.bring(io, cid, &pattern(usize::from(cid), BYTES));
+    }
+    let mut answers = Vec::new();
+    let mut patience = Patience::for_turns(200_000);
+    while answers.len() < usize::from(LOAD) && patience.is_left() {
+        turns(&mut rig, 1, true);
+        answers.extend(rig.answers(io));
+    }
+    assert_eq!(answers.len(), usize::from(LOAD), "{kind}: commands without an answer: {:?}", rig.states(io));
+    let gone = Status::INTERNAL_ERROR.dnr();
+    for answer in &answers {
+        let is_late = answer.cid % 4 == 3;
+        let is_right = answer.status == Status::SUCCESS || is_late && answer.status == gone;
+        assert!(is_right, "{kind}: command {} ended with {}", answer.cid, answer.status);
+    }
+    // Others go on, and the namespace is gone for good.
+    assert_ok(&rig.read(io, Sqe::read(1, 2, 0, 1), 512));
+    let answer = rig.read(io, Sqe::read(1, 1, 0, 1), block as usize);
+    assert_eq!(answer.status, Status::INVALID_NAMESPACE_OR_FORMAT.dnr());
+    rig.finish();
+}
+
+#[test]
+fn disks_in_memory_that_are_removed_under_load_answer_everything() {
+    for (kind, disk) in [("ram", ram_disk(512)), ("ram", ram_disk(4096)), ("able", able_disk(512))] {
+        remove_loaded(disk, kind, |_| {});
+    }
+    remove_loaded(pool_disk(512), "pool", |_| {});
+    let null = NullDisk::new("null", NullSpec { bytes: 1 << 20, block_bytes: 512 }).expect("a disk");
+    remove_loaded(null, "null", |_| {});
+}
+
+#[test]
+fn a_file_that_is_removed_under_load_answers_everything() {
+    for is_direct in [true, false] {
+        let folder = Folder::new(if is_direct { "removal-direct" } else { "removal-cached" });
+        let spec =
+            FileSpec { create_bytes: Some(1 << 20), is_direct, ..FileSpec::new(folder.file("f"), 4096) };
+        let disk = FileDisk::new("file", &spec).expect("a disk");
+        remove_loaded(disk, "file", |_| {});
+    }
+}

@@ -1,0 +1,123 @@
+//! Room for newcomers on a core that is full: places of connections that have not sent Connect.
+
+use std::net::IpAddr;
+
+use spindle_reactor::slab::Slot;
+use spindle_target::admission::Admission;
+use spindle_target::core::TargetCore;
+use spindle_target::env::Message;
+use spindle_target::notice::Notice;
+use spindle_tests::script::{HOST, Line, Rig, Setup, Want};
+
+use crate::pool_disk;
+
+fn rig(connections: usize) -> Rig {
+    Rig::new(Setup { connections, ..Setup::small(vec![pool_disk(512)]) })
+}
+
+/// As over TCP: it is gone at once.
+fn end_at_once(core: &mut TargetCore<Line>, id: Slot) {
+    core.transport(id).expect("it is there").hang_up();
+    core.step(id);
+}
+
+fn none_ends(_: &mut TargetCore<Line>, id: Slot) {
+    panic!("{id:?} need not end");
+}
+
+#[test]
+fn a_newcomer_takes_the_place_of_the_oldest_connection_without_connect() {
+    let mut rig = rig(4);
+    let mut without = vec![rig.accept(0)];
+    let (connected, _) = rig.admin(0, 0);
+    assert!(rig.cores[0].make_room(1, none_ends), "there is room");
+    without.extend([rig.accept(0), rig.accept(0)]);
+    for oldest in &without {
+        assert!(rig.cores[0].refusal().is_some(), "full");
+        assert!(rig.cores[0].make_room(1, end_at_once));
+        assert!(rig.cores[0].qpair(oldest.id).is_none());
+        assert_eq!(rig.cores[0].usage().connections, 3, "and no other");
+        let said: Vec<_> = std::iter::from_fn(|| rig.cores[0].notices().pop()).collect();
+        assert!(matches!(said.last(), Some(Notice::ConnectionRefused { .. })), "{said:?}");
+        let newcomer = rig.accept(0);
+        rig.try_connect(&newcomer, Want::admin(), HOST);
+    }
+    // All have sent Connect: the next one is refused.
+    assert!(rig.cores[0].make_room(1, none_ends));
+    assert!(rig.cores[0].refusal().is_some() && rig.cores[0].qpair(connected.id).is_some());
+    rig.finish();
+}
+
+#[test]
+fn newcomers_wait_for_places_that_take_their_time_to_be_free() {
+    let mut rig = rig(3);
+    let without = [rig.accept(0), rig.accept(0), rig.accept(0)];
+    // As over RDMA: it begins to end.
+    let mut ending = Vec::new();
+    for turn in 1..5 {
+        assert!(!rig.cores[0].make_room(2, |_, id| ending.push(id)), "no place yet");
+        assert_eq!(ending.len(), turn.min(2), "one in each turn, and as many as newcomers wait");
+    }
+    assert_eq!(ending, [without[0].id, without[1].id]);
+    for (left, next) in without.iter().zip([2, 1]) {
+        assert!(!rig.cores[0].make_room(next, none_ends));
+        rig.hang_up(left);
+        assert!(rig.cores[0].make_room(next, none_ends));
+        rig.accept(0);
+    }
+    assert!(rig.cores[0].make_room(1, end_at_once));
+    assert!(rig.cores[0].qpair(without[2].id).is_none());
+    rig.finish();
+}
+
+#[test]
+fn none_ends_for_a_newcomer_while_the_target_shuts_down() {
+    let mut rig = rig(1);
+    rig.accept(0);
+    rig.cores[0].on_message(Message::Shutdown);
+    assert!(rig.cores[0].make_room(1, none_ends));
+    rig.finish();
+}
+
+#[test]
+fn many_that_come_and_go_do_not_hide_the_oldest() {
+    let mut rig = rig(3);
+    let oldest = rig.accept(0);
+    for _ in 0..100 {
+        let (queue, _) = rig.admin(0, 0);
+        rig.hang_up(&queue);
+    }
+    rig.accept(0);
+    rig.accept(0);
+    assert!(rig.cores[0].make_room(1, end_at_once));
+    assert!(rig.cores[0].qpair(oldest.id).is_none());
+    rig.finish();
+}
+
+#[test]
+fn a_connection_is_counted_until_its_queue_is_connected_or_it_is_gone() {
+    let mut rig = rig(8);
+    let admission = Admission::new(1);
+    let address: IpAddr = "192.0.2.1".parse().expect("an address");
+    let admitted = |rig: &mut Rig| {
+        let queue = rig.accept(0);
+        rig.cores[0].set_admitted(queue.id, admission.admit(address).expect("a place"));
+        assert!(admission.admit(address).is_none());
+        queue
+    };
+    let admin = admitted(&mut rig);
+    let answer = rig.try_connect(&admin, Want::admin(), HOST);
+    assert!(answer.status.is_success());
+    let cntlid = u16::try_from(answer.result & 0xffff).expect("16 bits");
+    rig.set_cc(&admin, spindle_tests::script::CC_ENABLED);
+    let io = admitted(&mut rig);
+    assert!(rig.try_connect(&io, Want::io(cntlid, 1), HOST).status.is_success());
+    let refused = admitted(&mut rig);
+    assert!(!rig.try_connect(&refused, Want::io(cntlid + 1, 1), HOST).status.is_success());
+    assert!(admission.admit(address).is_none(), "it has shown nothing");
+    rig.hang_up(&refused);
+    let silent = admitted(&mut rig);
+    rig.hang_up(&silent);
+    assert!(admission.admit(address).is_some());
+    rig.finish();
+}
