@@ -36,7 +36,7 @@ fio_sizes() {
             [ "$offset" -le 110 ] || offset=0
         done
         # Not run_fio: what comes before the first --name holds for all of them.
-        fio --output="$WORK/fio.$depth" --filename="$BLOCK" --direct=1 --thread --ioengine=libaio \
+        fio --output="$WORK/fio.$depth" --filename="$BLOCK" --allow_file_create=0 --direct=1 --thread --ioengine=libaio \
             --iodepth="$depth" --rw=randwrite --verify="${checksum[$depth]}" --verify_fatal=1 \
             --verify_state_save=0 "${jobs[@]}" ||
             { grep -v '^ ' "$WORK/fio.$depth" >&2; fail "fio on $BLOCK at depth $depth"; }

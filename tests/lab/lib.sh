@@ -275,19 +275,39 @@ field() {
 # The kernel's random bytes take an emulated processor a second for each few MiB.
 pattern() { head -c "$2" < <(exec seq "$((1000000000 + SRANDOM))" 9999999999 2>/dev/null) >"$1"; }
 # write_blocks FILE BYTE-OFFSET and read_blocks FILE BYTE-OFFSET BYTES: past the page cache.
-write_blocks() { dd if="$1" of="$BLOCK" bs=4k oflag=direct,seek_bytes seek="$2" conv=notrunc status=none; }
+write_blocks() { dd if="$1" of="$BLOCK" bs=4k oflag=direct,seek_bytes seek="$2" conv=nocreat,notrunc status=none; }
 read_blocks() {
     dd if="$BLOCK" of="$1" bs=4k iflag=direct,skip_bytes,count_bytes skip="$2" count="$3" status=none
 }
 # is_zero FILE
 is_zero() { cmp -s -n "$(stat -c %s "$1")" "$1" /dev/zero; }
 
-# run_fio NAME OPTION...: one fio run on $BLOCK; what it says goes to a file, and to the log if it fails.
+# run_fio NAME OPTION...: one fio run on $BLOCK; what it says goes to a file, and to the log if it fails. A disk that has gone
+# must not become a file of its name: the kernel would have no place for the next disk.
 run_fio() {
     local name=$1
     shift
-    fio --name="$name" --filename="$BLOCK" --direct=1 --ioengine=libaio --output="$WORK/fio.$name" "$@" ||
+    fio --name="$name" --filename="$BLOCK" --allow_file_create=0 --direct=1 --ioengine=libaio --output="$WORK/fio.$name" "$@" ||
         { tail -n 40 "$WORK/fio.$name" >&2; fail "fio $name"; }
 }
 # verify_fio NAME OPTION...: random writes, then all of it read and checked.
 verify_fio() { run_fio "$@" --rw=randwrite --verify=crc32c --verify_fatal=1 --verify_state_save=0; }
+
+# under_way PID [DISK]: waits until this process, in the background, writes to $BLOCK (/dev/nvme0n1). From its start to its first
+# command it may take seconds.
+under_way() {
+    local disk=${2:-$BLOCK} before
+    before=$(writes "$disk")
+    within 60 has_written "$1" "$disk" "$before"
+}
+has_written() {
+    kill -0 "$1" 2>/dev/null || fail "ended before it wrote to $2: $(tail -n 5 "$WORK"/fio.* 2>/dev/null)"
+    [ "$(writes "$2")" -gt "$3" ]
+}
+# writes DISK: how many the kernel has completed, by all paths.
+writes() {
+    local disk=${1##*/} stats
+    stats=("/sys/block/${disk%n*}c"*"n${disk##*n}/stat")
+    [ -e "${stats[0]}" ] || stats=("/sys/block/$disk/stat")
+    awk '{ n += $5 } END { print n + 0 }' "${stats[@]}"
+}

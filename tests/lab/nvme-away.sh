@@ -14,11 +14,10 @@ pattern "$WORK/data" $((8 << 20))
 BLOCK=$BLOCK0 write_blocks "$WORK/data" $((200 << 20))
 others &
 other=$!
-fio --name=load --filename="$BLOCK0" --direct=1 --ioengine=libaio --iodepth=32 --rw=randrw --bs=16k --size=64M \
+fio --name=load --filename="$BLOCK0" --allow_file_create=0 --direct=1 --ioengine=libaio --iodepth=32 --rw=randrw --bs=16k --size=64M \
     --time_based --runtime=600 >"$WORK/load" 2>&1 &
 load=$!
-sleep 3
-kill -0 "$load" || fail "the load ended by itself: $(cat "$WORK/load")"
+under_way "$load" "$BLOCK0"
 take_out
 drive_wait 60 drive_is_gone nv0
 if wait "$load"; then fail 'the load did not notice that its drive has gone'; fi

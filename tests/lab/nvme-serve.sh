@@ -68,7 +68,7 @@ gone=(
 step_of() { if [ $(($1 % 65536)) = 0 ]; then echo 64k; else echo 4k; fi; }
 write_blocks() {
     dd if="$1" of="$BLOCK" bs="$(step_of "$(stat -c %s "$1")")" oflag=direct,seek_bytes seek="$2" \
-        conv=notrunc status=none
+        conv=nocreat,notrunc status=none
 }
 read_blocks() {
     dd if="$BLOCK" of="$1" bs="$(step_of "$3")" iflag=direct,skip_bytes,count_bytes skip="$2" count="$3" \

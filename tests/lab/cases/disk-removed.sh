@@ -17,12 +17,17 @@ pattern "$WORK/data" 65536
 write_blocks "$WORK/data" $((24 << 20))
 udevadm settle --timeout=20
 
-BLOCK=$stays verify_fio stays --bs=4k --size=16M --iodepth=16 --rate_iops=500 --max_latency=10s &
+stays() {
+    until [ -e "$WORK/enough" ]; do
+        BLOCK=$stays verify_fio stays --bs=4k --size=4M --iodepth=16 --rate_iops=500 --max_latency=10s
+    done
+}
+stays &
 on_stays=$!
 ( BLOCK=$goes run_fio goes --rw=randrw --bs=4k --size=16M --iodepth=16 --time_based --runtime=120 ) >"$WORK/goes" 2>&1 &
 on_goes=$!
-sleep 2
-kill -0 "$on_goes" 2>/dev/null || { cat "$WORK/goes" >&2; fail 'fio is done too early to have seen it'; }
+under_way "$on_stays" "$stays"
+under_way "$on_goes" "$goes"
 disks stays
 reload_target
 second_gone() { ! find_block 2; }
@@ -33,12 +38,12 @@ within 30 ended
 ! wait "$on_goes" || fail 'fio on a disk that was taken away did not fail'
 # Nobody has its file any more.
 within 15 flock -n "$FILE" true
-kill -0 "$on_stays" 2>/dev/null || fail 'fio on the disk that stays is done too early'
 
 disks stays goes
 reload_target
 wait_for_block 2
 read_blocks "$WORK/back" $((24 << 20)) 65536
 cmp "$WORK/data" "$WORK/back" || fail 'the disk came back with something else'
+touch "$WORK/enough"
 wait "$on_stays" || fail 'the disk that stays was disturbed'
 has_state live

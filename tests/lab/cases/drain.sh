@@ -6,8 +6,8 @@ start_target
 connect_block --reconnect-delay=1 --ctrl-loss-tmo=120
 verify_fio drained --bs=4k --size=16M --iodepth=32 --rate_iops=800 &
 fio=$!
-sleep 2
-kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
+under_way "$fio"
+sleep 1
 stop_target
 sleep 1
 start_target

@@ -16,7 +16,8 @@ if ( run_fio teeth "${run[@]}" "${second[@]}" --verify_only ) >/dev/null 2>&1; t
 fi
 run_fio killed "${run[@]}" "${second[@]}" --rate_iops=300,300 &
 fio=$!
-for pause in 2 3 5; do
+under_way "$fio"
+for pause in 1 3 5; do
     sleep "$pause"
     kill -0 "$fio" 2>/dev/null || fail 'fio is done too early to have seen a kill'
     kill_target

@@ -26,7 +26,7 @@ verify_fio 1m --bs=1m --size=24M --iodepth=4
 pattern "$WORK/data" $((2 << 20))
 write_blocks "$WORK/data" 0
 nvme flush "$BLOCK" >/dev/null || fail 'flush'
-dd if="$WORK/data" of="$BLOCK" bs=64k oflag=direct,dsync conv=notrunc status=none
+dd if="$WORK/data" of="$BLOCK" bs=64k oflag=direct,dsync conv=nocreat,notrunc status=none
 blkdiscard -z -o 0 -l 524288 "$BLOCK"
 blkdiscard -o 524288 -l 524288 "$BLOCK"
 read_blocks "$WORK/back" 0 $((2 << 20))

@@ -21,7 +21,9 @@ BLOCK=$BLOCK0 run_fio killed-flush "${run[@]}" "${second[@]}" --rate_iops=100,10
 fio=($!)
 BLOCK=$BLOCK1 run_fio killed-fua "${run[@]}" "${second[@]}" --rate_iops=100,100 --sync=dsync &
 fio+=($!)
-for pause in 2 3 5; do
+under_way "${fio[0]}" "$BLOCK0"
+under_way "${fio[1]}" "$BLOCK1"
+for pause in 1 3 5; do
     sleep "$pause"
     for pid in "${fio[@]}"; do
         kill -0 "$pid" 2>/dev/null || fail 'fio is done too early to have seen a kill'

@@ -7,7 +7,7 @@ generic() { echo "/dev/ng${1#/dev/nvme}"; }
 interrupts() { awk '$NF ~ /^nvme[0-9]+q[1-9]/ { for (i = 2; i <= NF; i++) if ($i ~ /^[0-9]+$/) n += $i } END { print n + 0 }' /proc/interrupts; }
 
 # As write_blocks and read_blocks, in larger pieces: a small one takes a millisecond here.
-write_large() { dd if="$1" of="$BLOCK" bs=64k oflag=direct,seek_bytes seek="$2" conv=notrunc status=none; }
+write_large() { dd if="$1" of="$BLOCK" bs=64k oflag=direct,seek_bytes seek="$2" conv=nocreat,notrunc status=none; }
 read_large() { dd if="$BLOCK" of="$1" bs=64k iflag=direct,skip_bytes,count_bytes skip="$2" count="$3" status=none; }
 
 # find_local NAME: sets LOCAL, the block device of the drive in this machine.
@@ -37,7 +37,7 @@ check_drive() {
     nvme flush "$BLOCK" >/dev/null || fail 'flush'
     BLOCK=$2 read_large "$WORK/back" 1048576 3M
     cmp "$WORK/data" "$WORK/back" || fail "the drive has something else than was written over the network"
-    dd if="$WORK/data" of="$BLOCK" bs=64k oflag=direct,dsync,seek_bytes seek=1048576 conv=notrunc status=none
+    dd if="$WORK/data" of="$BLOCK" bs=64k oflag=direct,dsync,seek_bytes seek=1048576 conv=nocreat,notrunc status=none
     blkdiscard -z -o 1048576 -l 1048576 "$BLOCK"
     read_large "$WORK/back" 1048576 $((1 << 20))
     is_zero "$WORK/back" || fail 'zeroed blocks are not zero'

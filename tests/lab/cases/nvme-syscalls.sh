@@ -19,7 +19,7 @@ completed() { awk '{ print $1 + $5 }' "/sys/block/$1/stat"; }
 counted() {
     local fio strace before began name=$1 disk=${BLOCK##*/}
     shift
-    fio --name="$name" --filename="$BLOCK" --direct=1 --ioengine=libaio --iodepth=32 --size=64M --time_based \
+    fio --name="$name" --filename="$BLOCK" --allow_file_create=0 --direct=1 --ioengine=libaio --iodepth=32 --size=64M --time_based \
         --runtime=600 "$@" >"$WORK/fio.$name" 2>&1 &
     fio=$!
     sleep 3

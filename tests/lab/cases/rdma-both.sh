@@ -42,7 +42,7 @@ done
 echo numa | tee /sys/class/nvme-subsystem/*/iopolicy >/dev/null
 verify_fio one-leaves --bs=4k --iodepth=16 --size=8M --rate_iops=800 &
 fio=$!
-sleep 1
+under_way "$fio"
 disconnect "${paths[0]}"
 wait "$fio"
 pattern "$WORK/data" $((1 << 20))

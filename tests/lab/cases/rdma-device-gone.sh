@@ -37,7 +37,7 @@ of_target() { [ "$(rdma resource show qp | grep -c "type RC .*comm reactor")" = 
 of_target 3 || fail "the target has other queue pairs: $(rdma resource show qp)"
 verify_fio gone --bs=4k --size=24M --iodepth=16 --rate_iops=400 &
 fio=$!
-sleep 1
+under_way "$fio"
 memory=0
 for round in 1 2 3; do
     sleep 1

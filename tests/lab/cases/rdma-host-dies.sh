@@ -7,10 +7,10 @@ start_target
 connect_block -w "$RDMA_HOST_ADDRESS" --keep-alive-tmo=3
 [ "$(queue_pairs)" = 6 ] || fail "two ends of three queues are $(queue_pairs) queue pairs"
 udevadm settle --timeout=20
-fio --name=load --filename="$BLOCK" --direct=1 --ioengine=libaio --iodepth=16 --rw=randrw --bs=16k \
+fio --name=load --filename="$BLOCK" --allow_file_create=0 --direct=1 --ioengine=libaio --iodepth=16 --rw=randrw --bs=16k \
     --time_based --runtime=600 >/dev/null 2>&1 &
 fio=$!
-sleep 2
+under_way "$fio"
 ip addr delete "$RDMA_HOST_ADDRESS/32" dev d0
 # The host's end is removed; nothing of that reaches the target.
 echo 1 >"/sys/class/nvme/$CTRL/delete_controller"

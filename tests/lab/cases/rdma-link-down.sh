@@ -23,8 +23,8 @@ wait_for_block
 echo round-robin | tee /sys/class/nvme-subsystem/*/iopolicy >/dev/null
 verify_fio taken-over --bs=4k --size=16M --iodepth=16 --rate_iops=800 &
 fio=$!
-sleep 2
-kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
+under_way "$fio"
+sleep 1
 ip link set d0 down
 CTRL=$by_rdma
 within 60 has_state connecting

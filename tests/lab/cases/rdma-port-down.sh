@@ -23,8 +23,8 @@ disconnect
 connect_block -w "$RDMA_HOST_ADDRESS" --reconnect-delay=1 --ctrl-loss-tmo=300 --keep-alive-tmo=3
 verify_fio port-down --bs=4k --size=16M --iodepth=16 --rate_iops=800 &
 fio=$!
-sleep 2
-kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
+under_way "$fio"
+sleep 1
 ip addr delete "$RDMA_ADDRESS/32" dev d0
 within 60 has_state connecting
 sleep 2

@@ -8,7 +8,7 @@ run=(--bs=4k --size=8M --iodepth=16 --rate_iops=500)
 verify_fio reloaded "${run[@]}" &
 fio=$!
 lists() { nvme discover "${PORTAL[@]}" "${HOST_A[@]}" | grep -E "subnqn: +$NQN1\$" >/dev/null; }
-sleep 1
+under_way "$fio"
 lines_with more | config
 reload_target
 within 20 lists

@@ -26,7 +26,7 @@ disconnect
 connect_block
 verify_fio reloaded --bs=4k --size=8M --iodepth=16 --rate_iops=800 --max_latency=2s &
 fio=$!
-sleep 1
+under_way "$fio"
 {
     reactor; disk_ram d0 350MiB; disk_ram d1 350MiB; listener; listener "127.0.0.1:$PORT" tcp
     subsystem "$NQN" d0 d1

@@ -10,6 +10,7 @@ expect 'the controller id, in Identify and sysfs' "$(($(nvme id-ctrl "/dev/$CTRL
 
 verify_fio under-reset --bs=4k --size=16M --iodepth=16 --rate_iops=800 &
 fio=$!
+under_way "$fio"
 for _ in 1 2 3; do
     sleep 1
     nvme reset "/dev/$CTRL" || fail 'nvme reset under I/O'

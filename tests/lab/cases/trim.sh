@@ -3,7 +3,7 @@ config_both 128MiB
 start_target
 connect
 file_kib() { echo $(($(stat -c %b "$FILE") / 2)); }
-fill() { pattern /dev/stdout $((64 << 20)) | dd of="$BLOCK" bs=1M iflag=fullblock oflag=direct status=none; }
+fill() { pattern /dev/stdout $((64 << 20)) | dd of="$BLOCK" bs=1M iflag=fullblock oflag=direct conv=nocreat status=none; }
 # trimmed FROM-MIB TO-MIB: that stretch reads as zeroes.
 trimmed() {
     # A command takes milliseconds here, so large ones.
@@ -54,7 +54,7 @@ for nsid in 1 2; do
     for round in 1 2; do
         # In the middle of pages of 2 MiB, across the end of one, and off the beginning of one of 4 KiB.
         for at in $((3 << 20)) $(((8 << 20) - 131072)) $(((20 << 20) + 4096)); do
-            dd if="$WORK/data" of="$BLOCK" bs=64k oflag=direct,seek_bytes seek="$at" conv=notrunc status=none
+            dd if="$WORK/data" of="$BLOCK" bs=64k oflag=direct,seek_bytes seek="$at" conv=nocreat,notrunc status=none
             written_at "$at"
             zero_at $((at - 65536)) 65536
             zero_at $((at + 262144)) 65536
