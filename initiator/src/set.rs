@@ -1,13 +1,13 @@
 //! [`QueueSet`]: many queues on one thread.
 //!
-//! A queue with commands outstanding is asked directly, which is the shortest way for a few of them. A queue
-//! without is watched by epoll and costs nothing. When more than [`DIRECT_MAX`] have commands outstanding,
-//! asking each in vain costs more than to be told, so all are watched:
+//! A queue with commands outstanding is asked directly, which is the shortest way, and spares the sender the
+//! work of waking epoll. A queue without is watched by epoll and costs nothing. When more than [`FEW`] have
+//! commands outstanding and most are asked in vain, it is cheaper to be told, and all are watched ([`Tries`]):
 //!
 //! ```text
-//!              submit, few are busy                              submit, many are busy
+//!              submit                                     most of many are asked in vain
 //!   Watched ──────────────────────────> Direct        Direct ──────────────────────────> Watched (all)
-//!       ^───── nothing outstanding for COLD_AFTER ──────┘
+//!       ^───── nothing outstanding for COLD_AFTER ──────┘ ^──────── TOLD_FOR later ────────────┘
 //! ```
 //! All queues share one receive batch. A queue over RDMA is asked in memory, in every turn (`Polled`); before
 //! the set sleeps, its completions are armed, and it is asked once more.
@@ -21,8 +21,15 @@ use spindle_tcp::RxBatch;
 use crate::error::{Error, Loss};
 use crate::queue::IoQueue;
 
-/// Busy queues up to which each is asked directly.
-const DIRECT_MAX: usize = 4;
+/// Busy queues up to which each is asked directly in any case.
+const FEW: usize = 4;
+/// Of many busy queues at least one in so many has something when it is asked, or asking does not pay: to be
+/// told of one costs as much as to ask several.
+const IN_VAIN_MAX: u32 = 8;
+/// Questions after which that is judged.
+const QUESTIONS: u32 = 4096;
+/// How long many busy queues are watched before asking is tried again.
+const TOLD_FOR: Nanos = Nanos::from_secs(1);
 /// Time without commands after which a queue is watched instead: longer than a caller thinks between two of
 /// them.
 const COLD_AFTER: Nanos = Nanos::from_ms(1);
@@ -59,6 +66,41 @@ struct Member {
     active: Nanos,
 }
 
+/// Whether asking each of many busy queues pays, by how many had something.
+#[derive(Debug, Default)]
+struct Tries {
+    asked: u32,
+    came: u32,
+    told_until: Nanos,
+}
+
+impl Tries {
+    /// True while many queues are asked rather than watched.
+    fn pay(&self, now: Nanos) -> bool {
+        now >= self.told_until
+    }
+
+    /// `came` of `asked` queues had something. False: from now on it is cheaper to be told.
+    fn note(&mut self, asked: usize, came: usize, now: Nanos) -> bool {
+        let count = |queues: usize| u32::try_from(queues).unwrap_or(u32::MAX);
+        self.asked = self.asked.saturating_add(count(asked));
+        self.came = self.came.saturating_add(count(came));
+        if self.asked < QUESTIONS {
+            return true;
+        }
+        let pays = self.came >= self.asked / IN_VAIN_MAX;
+        if !pays {
+            self.be_told(now);
+        }
+        (self.asked, self.came) = (0, 0);
+        pays
+    }
+
+    fn be_told(&mut self, now: Nanos) {
+        self.told_until = now + TOLD_FOR;
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct QueueSet {
@@ -68,6 +110,7 @@ pub struct QueueSet {
     /// Queues with commands outstanding, and those of them that are watched.
     busy: usize,
     busy_watched: usize,
+    tries: Tries,
     readiness: Readiness,
     ready: Vec<Ready>,
     batch: RxBatch,
@@ -88,6 +131,7 @@ impl QueueSet {
             touched: Vec::new(),
             busy: 0,
             busy_watched: 0,
+            tries: Tries::default(),
             readiness: Readiness::new().map_err(Error::Watch)?,
             ready: Vec::with_capacity(READY_MAX),
             batch: RxBatch::new(batch_bytes.max(4096)),
@@ -164,16 +208,20 @@ impl QueueSet {
         if !self.touched.is_empty() {
             self.send_touched(now);
         }
-        let mut has_come = false;
+        let mut came = 0;
         let mut at = 0;
         while at < self.direct.len() {
             let index = self.direct[at];
-            has_come |= self.turn(index, now, &mut on_ready);
+            came += usize::from(self.turn(index, now, &mut on_ready));
             // One that is watched from now on was swapped out of the list.
             if self.direct.get(at) == Some(&index) {
                 at += 1;
             }
         }
+        if self.busy > FEW {
+            self.choose(came, now);
+        }
+        let mut has_come = came > 0;
         if self.busy_watched > 0 || now >= self.next_watch {
             self.next_watch = now + WATCH_PERIOD;
             has_come |= self.poll_watched(now, Duration::ZERO, &mut on_ready);
@@ -195,8 +243,26 @@ impl QueueSet {
         if self.poll(now, &mut on_ready) || self.arm_polled(now, &mut on_ready) {
             return true;
         }
+        self.tries.be_told(now);
         self.watch_all();
         self.poll_watched(now, timeout, &mut on_ready)
+    }
+
+    /// Many are busy, and `came` of those that were asked had something: ask them on, or be told.
+    fn choose(&mut self, came: usize, now: Nanos) {
+        if !self.tries.pay(now) {
+            return;
+        }
+        if !self.direct.is_empty() && !self.tries.note(self.direct.len(), came, now) {
+            return self.watch_all();
+        }
+        if self.busy_watched > 0 {
+            for index in 0..self.members.len() {
+                if self.members[index].is_busy {
+                    self.set_direct(index);
+                }
+            }
+        }
     }
 
     /// Have the polled queues told of what comes from now on, and take what came before. True when anything
@@ -289,7 +355,7 @@ impl QueueSet {
         self.busy = self.busy + usize::from(is_busy) - usize::from(was_busy);
         if let Mode::Watched(_) = mode {
             self.busy_watched = self.busy_watched + usize::from(is_busy) - usize::from(was_busy);
-            if is_busy && self.busy <= DIRECT_MAX {
+            if is_busy && (self.busy <= FEW || self.tries.pay(now)) {
                 self.set_direct(index);
             } else if is_busy {
                 self.watch_all();
@@ -429,5 +495,25 @@ impl QueueSet {
             self.queue_mut(index);
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_are_asked_while_enough_of_them_have_something_and_watched_for_a_second_otherwise() {
+        let mut tries = Tries::default();
+        let now = Nanos::from_secs(5);
+        for _ in 0..3 * QUESTIONS / 64 {
+            assert!(tries.pay(now) && tries.note(64, 8, now), "one in eight is enough");
+        }
+        let mut tries = Tries::default();
+        let noted = (0..QUESTIONS / 64).map(|_| tries.note(64, 7, now)).filter(|pays| !pays).count();
+        assert_eq!(noted, 1, "it is judged once in so many questions");
+        assert!(!tries.pay(now + TOLD_FOR - Nanos(1)));
+        assert!(tries.pay(now + TOLD_FOR));
+        assert!(tries.note(64, 0, now + TOLD_FOR), "a single round does not decide");
     }
 }

@@ -72,6 +72,11 @@ const RECEIVES_PER_TURN: u32 = 4;
 const BEHIND_DIRECT_BYTES: usize = 2048;
 /// Pieces of one send: the kernel's limit.
 const PIECES_MAX: usize = 1024;
+/// Pieces of a send that are listed first. The list of all there may be is 16 KiB of stack, which a send of one
+/// reply should not set up.
+const FEW_PIECES: usize = 16;
+/// Pieces of a buffer that one direct receive fills: 256 KiB of pages that lie apart, more where they do not.
+const DIRECT_PIECES_MAX: usize = 64;
 
 /// A connection's socket.
 struct Link {
@@ -569,6 +574,13 @@ fn conn_of<T: Holds<Conn>>(core: &mut TargetCore<T>, id: Slot) -> Option<&mut Co
 /// One send of all that the connection has, as far as it fits; and how much that was.
 #[inline]
 fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
+    let mut few = ArrayVec::<IoSlice<'_>, FEW_PIECES>::new();
+    let bytes = conn.send_pieces(&mut few);
+    if few.is_full() { send_many_from(socket, conn) } else { (socket.send_vectored(&few), bytes) }
+}
+
+#[inline(never)]
+fn send_many_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_MAX>::new();
     let bytes = conn.send_pieces(&mut pieces);
     (socket.send_vectored(&pieces), bytes)
@@ -583,7 +595,7 @@ fn receive_into(
     batch: &mut RxBatch,
     expects: &mut Expectation,
 ) -> (Received, usize, usize) {
-    let mut pieces = ArrayVec::<IoSliceMut<'_>, PIECES_MAX>::new();
+    let mut pieces = ArrayVec::<IoSliceMut<'_>, DIRECT_PIECES_MAX>::new();
     let direct = conn.direct_target(&mut pieces);
     let space = batch.space();
     if direct == 0 {

@@ -136,7 +136,7 @@ no_kernel_warnings() {
 config() { cat >"$CONFIG"; }
 
 # What most cases want: a subsystem for any host, with a RAM disk, a file disk, or both as namespaces 1 and 2.
-config_ram() { { reactor; disk_ram ram "${1:-256MiB}"; listener; subsystem "$NQN" ram; } | config; }
+config_ram() { { reactor; disk_ram ram "${1:-64MiB}"; listener; subsystem "$NQN" ram; } | config; }
 config_file() {
     { reactor; disk_file file "$FILE" "${1:-256MiB}"; listener; subsystem "$NQN" file; } | config
 }

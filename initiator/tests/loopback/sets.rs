@@ -46,22 +46,27 @@ fn exchange(set: &mut QueueSet, namespace: &Namespace, pool: &Pool, depth: usize
     done
 }
 
-/// So many that they are watched, not asked: data that the target asks for leaves without another turn.
+/// Many, asked or (after a sleep) watched: data that the target asks for leaves without another turn.
 #[test]
 fn many_busy_queues_bring_the_data_that_is_asked_for() {
-    let (_fake, _controller, mut set, namespace) = set(Box::new(|_, _| Act::Execute), QUEUES);
-    let pool = pool();
-    for index in 0..set.len() {
-        set.queue_mut(index).write(&namespace, 0, filled(&pool, 16 << 10, 3), false).expect("taken");
-    }
-    let deadline = Clock::now() + Nanos::from(LONG);
-    while set.outstanding() > 0 {
-        set.poll(Clock::now(), |_, queue| {
-            while let Some(completion) = queue.next_completion() {
-                assert_eq!(completion.result, Ok(()));
-            }
-        });
-        assert!(Clock::now() < deadline, "{} outstanding", set.outstanding());
+    for are_watched in [false, true] {
+        let (_fake, _controller, mut set, namespace) = set(Box::new(|_, _| Act::Execute), QUEUES);
+        let pool = pool();
+        if are_watched {
+            set.wait(Clock::now(), Duration::ZERO, |_, _| {});
+        }
+        for index in 0..set.len() {
+            set.queue_mut(index).write(&namespace, 0, filled(&pool, 16 << 10, 3), false).expect("taken");
+        }
+        let deadline = Clock::now() + Nanos::from(LONG);
+        while set.outstanding() > 0 {
+            set.poll(Clock::now(), |_, queue| {
+                while let Some(completion) = queue.next_completion() {
+                    assert_eq!(completion.result, Ok(()));
+                }
+            });
+            assert!(Clock::now() < deadline, "{} outstanding, watched: {are_watched}", set.outstanding());
+        }
     }
 }
 

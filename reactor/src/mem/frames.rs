@@ -46,6 +46,7 @@ use crossbeam_queue::ArrayQueue;
 use super::area::Area;
 use super::buf::{Buf, Home, Segment, Tail, ZEROES_BYTES, zeroes};
 use super::copies::note_copied;
+use super::past_caches::copy_past_caches;
 use super::prefetch::prefetch;
 use super::region::{Pages, Region, RegionError};
 use extents::{EXTENT_PAGES, Extents};
@@ -56,6 +57,9 @@ mod publish;
 /// Bytes of a frame.
 pub const FRAME_BYTES: u32 = 4096;
 const FRAME: u64 = FRAME_BYTES as u64;
+/// Pages of a disk, 128 MiB, from which on a page that is written is most likely in no cache: that is more than a
+/// core's share of the third cache of most processors.
+const UNCACHED_PAGES: usize = 1 << 15;
 /// No frame: the page reads as zeroes. Frame 0 is never handed out.
 const NONE: u32 = 0;
 /// One pin, in an entry of the table.
@@ -350,14 +354,16 @@ impl FrameStore {
     fn copy_frame(&self, from: u32, to: u32) {
         debug_assert_ne!(from, to, "a frame is not copied to itself");
         note_copied(FRAME_BYTES as usize);
-        // SAFETY: two frames of the region; `from` is pinned, so that nobody writes it, and `to` is free and
-        // in the hands of the caller, so that nobody reads it.
+        let (from, to) = (self.addr(from).as_ptr(), self.addr(to).as_ptr());
+        let bytes = FRAME_BYTES as usize;
+        // SAFETY: two frames of the region, on pages and whole; `from` is pinned, so that nobody writes it, and
+        // `to` is free and in the hands of the caller, so that nobody reads it.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.addr(from).as_ptr(),
-                self.addr(to).as_ptr(),
-                FRAME_BYTES as usize,
-            );
+            if self.table.len() >= UNCACHED_PAGES {
+                copy_past_caches(from, to, bytes);
+            } else {
+                std::ptr::copy_nonoverlapping(from, to, bytes);
+            }
         }
     }
 

@@ -19,6 +19,7 @@ mod area;
 mod buf;
 mod copies;
 mod frames;
+mod past_caches;
 mod pool;
 mod prefetch;
 mod region;

@@ -103,6 +103,10 @@ impl Socket {
     /// Send the pieces of `from` in order, of which at most the first 1024 are used.
     #[inline]
     pub fn send_vectored(&self, from: &[IoSlice<'_>]) -> Sent {
+        // Without a list of pieces the system copies less in.
+        if let [only] = from {
+            return self.send(only);
+        }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let from = &from[..from.len().min(PIECES_MAX)];
         sent(retry_on_intr(|| sendmsg(&self.fd, from, &mut SendAncillaryBuffer::default(), flags)))

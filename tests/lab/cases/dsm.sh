@@ -15,5 +15,5 @@ nvme dsm "$BLOCK" -n 1 --idr --blocks=64 --slbs=0 >/dev/null || fail 'nvme dsm -
 read_blocks "$WORK/back" 0 $((1 << 20))
 cmp "$WORK/data" "$WORK/back"
 if [ "$TARGET_KIND" = spindle ]; then
-    refused 'LBA Out of Range' nvme dsm "$BLOCK" -n 1 --ad --blocks=8 --slbs=$((256 << 11))
+    refused 'LBA Out of Range' nvme dsm "$BLOCK" -n 1 --ad --blocks=8 --slbs=$((64 << 11))
 fi

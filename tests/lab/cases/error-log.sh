@@ -12,7 +12,7 @@ pattern "$WORK/block" 512
 # The kernel's target hears of it only from the disk, as an error like any other.
 status='LBA Out of Range'
 [ "$TARGET_KIND" != nvmet ] || status='Internal Error'
-refused "$status" nvme write "$BLOCK" -s $((256 << 11)) -c 0 -z 512 -d "$WORK/block"
+refused "$status" nvme write "$BLOCK" -s $((64 << 11)) -c 0 -z 512 -d "$WORK/block"
 entry=$(newest)
 [ "$(field error_count <<<"$entry")" -gt "$before" ] || fail "no new entry: $entry"
 expect_match 'status' "$(field status_field <<<"$entry")" ".*$status.*"

@@ -25,7 +25,7 @@ is_as_before() { [ "$(rdma_resources)" = "$before" ]; }
 within 30 is_as_before
 if [ "$TARGET_KIND" = spindle ]; then
     # The writes have filled some of the RAM disk.
-    grown=$(($(target_memory_kib) - memory - (256 << 10)))
+    grown=$(($(target_memory_kib) - memory - (64 << 10)))
     [ "$grown" -le 4096 ] || fail "three dead hosts left $grown KiB in the target's memory"
 fi
 connect_block

@@ -1,9 +1,9 @@
 # what is trimmed is given back, and can be written again: blocks of the file behind a file disk, memory of a RAM disk
-config_both 128MiB
+config_both 64MiB
 start_target
 connect
 file_kib() { echo $(($(stat -c %b "$FILE") / 2)); }
-fill() { pattern /dev/stdout $((64 << 20)) | dd of="$BLOCK" bs=1M iflag=fullblock oflag=direct conv=nocreat status=none; }
+fill() { pattern /dev/stdout $((32 << 20)) | dd of="$BLOCK" bs=1M iflag=fullblock oflag=direct conv=nocreat status=none; }
 # trimmed FROM-MIB TO-MIB: that stretch reads as zeroes.
 trimmed() {
     # A command takes milliseconds here, so large ones.
@@ -15,28 +15,28 @@ wait_for_block 2
 [ "$(file_kib)" -lt 4096 ] || fail "the file starts with $(file_kib) KiB"
 fill
 sync -f "$SCRATCH"
-[ "$(file_kib)" -ge 65536 ] || fail "after 64 MiB were written the file has $(file_kib) KiB"
-blkdiscard --offset 0 --length $((48 << 20)) "$BLOCK"
-trimmed 0 48
+[ "$(file_kib)" -ge 32768 ] || fail "after 32 MiB were written the file has $(file_kib) KiB"
+blkdiscard --offset 0 --length $((24 << 20)) "$BLOCK"
+trimmed 0 24
 sync -f "$SCRATCH"
-[ "$(file_kib)" -le $((20 << 10)) ] || fail "after 48 of 64 MiB were trimmed the file has $(file_kib) KiB"
-expect 'the file keeps its length' "$(stat -c %s "$FILE")" $((128 << 20))
+[ "$(file_kib)" -le $((12 << 10)) ] || fail "after 24 of 32 MiB were trimmed the file has $(file_kib) KiB"
+expect 'the file keeps its length' "$(stat -c %s "$FILE")" $((64 << 20))
 
 wait_for_block 1
 [ "$TARGET_KIND" != nvmet ] || exit 0 # its RAM disk is not a process, whose memory could be asked for
 if [ "$TRANSPORT" = rdma ]; then # all of its memory is the network device's from the start on
     fill
-    blkdiscard --offset 0 --length $((64 << 20)) "$BLOCK"
-    trimmed 0 64
+    blkdiscard --offset 0 --length $((32 << 20)) "$BLOCK"
+    trimmed 0 32
 else
     empty=$(target_memory_kib)
     fill
     full=$(target_memory_kib)
-    [ $((full - empty)) -ge 60000 ] || fail "64 MiB written took $((full - empty)) KiB of memory (huge pages?)"
-    blkdiscard --offset 0 --length $((64 << 20)) "$BLOCK"
-    trimmed 0 64
+    [ $((full - empty)) -ge 30000 ] || fail "32 MiB written took $((full - empty)) KiB of memory (huge pages?)"
+    blkdiscard --offset 0 --length $((32 << 20)) "$BLOCK"
+    trimmed 0 32
     left=$(($(target_memory_kib) - empty))
-    [ "$left" -le 8192 ] || fail "64 MiB trimmed left $left KiB"
+    [ "$left" -le 8192 ] || fail "32 MiB trimmed left $left KiB"
 fi
 
 # Trimmed blocks are there to be written again, beside others that stay zero; and so once more.

@@ -14,13 +14,13 @@ echo 512 >"$bad/blocksize"
 echo '+20003-20003' >"$bad/badblocks"
 echo 1 >"$bad/power"
 {
-    reactor; disk_ram ram 256MiB; printf '%s\n' '[[disk]]' 'name = "bad"' 'kind = "file"' 'path = "/dev/nullb0"'
+    reactor; disk_ram ram 64MiB; printf '%s\n' '[[disk]]' 'name = "bad"' 'kind = "file"' 'path = "/dev/nullb0"'
     listener; subsystem "$NQN" ram bad
 } | config
 start_target
 connect_block
 nvme verify "$BLOCK" -n 1 -s 0 -c 127 >/dev/null || fail 'nvme verify'
-refused 'LBA Out of Range' nvme verify "$BLOCK" -n 1 -s $((256 << 11)) -c 0
+refused 'LBA Out of Range' nvme verify "$BLOCK" -n 1 -s $((64 << 11)) -c 0
 
 wait_for_block 2
 verify() { nvme verify "$BLOCK" -n 2 -s "$1" -c $(($2 - 1)); }
