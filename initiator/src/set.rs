@@ -2,7 +2,8 @@
 //!
 //! A queue with commands outstanding is asked directly, which is the shortest way, and spares the sender the
 //! work of waking epoll. A queue without is watched by epoll and costs nothing. When more than [`FEW`] have
-//! commands outstanding and most are asked in vain, it is cheaper to be told, and all are watched ([`Tries`]):
+//! commands outstanding and most are asked in vain, it is cheaper to be told, and all are watched
+//! ([`Tries`]):
 //!
 //! ```text
 //!              submit                                     most of many are asked in vain
@@ -382,12 +383,12 @@ impl QueueSet {
         }
     }
 
-    /// As often as there are queues: one that cannot be watched goes to the end of the list again.
+    /// From the end on: one that cannot be watched goes to the end of the list again, and what takes the
+    /// place of one that went was looked at.
     fn watch_all(&mut self) {
-        for _ in 0..self.direct.len() {
-            if let Some(index) = self.direct.first().copied() {
-                self.set_watched(index);
-            }
+        for at in (0..self.direct.len()).rev() {
+            let index = self.direct[at];
+            self.set_watched(index);
         }
     }
 

@@ -1,4 +1,6 @@
-//! Pinning a thread to a core.
+//! Pinning a thread to a core, and the memory that is near to it.
+//! UNSAFETY: a system call that nobody wraps.
+#![expect(unsafe_code, reason = "asks the system for the node of a processor")]
 
 /// Why a thread could not be pinned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +39,17 @@ pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
     }
     let is_pinned = core_affinity::set_for_current(core_affinity::CoreId { id: core });
     if is_pinned { Ok(()) } else { Err(AffinityError::Refused { core }) }
+}
+
+/// The memory node (NUMA) of the processor that the calling thread runs on now; of a pinned thread, its own.
+/// `None` where the system does not say.
+#[must_use]
+pub fn current_node() -> Option<u32> {
+    let mut node: libc::c_uint = 0;
+    let nothing = std::ptr::null_mut::<libc::c_uint>();
+    // SAFETY: writes one number to `node`, which is ours, and nothing where it is given no place.
+    let result = unsafe { libc::syscall(libc::SYS_getcpu, nothing, &raw mut node, nothing) };
+    (result == 0).then_some(node)
 }
 
 #[cfg(test)]

@@ -72,8 +72,8 @@ const RECEIVES_PER_TURN: u32 = 4;
 const BEHIND_DIRECT_BYTES: usize = 2048;
 /// Pieces of one send: the kernel's limit.
 const PIECES_MAX: usize = 1024;
-/// Pieces of a send that are listed first. The list of all there may be is 16 KiB of stack, which a send of one
-/// reply should not set up.
+/// Pieces of a send that are listed first. The list of all there may be is 16 KiB of stack, which a send of
+/// one reply should not set up.
 const FEW_PIECES: usize = 16;
 /// Pieces of a buffer that one direct receive fills: 256 KiB of pages that lie apart, more where they do not.
 const DIRECT_PIECES_MAX: usize = 64;

@@ -15,13 +15,15 @@ BLOCK=$BLOCK0 write_blocks "$WORK/data" $((200 << 20))
 others &
 other=$!
 fio --name=load --filename="$BLOCK0" --allow_file_create=0 --direct=1 --ioengine=libaio --iodepth=32 --rw=randrw --bs=16k --size=64M \
-    --time_based --runtime=600 >"$WORK/load" 2>&1 &
+    --time_based --runtime=600 >"$WORK/fio.load" 2>&1 &
 load=$!
+has_rounds() { [ -s "$WORK/rounds" ]; }
+within 60 has_rounds
 under_way "$load" "$BLOCK0"
 take_out
 drive_wait 60 drive_is_gone nv0
 if wait "$load"; then fail 'the load did not notice that its drive has gone'; fi
-grep -E 'error=(Input/output error|Remote I/O error)' "$WORK/load" >/dev/null || fail "$(cat "$WORK/load")"
+grep -E 'error=(Input/output error|Remote I/O error)' "$WORK/fio.load" >/dev/null || fail "$(cat "$WORK/fio.load")"
 # The namespace stays, and says so at once.
 BLOCK=$BLOCK0
 for _ in {1..20}; do if block_works; then fail 'a drive that is gone answers'; fi; done

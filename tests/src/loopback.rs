@@ -22,8 +22,8 @@ use spindle_initiator as host;
 
 /// Name of the subsystem of [`config`].
 pub const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:loopback";
-/// Longest wait for anything.
-pub const LONG: Duration = Duration::from_secs(20);
+/// Longest wait for anything: a disk that others write to as well may stand still for ten seconds.
+pub const LONG: Duration = Duration::from_secs(60);
 
 /// The binary: `SPINDLE`, else what lies beside the test executable's folder.
 ///

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use spindle_reactor::mem::{Area, Pages, RegionError};
+use spindle_reactor::mem::{Area, RegionError};
 
 use crate::function::{Function, MapError, Mapping};
 
@@ -37,7 +37,7 @@ pub enum DmaError {
     Map(#[from] MapError),
 }
 
-/// A contiguous piece of zeroed memory that the drive can reach, aligned to 2 MiB.
+/// A contiguous piece of zeroed memory that the drive can reach, on a page.
 pub struct DmaMemory {
     words: NonNull<AtomicU64>,
     count: usize,
@@ -58,7 +58,19 @@ impl DmaMemory {
     /// # Errors
     /// [`DmaError`], with the reason.
     pub fn new(function: &dyn Function, bytes: usize) -> Result<Arc<DmaMemory>, DmaError> {
-        let area = Area::map(bytes, Pages::Huge)?;
+        DmaMemory::near(None, function, bytes)
+    }
+
+    /// The same from a memory node, while that has any.
+    ///
+    /// # Errors
+    /// [`DmaError`], with the reason.
+    pub fn near(
+        node: Option<u32>,
+        function: &dyn Function,
+        bytes: usize,
+    ) -> Result<Arc<DmaMemory>, DmaError> {
+        let area = Area::of_pages(bytes, node)?;
         let mapping = function.map(&area)?;
         let count = area.bytes() / size_of::<AtomicU64>();
         Ok(Arc::new(DmaMemory {

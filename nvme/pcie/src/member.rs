@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use spindle_reactor::affinity::current_node;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
@@ -118,12 +119,15 @@ pub(crate) struct Member {
     pub(crate) pool: Area,
     /// Core, for messages.
     pub(crate) core: usize,
+    /// The core's memory node.
+    pub(crate) node: Option<u32>,
 }
 
 #[repr(align(128))]
 struct Padded<T>(T);
 
 impl Member {
+    /// On the core's thread.
     pub(crate) fn new(
         core: usize,
         nsid: u32,
@@ -148,6 +152,7 @@ impl Member {
             depth,
             pool,
             core,
+            node: current_node(),
         }
     }
 

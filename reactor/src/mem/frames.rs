@@ -57,9 +57,9 @@ mod publish;
 /// Bytes of a frame.
 pub const FRAME_BYTES: u32 = 4096;
 const FRAME: u64 = FRAME_BYTES as u64;
-/// Pages of a disk, 128 MiB, from which on a page that is written is most likely in no cache: that is more than a
-/// core's share of the third cache of most processors.
-const UNCACHED_PAGES: usize = 1 << 15;
+/// Bytes of a disk from which on a page that is written is most likely in no cache: more than a core's
+/// share of the third cache of most processors.
+const UNCACHED_BYTES: u64 = 128 << 20;
 /// No frame: the page reads as zeroes. Frame 0 is never handed out.
 const NONE: u32 = 0;
 /// One pin, in an entry of the table.
@@ -106,6 +106,8 @@ pub struct FrameStore {
     small_first: u32,
     /// How many of them.
     surplus: u32,
+    /// A page that is written is most likely in no cache.
+    is_uncached: bool,
     /// Free frames that a core may keep before it spills half of them to the others. All cores together keep
     /// a quarter of the surplus, so that one which idles on free frames never keeps another's writes waiting.
     hoard_max: AtomicU32,
@@ -184,6 +186,16 @@ impl FrameStore {
     /// # Errors
     /// [`RegionError`] when the address space cannot be mapped or the disk has more than 2^32 - 2 frames.
     pub fn new(capacity_bytes: u64, slack_bytes: u64, pages: Pages) -> Result<Arc<FrameStore>, RegionError> {
+        let is_uncached = capacity_bytes >= UNCACHED_BYTES;
+        FrameStore::made(capacity_bytes, slack_bytes, pages, is_uncached)
+    }
+
+    fn made(
+        capacity_bytes: u64,
+        slack_bytes: u64,
+        pages: Pages,
+        is_uncached: bool,
+    ) -> Result<Arc<FrameStore>, RegionError> {
         let pages_count = capacity_bytes.div_ceil(FRAME);
         let Layout { homes, spares, small } = Layout::of(capacity_bytes, slack_bytes);
         let frames =
@@ -205,6 +217,7 @@ impl FrameStore {
             spill: ArrayQueue::new(surplus as usize),
             small_first,
             surplus,
+            is_uncached,
             hoard_max: AtomicU32::new(HOARD_MAX),
             cores: AtomicU32::new(0),
             fresh: AtomicU32::new(small_first),
@@ -356,10 +369,10 @@ impl FrameStore {
         note_copied(FRAME_BYTES as usize);
         let (from, to) = (self.addr(from).as_ptr(), self.addr(to).as_ptr());
         let bytes = FRAME_BYTES as usize;
-        // SAFETY: two frames of the region, on pages and whole; `from` is pinned, so that nobody writes it, and
-        // `to` is free and in the hands of the caller, so that nobody reads it.
+        // SAFETY: two frames of the region, on pages and whole; `from` is pinned, so that nobody writes it,
+        // and `to` is free and in the hands of the caller, so that nobody reads it.
         unsafe {
-            if self.table.len() >= UNCACHED_PAGES {
+            if self.is_uncached {
                 copy_past_caches(from, to, bytes);
             } else {
                 std::ptr::copy_nonoverlapping(from, to, bytes);

@@ -6,8 +6,8 @@
 const LINE_BYTES: usize = 64;
 
 /// Copy `bytes` from `from` to `to`, writing past the caches: an ordinary copy first reads every line that it
-/// writes, which costs more than the copy (`docs/benchmarks.md`, "What was tried"). What is written is there for
-/// other processors before anything that is written after this call.
+/// writes, which costs more than the copy (`docs/benchmarks.md`, "What was tried"). What is written is
+/// there for other processors before anything that is written after this call.
 ///
 /// Never inlined, so that `scripts/instructions` can tell copies from work.
 ///
@@ -19,7 +19,8 @@ pub(super) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, bytes: usize
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
         for at in (0..bytes).step_by(LINE_BYTES) {
-            // SAFETY: within both ranges, which are the caller's; the place is aligned. SSE2 is part of x86-64.
+            // SAFETY: within both ranges, which are the caller's; the place is aligned. SSE2 is part of
+            // x86-64.
             unsafe {
                 let (from, to) = (from.add(at).cast::<__m128i>(), to.add(at).cast::<__m128i>());
                 let line = [0, 1, 2, 3].map(|part| _mm_loadu_si128(from.add(part)));

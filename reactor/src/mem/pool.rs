@@ -21,6 +21,7 @@ use super::buf::{Buf, Home, Segment, Tail};
 use super::region::{Pages, Region, RegionError};
 use super::share::{Owner, Shares};
 use super::unmaps::unmaps;
+use crate::affinity::current_node;
 use crate::slab::Slot;
 
 /// Most buffers that are put together to one: a device takes no longer list in one work request, and who
@@ -392,7 +393,13 @@ impl Pool {
 
     fn made_of(zones: &[ZoneSpec], pages: Pages) -> Result<Pool, PoolError> {
         let bytes = usize::try_from(Pool::bytes_for(zones)).unwrap_or(usize::MAX);
-        let region = Arc::new(Region::map(bytes, pages)?);
+        let region = Region::map(bytes, pages)?;
+        // Of the core that makes it, also where another thread is the first to touch it, as when it is
+        // given to a device.
+        if let Some(node) = current_node() {
+            region.prefer_node(node);
+        }
+        let region = Arc::new(region);
         let mut start = 0;
         let zones = zones
             .iter()

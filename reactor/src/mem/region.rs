@@ -88,7 +88,40 @@ impl Region {
         Ok(Region { base, bytes, pages, is_registered: AtomicBool::new(false) })
     }
 
-    /// Bytes mapped, a multiple of 2 MiB.
+    /// Map `bytes`, rounded up to base pages and on one. Nothing is touched yet.
+    ///
+    /// # Errors
+    /// [`RegionError`] with the system's reason.
+    pub(super) fn map_pages(bytes: usize) -> Result<Region, RegionError> {
+        let bytes = bytes.max(1).next_multiple_of(page_bytes());
+        let base = map_anonymous(bytes, 0).map_err(|source| RegionError { bytes, source })?;
+        Ok(Region { base, bytes, pages: Pages::Base, is_registered: AtomicBool::new(false) })
+    }
+
+    /// Take the pages that are not touched yet from this memory node, while it has any, whoever touches them
+    /// first. Best effort: a refusal costs speed.
+    pub(super) fn prefer_node(&self, node: u32) {
+        const WORD_BITS: u32 = libc::c_ulong::BITS;
+        let mut nodes = [0 as libc::c_ulong; 16];
+        let Some(word) = nodes.get_mut((node / WORD_BITS) as usize) else { return };
+        *word = 1 << (node % WORD_BITS);
+        // The kernel takes the number for one too many.
+        let count = nodes.len() * WORD_BITS as usize + 1;
+        // SAFETY: the range is our mapping and the list of nodes is as long as it says; contents stay.
+        unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base.as_ptr(),
+                self.bytes,
+                libc::MPOL_PREFERRED,
+                nodes.as_ptr(),
+                count,
+                0,
+            )
+        };
+    }
+
+    /// Bytes mapped, a multiple of 2 MiB, or of a base page for [`Region::map_pages`].
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -144,6 +177,13 @@ impl Drop for Region {
     }
 }
 
+/// Bytes of a base page.
+fn page_bytes() -> usize {
+    // SAFETY: asks for a number.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(4096)
+}
+
 fn map_anonymous(bytes: usize, flags: libc::c_int) -> io::Result<NonNull<u8>> {
     // SAFETY: a fresh anonymous mapping at an address that the kernel picks touches no memory of ours.
     let addr = unsafe {
@@ -165,6 +205,41 @@ fn map_anonymous(bytes: usize, flags: libc::c_int) -> io::Result<NonNull<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The policy and the node of the page at `base`, as the kernel has them.
+    fn policy_of(base: NonNull<u8>) -> (libc::c_int, libc::c_ulong) {
+        // MPOL_F_ADDR, which the libc crate has not.
+        let of_address: libc::c_ulong = 2;
+        let (mut mode, mut nodes) = (-1, [0 as libc::c_ulong; 16]);
+        // SAFETY: writes to the two places, as long as it is told.
+        let result = unsafe {
+            let bits = nodes.len() * libc::c_ulong::BITS as usize;
+            libc::syscall(
+                libc::SYS_get_mempolicy,
+                &raw mut mode,
+                nodes.as_mut_ptr(),
+                bits,
+                base.as_ptr(),
+                of_address,
+            )
+        };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        (mode, nodes[0])
+    }
+
+    #[test]
+    fn a_region_of_pages_is_no_larger_than_they_and_comes_from_the_node_that_is_preferred() {
+        let region = Region::map_pages(5000).expect("maps");
+        assert_eq!(region.bytes() % page_bytes(), 0);
+        assert!(region.bytes() < 5000 + page_bytes());
+        assert_eq!(policy_of(region.base()), (libc::MPOL_DEFAULT, 0));
+        let node = crate::affinity::current_node().expect("a node");
+        region.prefer_node(node);
+        assert_eq!(policy_of(region.base()), (libc::MPOL_PREFERRED, 1 << node));
+        // No machine has it.
+        region.prefer_node(u32::MAX);
+        assert_eq!(policy_of(region.base()), (libc::MPOL_PREFERRED, 1 << node));
+    }
 
     #[test]
     fn a_region_is_rounded_aligned_zero_and_released_to_zero() {

@@ -26,8 +26,8 @@ stays &
 on_stays=$!
 ( BLOCK=$goes run_fio goes --rw=randrw --bs=4k --size=16M --iodepth=16 --time_based --runtime=120 ) >"$WORK/goes" 2>&1 &
 on_goes=$!
-under_way "$on_stays" "$stays"
 under_way "$on_goes" "$goes"
+under_way "$on_stays" "$stays"
 disks stays
 reload_target
 second_gone() { ! find_block 2; }
@@ -40,6 +40,7 @@ within 30 ended
 within 15 flock -n "$FILE" true
 
 disks stays goes
+under_way "$on_stays" "$stays"
 reload_target
 wait_for_block 2
 read_blocks "$WORK/back" $((24 << 20)) 65536

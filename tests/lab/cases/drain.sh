@@ -8,6 +8,7 @@ verify_fio drained --bs=4k --size=16M --iodepth=32 --rate_iops=800 &
 fio=$!
 under_way "$fio"
 sleep 1
+kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
 stop_target
 sleep 1
 start_target

@@ -25,6 +25,7 @@ verify_fio taken-over --bs=4k --size=16M --iodepth=16 --rate_iops=800 &
 fio=$!
 under_way "$fio"
 sleep 1
+kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
 ip link set d0 down
 CTRL=$by_rdma
 within 60 has_state connecting

@@ -25,6 +25,7 @@ verify_fio port-down --bs=4k --size=16M --iodepth=16 --rate_iops=800 &
 fio=$!
 under_way "$fio"
 sleep 1
+kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
 ip addr delete "$RDMA_ADDRESS/32" dev d0
 within 60 has_state connecting
 sleep 2

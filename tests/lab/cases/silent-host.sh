@@ -38,7 +38,7 @@ run=(--bs=16k --size=16M --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_
 run_fio before "${run[@]}" --rw=randwrite
 [ "$(sockets)" -gt "$alone" ] || fail 'the connections are not seen'
 
-under() { until [ -e "$WORK/enough" ]; do run_fio under "${run[@]}" --rw=randwrite; done; }
+under() { until [ -e "$WORK/enough" ]; do run_fio under "${run[@]}" --rw=randwrite --rate_iops=200; done; }
 under &
 fio=$!
 under_way "$fio"

@@ -13,6 +13,9 @@ use super::{V4, connect};
 
 const BYTES: u32 = 64 << 10;
 
+/// As long as a disk may stand still, and less than a test waits.
+const PATIENT: &str = "[shutdown]\ndeadline_ms = 50000\n";
+
 /// A host with a write that waits for its data; admin queue, I/O queue, and what was asked for.
 fn begin_write(address: SocketAddr) -> (RawHost, RawHost, spindle_initiator::nvme_spec::tcp::R2t) {
     let (admin, cntlid) = RawHost::admin(address);
@@ -36,7 +39,8 @@ fn begin_drain(served: &mut Served, address: SocketAddr) {
 fn at_sigterm_what_is_in_flight_ends_and_nothing_new_begins() {
     let address = free_port(V4);
     let folder = Folder::new("drain");
-    let mut served = folder.serve(&config(1, address, &[folder.file_disk("disk", "16MiB")]));
+    let text = config(1, address, &[folder.file_disk("disk", "16MiB")]) + PATIENT;
+    let mut served = folder.serve(&text);
     let (mut admin, mut io, r2t) = begin_write(address);
     begin_drain(&mut served, address);
     io.send(&with_transport_data(Sqe::read(8, 1, 0, 8), 4096));
@@ -68,7 +72,7 @@ fn a_host_that_does_not_finish_is_cut_off_at_the_deadline() {
 fn what_was_acknowledged_at_sigterm_is_there_and_the_rest_was_lost_with_the_connection() {
     let address = free_port(V4);
     let folder = Folder::new("terminated");
-    let served = folder.serve(&config(2, address, &[folder.file_disk("disk", "16MiB")]));
+    let served = folder.serve(&(config(2, address, &[folder.file_disk("disk", "16MiB")]) + PATIENT));
     let (mut controller, mut queue) = connect(address);
     let namespace = controller.namespace(1).expect("a namespace");
     let pool = Pool::new(&[ZoneSpec { buffer_bytes: BYTES, count: 100 }], Pages::Base).expect("a pool");

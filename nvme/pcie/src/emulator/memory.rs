@@ -182,6 +182,11 @@ impl HostMemory {
         self.windows.len()
     }
 
+    /// Bytes of all mappings.
+    pub(super) fn mapped_bytes(&self) -> usize {
+        self.windows.iter().map(|window| window.area.bytes()).sum()
+    }
+
     /// Where the drive sees an address of the process.
     pub(super) fn iova_of(&self, address: usize) -> Option<u64> {
         self.windows.iter().find_map(|window| {

@@ -161,6 +161,12 @@ impl Emulator {
         self.lock().host.mappings()
     }
 
+    /// Bytes of all mappings.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> usize {
+        self.lock().host.mapped_bytes()
+    }
+
     /// Whether somebody has the function open, or its registers.
     #[must_use]
     pub fn is_open(&self) -> bool {

@@ -100,12 +100,12 @@ impl Place {
         let layout = Layout::new(self.member.depth, entries_min, controller.cap.queue_entries_max());
         let memory = match &self.memory {
             Some((was, memory)) if *was == layout && !self.is_guest => Arc::clone(memory),
-            _ => DmaMemory::new(function.as_ref(), layout.bytes())?,
+            _ => DmaMemory::near(self.member.node, function.as_ref(), layout.bytes())?,
         };
         self.memory = Some((layout, Arc::clone(&memory)));
         memory.clear();
         if self.is_guest {
-            let doorbells = DmaMemory::new(function.as_ref(), 2 * PAGE_BYTES as usize)?;
+            let doorbells = DmaMemory::near(self.member.node, function.as_ref(), 2 * PAGE_BYTES as usize)?;
             self.doorbells = Some(Shadow { memory: doorbells });
             let queue = QueuePair::new(GUEST_QID, layout, memory, Bar::none(), 0);
             return Ok(queue.with_shadow(self.doorbells.clone()));

@@ -266,3 +266,15 @@ fn the_place_of_a_drive_can_be_opened_again_when_it_is_closed() {
     world.end();
     assert!(world.emulator.open().is_ok());
 }
+
+#[test]
+fn a_queue_pair_takes_the_pages_that_it_needs_and_no_huge_ones() {
+    let mut world = World::with(small_blocks(), settings(), 0);
+    let before = world.emulator.mapped_bytes();
+    world.open();
+    world.read(0, 1).expect("read");
+    let taken = world.emulator.mapped_bytes() - before - world.pool.area().bytes();
+    // A page for the list of each of 64 commands, and queues.
+    assert!((64 * 4096..72 * 4096).contains(&taken), "{taken}");
+    world.end();
+}
