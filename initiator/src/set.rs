@@ -1,14 +1,14 @@
 //! [`QueueSet`]: many queues on one thread.
 //!
-//! A queue with commands outstanding is asked directly, which is the shortest way, and spares the sender the
-//! work of waking epoll. A queue without is watched by epoll and costs nothing. When more than [`FEW`] have
-//! commands outstanding and most are asked in vain, it is cheaper to be told, and all are watched
-//! ([`Tries`]):
+//! A busy queue, one with commands outstanding, is received from in every turn (`Direct`). That is the
+//! shortest way, and the target's core does not have to wake epoll. An idle queue is in epoll (`Watched`) and
+//! costs nothing. When more than [`DIRECT_ALWAYS`] queues are busy and most receives find nothing, epoll is
+//! cheaper, and all queues go there ([`HitRate`]):
 //!
 //! ```text
-//!              submit                                     most of many are asked in vain
+//!              submit                                      many are busy, few receives hit
 //!   Watched ──────────────────────────> Direct        Direct ──────────────────────────> Watched (all)
-//!       ^───── nothing outstanding for COLD_AFTER ──────┘ ^──────── TOLD_FOR later ────────────┘
+//!       ^───── nothing outstanding for COLD_AFTER ──────┘ ^──────── EPOLL_TIME later ──────────┘
 //! ```
 //! All queues share one receive batch. A queue over RDMA is asked in memory, in every turn (`Polled`); before
 //! the set sleeps, its completions are armed, and it is asked once more.
@@ -22,15 +22,15 @@ use spindle_tcp::RxBatch;
 use crate::error::{Error, Loss};
 use crate::queue::IoQueue;
 
-/// Busy queues up to which each is asked directly in any case.
-const FEW: usize = 4;
-/// Of many busy queues at least one in so many has something when it is asked, or asking does not pay: to be
-/// told of one costs as much as to ask several.
-const IN_VAIN_MAX: u32 = 8;
-/// Questions after which that is judged.
-const QUESTIONS: u32 = 4096;
-/// How long many busy queues are watched before asking is tried again.
-const TOLD_FOR: Nanos = Nanos::from_secs(1);
+/// Busy queues that are received from directly whatever the hit rate.
+const DIRECT_ALWAYS: usize = 4;
+/// Direct receives for one that finds bytes, at most: an event of epoll costs about as much as several empty
+/// receives.
+const RECEIVES_PER_HIT_MAX: u32 = 8;
+/// Receives over which the hit rate is taken.
+const WINDOW: u32 = 4096;
+/// Time in epoll after a low hit rate, before direct receives are tried again.
+const EPOLL_TIME: Nanos = Nanos::from_secs(1);
 /// Time without commands after which a queue is watched instead: longer than a caller thinks between two of
 /// them.
 const COLD_AFTER: Nanos = Nanos::from_ms(1);
@@ -67,38 +67,39 @@ struct Member {
     active: Nanos,
 }
 
-/// Whether asking each of many busy queues pays, by how many had something.
+/// The hit rate of direct receives from many busy queues, and what follows from it.
 #[derive(Debug, Default)]
-struct Tries {
-    asked: u32,
-    came: u32,
-    told_until: Nanos,
+struct HitRate {
+    receives: u32,
+    hits: u32,
+    epoll_until: Nanos,
 }
 
-impl Tries {
-    /// True while many queues are asked rather than watched.
-    fn pay(&self, now: Nanos) -> bool {
-        now >= self.told_until
+impl HitRate {
+    /// True while many busy queues are received from directly, false while they are in epoll.
+    fn allows_direct(&self, now: Nanos) -> bool {
+        now >= self.epoll_until
     }
 
-    /// `came` of `asked` queues had something. False: from now on it is cheaper to be told.
-    fn note(&mut self, asked: usize, came: usize, now: Nanos) -> bool {
-        let count = |queues: usize| u32::try_from(queues).unwrap_or(u32::MAX);
-        self.asked = self.asked.saturating_add(count(asked));
-        self.came = self.came.saturating_add(count(came));
-        if self.asked < QUESTIONS {
+    /// Counts a round of `receives`, of which `hits` found bytes. False when the rate has become too low:
+    /// epoll is used from `now` on.
+    fn count(&mut self, receives: usize, hits: usize, now: Nanos) -> bool {
+        let short = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        self.receives = self.receives.saturating_add(short(receives));
+        self.hits = self.hits.saturating_add(short(hits));
+        if self.receives < WINDOW {
             return true;
         }
-        let pays = self.came >= self.asked / IN_VAIN_MAX;
-        if !pays {
-            self.be_told(now);
+        let is_high = self.hits >= self.receives / RECEIVES_PER_HIT_MAX;
+        if !is_high {
+            self.use_epoll(now);
         }
-        (self.asked, self.came) = (0, 0);
-        pays
+        (self.receives, self.hits) = (0, 0);
+        is_high
     }
 
-    fn be_told(&mut self, now: Nanos) {
-        self.told_until = now + TOLD_FOR;
+    fn use_epoll(&mut self, now: Nanos) {
+        self.epoll_until = now + EPOLL_TIME;
     }
 }
 
@@ -111,7 +112,7 @@ pub struct QueueSet {
     /// Queues with commands outstanding, and those of them that are watched.
     busy: usize,
     busy_watched: usize,
-    tries: Tries,
+    hit_rate: HitRate,
     readiness: Readiness,
     ready: Vec<Ready>,
     batch: RxBatch,
@@ -132,7 +133,7 @@ impl QueueSet {
             touched: Vec::new(),
             busy: 0,
             busy_watched: 0,
-            tries: Tries::default(),
+            hit_rate: HitRate::default(),
             readiness: Readiness::new().map_err(Error::Watch)?,
             ready: Vec::with_capacity(READY_MAX),
             batch: RxBatch::new(batch_bytes.max(4096)),
@@ -158,6 +159,12 @@ impl QueueSet {
             self.direct.push(index);
         }
         Ok(index)
+    }
+
+    /// How many queues are received from only when epoll reports them.
+    #[must_use]
+    pub fn watched(&self) -> usize {
+        self.members.iter().filter(|member| matches!(member.mode, Mode::Watched(_))).count()
     }
 
     /// How many queues there are.
@@ -209,20 +216,20 @@ impl QueueSet {
         if !self.touched.is_empty() {
             self.send_touched(now);
         }
-        let mut came = 0;
+        let mut hits = 0;
         let mut at = 0;
         while at < self.direct.len() {
             let index = self.direct[at];
-            came += usize::from(self.turn(index, now, &mut on_ready));
+            hits += usize::from(self.turn(index, now, &mut on_ready));
             // One that is watched from now on was swapped out of the list.
             if self.direct.get(at) == Some(&index) {
                 at += 1;
             }
         }
-        if self.busy > FEW {
-            self.choose(came, now);
+        if self.busy > DIRECT_ALWAYS {
+            self.choose(hits, now);
         }
-        let mut has_come = came > 0;
+        let mut has_come = hits > 0;
         if self.busy_watched > 0 || now >= self.next_watch {
             self.next_watch = now + WATCH_PERIOD;
             has_come |= self.poll_watched(now, Duration::ZERO, &mut on_ready);
@@ -244,17 +251,17 @@ impl QueueSet {
         if self.poll(now, &mut on_ready) || self.arm_polled(now, &mut on_ready) {
             return true;
         }
-        self.tries.be_told(now);
+        self.hit_rate.use_epoll(now);
         self.watch_all();
         self.poll_watched(now, timeout, &mut on_ready)
     }
 
-    /// Many are busy, and `came` of those that were asked had something: ask them on, or be told.
-    fn choose(&mut self, came: usize, now: Nanos) {
-        if !self.tries.pay(now) {
+    /// Chooses between direct receives and epoll for many busy queues, after a round with `hits`.
+    fn choose(&mut self, hits: usize, now: Nanos) {
+        if !self.hit_rate.allows_direct(now) {
             return;
         }
-        if !self.direct.is_empty() && !self.tries.note(self.direct.len(), came, now) {
+        if !self.direct.is_empty() && !self.hit_rate.count(self.direct.len(), hits, now) {
             return self.watch_all();
         }
         if self.busy_watched > 0 {
@@ -356,7 +363,7 @@ impl QueueSet {
         self.busy = self.busy + usize::from(is_busy) - usize::from(was_busy);
         if let Mode::Watched(_) = mode {
             self.busy_watched = self.busy_watched + usize::from(is_busy) - usize::from(was_busy);
-            if is_busy && (self.busy <= FEW || self.tries.pay(now)) {
+            if is_busy && (self.busy <= DIRECT_ALWAYS || self.hit_rate.allows_direct(now)) {
                 self.set_direct(index);
             } else if is_busy {
                 self.watch_all();
@@ -383,8 +390,8 @@ impl QueueSet {
         }
     }
 
-    /// From the end on: one that cannot be watched goes to the end of the list again, and what takes the
-    /// place of one that went was looked at.
+    /// Moves all direct queues to epoll. Backwards: a queue that epoll does not take is pushed to the end
+    /// again, and `swap_remove` moves one from the end, which this loop has passed.
     fn watch_all(&mut self) {
         for at in (0..self.direct.len()).rev() {
             let index = self.direct[at];
@@ -504,17 +511,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_are_asked_while_enough_of_them_have_something_and_watched_for_a_second_otherwise() {
-        let mut tries = Tries::default();
+    fn epoll_is_used_for_a_second_after_a_window_with_too_few_hits() {
         let now = Nanos::from_secs(5);
-        for _ in 0..3 * QUESTIONS / 64 {
-            assert!(tries.pay(now) && tries.note(64, 8, now), "one in eight is enough");
+        let mut rate = HitRate::default();
+        for _ in 0..3 * WINDOW / 64 {
+            assert!(rate.allows_direct(now) && rate.count(64, 8, now), "one in eight is enough");
         }
-        let mut tries = Tries::default();
-        let noted = (0..QUESTIONS / 64).map(|_| tries.note(64, 7, now)).filter(|pays| !pays).count();
-        assert_eq!(noted, 1, "it is judged once in so many questions");
-        assert!(!tries.pay(now + TOLD_FOR - Nanos(1)));
-        assert!(tries.pay(now + TOLD_FOR));
-        assert!(tries.note(64, 0, now + TOLD_FOR), "a single round does not decide");
+        let mut rate = HitRate::default();
+        let low = (0..WINDOW / 64).map(|_| rate.count(64, 7, now)).filter(|is_high| !is_high).count();
+        assert_eq!(low, 1, "one verdict a window");
+        assert!(!rate.allows_direct(now + EPOLL_TIME - Nanos(1)));
+        assert!(rate.allows_direct(now + EPOLL_TIME));
+        assert!(rate.count(64, 0, now + EPOLL_TIME), "one round is no window");
     }
 }

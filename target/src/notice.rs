@@ -77,11 +77,11 @@ pub enum Notice {
     /// An I/O queue was connected with another HOSTID than its controller's admin queue. Told once for each
     /// controller.
     OtherHostId {
-        /// Who.
+        /// HOSTNQN.
         host: Nqn,
-        /// The controller's identifier.
+        /// CNTLID.
         cntlid: u16,
-        /// The queue.
+        /// QID of the I/O queue.
         qid: u16,
     },
     /// A disk of a new configuration could not be opened on a core.
@@ -92,11 +92,11 @@ pub enum Notice {
     /// What a host that is gone left at the disks has not ended in time: its next connection does not wait
     /// for it any longer.
     Leftover {
-        /// Who.
+        /// HOSTNQN of the connection that is gone.
         host: Nqn,
-        /// On what.
+        /// SUBNQN that it was connected to.
         subsystem: Nqn,
-        /// How many commands.
+        /// Commands that the disks have not completed.
         commands: usize,
     },
     /// A disk failed a command.

@@ -282,8 +282,8 @@ read_blocks() {
 # is_zero FILE
 is_zero() { cmp -s -n "$(stat -c %s "$1")" "$1" /dev/zero; }
 
-# run_fio NAME OPTION...: one fio run on $BLOCK; what it says goes to a file, and to the log if it fails. A disk that has gone
-# must not become a file of its name: the kernel would have no place for the next disk.
+# run_fio NAME OPTION...: one fio run on $BLOCK; what it says goes to a file, and to the log if it fails. fio
+# must not create a file where a removed disk was: devtmpfs would make no node for the next disk.
 run_fio() {
     local name=$1
     shift

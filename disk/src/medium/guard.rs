@@ -236,7 +236,7 @@ mod tests {
         let other = guard.join().expect("a line");
         let holder = guard.join().expect("a line");
         assert!(other.enter(AROUND));
-        let mut hold = holder.try_hold(5).expect("nobody holds it");
+        let mut hold = holder.try_hold(5).expect("the block is free");
         assert!(!holder.is_clear(&mut hold), "a write to the block is in flight");
         assert!(!other.enter(BLOCK) && !holder.enter(AROUND), "the block is guarded");
         assert!(other.enter(BESIDE), "another block is not");
@@ -279,7 +279,7 @@ mod tests {
         for leaves in [false, true] {
             other.enter_all();
             let before = other.generation();
-            let mut hold = holder.try_hold(5).expect("nobody holds it");
+            let mut hold = holder.try_hold(5).expect("the block is free");
             assert!(!holder.is_clear(&mut hold) && other.generation() != before);
             if leaves {
                 other.leave();

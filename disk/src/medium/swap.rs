@@ -1,7 +1,7 @@
 //! [`Swap`]: a compare-and-write on its way, and [`Gate`], the core's place at the guard.
 //!
 //! ```text
-//!   queued ── nobody else compares ──> Clearing
+//!   queued ── the guard is free ──> Clearing
 //!   Clearing ── no write to the block in flight ──> Reading ── differs, or an error ──> Done
 //!                                                      └── equal ──> Writing ─────────> Done
 //! ```
@@ -83,7 +83,7 @@ impl Gate {
         self.queue.len() + usize::from(self.active.is_some())
     }
 
-    /// Lets the next one hold the guard, when nobody else holds it.
+    /// Starts the next compare-and-write if the guard of its block is free.
     pub(super) fn step_queued(&mut self) {
         if self.active.is_some() {
             return;

@@ -129,8 +129,8 @@ fn only_what_was_to_be_durable_is_told_to_the_medium() {
     assert_eq!(told.take(), [false], "a compare-and-write is durable");
 }
 
-/// A page cache before a file system without room: an error of writing back is told once, to whoever syncs
-/// next, be it by a write with FUA.
+/// A page cache before a full file system. The next sync, or write with FUA, returns the error of an earlier
+/// writeback; the one after it does not.
 #[derive(Default)]
 struct Cache {
     /// What was acknowledged before could not be written back, and nobody was told.

@@ -46,13 +46,15 @@ fn exchange(set: &mut QueueSet, namespace: &Namespace, pool: &Pool, depth: usize
     done
 }
 
-/// Many, asked or (after a sleep) watched: data that the target asks for leaves without another turn.
+/// Data that the target asks for (R2T) leaves without another turn, from direct queues and from queues in
+/// epoll.
 #[test]
 fn many_busy_queues_bring_the_data_that_is_asked_for() {
     for are_watched in [false, true] {
         let (_fake, _controller, mut set, namespace) = set(Box::new(|_, _| Act::Execute), QUEUES);
         let pool = pool();
         if are_watched {
+            // For a second after a sleep many busy queues stay in epoll.
             set.wait(Clock::now(), Duration::ZERO, |_, _| {});
         }
         for index in 0..set.len() {
@@ -183,4 +185,33 @@ fn silence_is_noticed_on_watched_queues_too() {
         });
     }
     assert_eq!(told, [Loss::Silent(Duration::from_secs(30)); 8]);
+}
+
+/// Reads that are never answered keep all queues busy, and no receive finds bytes.
+#[test]
+fn many_busy_queues_without_hits_go_to_epoll_and_come_back_after_a_second() {
+    let script: Script = Box::new(|sqe, _| {
+        let is_read = !sqe.is_fabrics() && sqe.io_opcode() == IoOpcode::READ;
+        if is_read { Act::Forget } else { Act::Execute }
+    });
+    let (_fake, _controller, mut set, namespace) = set(script, 16);
+    let pool = pool();
+    for index in 0..set.len() {
+        set.queue_mut(index).read(&namespace, 0, filled(&pool, 512, 1)).expect("taken");
+    }
+    let now = Clock::now();
+    set.poll(now, |_, _| {});
+    assert_eq!(set.watched(), 0, "all are busy");
+    // 4096 receives are 256 rounds.
+    for _ in 0..300 {
+        set.poll(now, |_, _| {});
+    }
+    assert_eq!(set.watched(), 16, "too few hits");
+    set.poll(now + Nanos::from_ms(999), |_, _| {});
+    assert_eq!(set.watched(), 16);
+    set.poll(now + Nanos::from_secs(1), |_, _| {});
+    assert_eq!(set.watched(), 0);
+    // To sleep takes epoll.
+    set.wait(now + Nanos::from_secs(1), Duration::ZERO, |_, _| {});
+    assert_eq!(set.watched(), 16);
 }

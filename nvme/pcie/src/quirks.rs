@@ -12,9 +12,9 @@ use crate::dma::PAGE_BYTES;
 /// What a PCI function says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PciId {
-    /// Vendor.
+    /// PCI vendor ID.
     pub vendor: u16,
-    /// Device, by the vendor's own count.
+    /// PCI device ID.
     pub device: u16,
 }
 

@@ -1,15 +1,17 @@
-//! [`copy_past_caches`]: a copy to memory that is in no cache and need not come into one.
+//! [`copy_past_caches`]: a copy to memory that is in no cache and is not read soon (non-temporal stores).
+//!
+//! UNSAFETY: stores through a pointer; the caller owns the memory.
 #![expect(unsafe_code, reason = "an intrinsic that writes through a pointer")]
 
 /// Bytes that are copied in one step: a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
-/// Copy `bytes` from `from` to `to`, writing past the caches: an ordinary copy first reads every line that it
-/// writes, which costs more than the copy (`docs/benchmarks.md`, "What was tried"). What is written is
-/// there for other processors before anything that is written after this call.
+/// Copy `bytes` from `from` to `to` by non-temporal stores. An ordinary copy first reads every line that it
+/// writes (`docs/benchmarks.md`, "What was tried"). Ends with a store fence: other processors see the copy
+/// before any later store.
 ///
-/// Never inlined, so that `scripts/instructions` can tell copies from work.
+/// Never inlined: `scripts/instructions` leaves it out by its name.
 ///
 /// # Safety
 /// As of [`std::ptr::copy_nonoverlapping`]; `to` is on a multiple of 16, and `bytes` is one of 64.
@@ -29,7 +31,7 @@ pub(super) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, bytes: usize
                 }
             }
         }
-        // SAFETY: needs nothing. Such writes are in no order until here.
+        // SAFETY: has no requirement. Non-temporal stores are unordered before this fence.
         unsafe { _mm_sfence() }
     }
     #[cfg(not(target_arch = "x86_64"))]

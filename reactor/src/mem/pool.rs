@@ -394,8 +394,7 @@ impl Pool {
     fn made_of(zones: &[ZoneSpec], pages: Pages) -> Result<Pool, PoolError> {
         let bytes = usize::try_from(Pool::bytes_for(zones)).unwrap_or(usize::MAX);
         let region = Region::map(bytes, pages)?;
-        // Of the core that makes it, also where another thread is the first to touch it, as when it is
-        // given to a device.
+        // A core's pool is made on its thread, but registering it with a device may touch it on another.
         if let Some(node) = current_node() {
             region.prefer_node(node);
         }

@@ -98,16 +98,17 @@ impl Region {
         Ok(Region { base, bytes, pages: Pages::Base, is_registered: AtomicBool::new(false) })
     }
 
-    /// Take the pages that are not touched yet from this memory node, while it has any, whoever touches them
-    /// first. Best effort: a refusal costs speed.
+    /// Have pages that are not touched yet come from this memory node while it has free ones, on whichever
+    /// node the first touch is. Best effort: a refusal costs speed.
     pub(super) fn prefer_node(&self, node: u32) {
         const WORD_BITS: u32 = libc::c_ulong::BITS;
         let mut nodes = [0 as libc::c_ulong; 16];
         let Some(word) = nodes.get_mut((node / WORD_BITS) as usize) else { return };
         *word = 1 << (node % WORD_BITS);
-        // The kernel takes the number for one too many.
+        // The kernel reads one bit less than this number says (mbind(2), maxnode).
         let count = nodes.len() * WORD_BITS as usize + 1;
-        // SAFETY: the range is our mapping and the list of nodes is as long as it says; contents stay.
+        // SAFETY: the range is our mapping, of which contents stay; the kernel reads as many bits as `nodes`
+        // has.
         unsafe {
             libc::syscall(
                 libc::SYS_mbind,

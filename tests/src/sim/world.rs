@@ -344,8 +344,8 @@ impl<W: Carrier> World<W> {
                 queue.on_events(&mut issue, &who, &mut host.cntlid);
             }
             queue.issue(&mut issue);
-            // What is lost in this turn, the queues after it may hear of in this turn: with the admin queue goes
-            // the controller, and a Connect of an I/O queue is refused.
+            // What is lost in this turn, the queues after it may hear of in this turn: with the admin queue
+            // goes the controller, and a Connect of an I/O queue is refused.
             issue.is_leaving |= queue.stage == Stage::Leaving || queue.wire.is_excused();
             if issue.turn.is_multiple_of(128) && !is_draining {
                 queue.check_age(issue.turn, swarm.patience);
