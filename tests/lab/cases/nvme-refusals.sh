@@ -54,9 +54,20 @@ refuses "$DRIVE0: permission is none for /dev/vfio/" "${user[@]}"
 cp "$LAB/../../conf/90-spindle.rules" /etc/udev/rules.d/
 udevadm control --reload
 "$SPINDLE" nvme bind --force "$DRIVE0"
-udevadm settle --timeout=30
+file=/dev/vfio/$(basename "$(readlink "/sys/bus/pci/devices/$DRIVE0/iommu_group")")
+# udev's own settle has returned before it was done with the file.
+for _ in {1..200}; do
+    [ "$(stat -c %G "$file")" != disk ] || break
+    sleep 0.1
+done
+[ "$(stat -c %G "$file")" = disk ] ||
+    fail "20 s after the bind: $(stat -c '%n %G %a' "$file"), $(pgrep -c systemd-udevd) udevd, $(udevadm test "/sys/class/vfio/${file##*/}" 2>&1)"
 user=(setpriv --reuid=65534 --regid=65534 --groups=disk prlimit --memlock=unlimited)
-timeout 10 "${user[@]}" "$SPINDLE" serve -c "$CONFIG" >"$WORK/user.log" 2>&1 || true
+timeout 60 "${user[@]}" "$SPINDLE" serve -c "$CONFIG" >"$WORK/user.log" 2>&1 &
+server=$!
+until grep -qF serving "$WORK/user.log" || ! kill -0 "$server"; do sleep 0.1; done
+kill "$server" || true
+wait "$server" || true
 grep -F serving "$WORK/user.log" || fail "a user of the group disk cannot serve it: $(cat "$WORK/user.log")"
 # No more locked memory than this.
 refuses 'RLIMIT_MEMLOCK' setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536
