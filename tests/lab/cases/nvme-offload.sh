@@ -12,7 +12,7 @@ for drive in "$DRIVE0" "$DRIVE1"; do
     oncs[$drive]=$(($(nvme id-ctrl "$BLOCK" | field oncs)))
     [ "$(nvme id-ns "$BLOCK" | field mssrl)" != 0 ] || oncs[$drive]=$((oncs[$drive] & ~(1 << 8)))
 done
-[ $((oncs[$DRIVE1] >> 8)) = 1 ] || fail "no drive has Copy: ONCS is ${oncs[$DRIVE1]}"
+[ $((oncs[$DRIVE1] >> 8 & 1)) = 1 ] || fail "no drive has Copy: ONCS is ${oncs[$DRIVE1]}"
 "$SPINDLE" nvme bind --force "$DRIVE0" "$DRIVE1"
 config_drives
 start_target
