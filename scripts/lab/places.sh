@@ -4,5 +4,3 @@
 # Resolved, because guests see the host's files under the same path and do not share its working directory.
 cache=$(realpath -m "${LAB_CACHE:-$HOME/.cache/spindle-lab}")
 kernel=${LAB_KERNEL:-6.12}
-# QEMU, where it is not the installed one.
-qemu_tree=$cache/qemu

@@ -1,6 +1,8 @@
 # the steps that docs/operating.md gives for a drive, from the kernel to a host and back, as they stand there
 # limit: 600 s
 . "$LAB/nvme-serve.sh"
+# The steps disconnect while udev may still read the disk.
+expect_kernel_log "${lost[@]}"
 over tcp
 drives_up_both
 # As on a machine with one drive.
