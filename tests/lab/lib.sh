@@ -193,7 +193,7 @@ reload_target() { target_reload; }
 finish() {
     [ -n "${target_pid:-}" ] || return 0
     # udev looks at a disk again after it was written to; a disk that goes away meanwhile is an I/O error in the kernel's log.
-    udevadm settle --timeout=10 || true
+    udevadm settle --timeout=60 || true
     nvme disconnect-all >/dev/null || fail 'disconnect-all'
     stop_target
 }
@@ -235,7 +235,7 @@ is_gone() { [ ! -e "/sys/class/nvme/$1" ]; }
 disconnect() {
     local ctrl=${1:-$CTRL}
     # What udev reads of a disk that was written to would be an I/O error in the kernel's log.
-    udevadm settle --timeout=5 || true
+    udevadm settle --timeout=60 || true
     nvme disconnect -d "$ctrl" >/dev/null || fail "nvme disconnect $ctrl"
     within 20 is_gone "$ctrl"
 }
@@ -253,7 +253,12 @@ find_block() {
     return 1
 }
 # wait_for_block [NSID]: sets BLOCK (/dev/nvme0n1).
-wait_for_block() { within 15 find_block "${1:-1}"; }
+wait_for_block() {
+    within 15 find_block "${1:-1}"
+    within 15 opens "$BLOCK"
+}
+# opens FILE: the node of a disk is there a moment before the disk is.
+opens() { { : <"$1"; } 2>/dev/null; }
 
 connect_block() { connect "$@"; wait_for_block; }
 

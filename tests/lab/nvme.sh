@@ -144,6 +144,8 @@ drives_up() {
     local address
     modprobe nvme "$@" || return 1
     for address in $(drive_functions); do within 15 find_drive_block "$address"; done
+    # udev's reads are interrupts, and errors in the kernel's log when a drive goes.
+    udevadm settle --timeout=60 || true
 }
 
 # find_drive_block ADDRESS: sets BLOCK (/dev/nvme0n1), the drive's first namespace. With multipath the
@@ -153,7 +155,7 @@ find_drive_block() {
     local path
     for path in "/sys/bus/pci/devices/$1"/nvme/nvme*/nvme*n*; do
         BLOCK=/dev/$(sed -E 's/c[0-9]+n/n/' <<<"${path##*/}")
-        [ ! -b "$BLOCK" ] || return 0
+        [ ! -b "$BLOCK" ] || ! opens "$BLOCK" || return 0
     done
     return 1
 }
@@ -162,6 +164,7 @@ find_drive_block() {
 drives_forget() {
     local address driver
     [ -n "$(drive_functions)" ] || return 0
+    udevadm settle --timeout=60 || true
     rm -f /etc/udev/rules.d/*spindle* /etc/modules-load.d/*spindle* /etc/{sysctl,tmpfiles}.d/*spindle*
     swapoff -a
     for address in $(drive_functions); do

@@ -43,3 +43,5 @@ rdma_port_is_active() { rdma link show rxe0/1 | grep 'state ACTIVE' >/dev/null; 
 queue_pairs() { rdma resource show qp | grep -c 'type RC' || true; }
 has_queue_pairs() { [ "$(queue_pairs)" = "$1" ]; }
 rdma_resources() { rdma resource show rxe0 | sed 's/.*rxe0: *//; s/ *$//'; }
+# rdma_is_at_rest: they were the same a second before. What goes with a queue pair goes a moment after it.
+rdma_is_at_rest() { local before; before=$(rdma_resources) && sleep 1 && [ "$(rdma_resources)" = "$before" ]; }

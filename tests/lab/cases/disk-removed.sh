@@ -16,7 +16,7 @@ wait_for_block 2
 goes=$BLOCK
 pattern "$WORK/data" 65536
 write_blocks "$WORK/data" $((24 << 20))
-udevadm settle --timeout=20
+udevadm settle --timeout=60
 
 stays() {
     until [ -e "$WORK/enough" ]; do

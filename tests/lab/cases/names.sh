@@ -4,7 +4,7 @@ config_both 64MiB
 # The names that udev gives to a block device, and what they are made of. As udev lists them, for it names a
 # disk by its serial number alone as well, which several namespaces of one subsystem then compete for.
 names() {
-    udevadm settle --timeout=20
+    udevadm settle --timeout=60
     udevadm info --query=symlink --name="$1" | tr ' ' '\n' | grep ^disk/by-id/ | sort
     cat "/sys/block/${1##*/}/"{wwid,uuid,nguid} 2>/dev/null || true
 }

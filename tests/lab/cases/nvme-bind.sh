@@ -15,6 +15,7 @@ in_list() {
 }
 # What cases before have left on them.
 wipefs -qa "$BLOCK0" "$BLOCK1"
+udevadm settle --timeout=60
 expect 'the name of the multipath disk' "$(ls "/sys/bus/pci/devices/$DRIVE1"/nvme/nvme*/ | grep -cE '^nvme[0-9]+c[0-9]+n1$')" 1
 in_list "$DRIVE0" "$DRIVE1" nv0 multi0 'QEMU NVMe Ctrl' '256 MiB' '"in_use":false'
 pattern "$WORK/data" $((8 << 20))
@@ -111,7 +112,7 @@ as_at_boot() {
     within 15 find_drive_block "$DRIVE0"
     "$@"
     udevadm trigger --action=add "/sys/bus/pci/devices/$DRIVE0"
-    udevadm settle --timeout=30
+    udevadm settle --timeout=60
 }
 as_at_boot true
 within 10 driver_is "$DRIVE0" vfio-pci

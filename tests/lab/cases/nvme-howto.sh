@@ -19,7 +19,14 @@ sed -n '/^### Step by step/,/^### What the commands do/{s/^    //p}' "$LAB/../..
     sed "s/0000:01:00.0/$DRIVE0/g" >"$WORK/steps"
 expect_match 'the number of steps' "$(wc -l <"$WORK/steps")" '[2-4][0-9]'
 cd "$WORK"
-bash -Eeuxo pipefail -c 'set -m; . ./steps' >"$WORK/said" 2>&1 || fail "the steps: $(tail -n 20 "$WORK/said")"
+# A person looks before the next step: whether the target listens, whether the disk is there.
+bash -Eeuxo pipefail -c 'set -m
+    sleep() { until ss -Hltn "sport = :4420" | grep . >/dev/null; do kill -0 %1; command sleep 0.2; done; }
+    nvme() {
+        command nvme "$@"
+        [ "$1" != connect ] || until compgen -G "/dev/nvme*n1" >/dev/null; do command sleep 0.2; done
+    }
+    . ./steps' >"$WORK/said" 2>&1 || fail "the steps: $(tail -n 20 "$WORK/said")"
 cat "$WORK/said"
 grep -E '^/dev/nvme[0-9]+n1 ' "$WORK/said" >/dev/null || fail 'the host saw no disk'
 grep -E '^critical_warning' "$WORK/said" >/dev/null || fail 'the host read no SMART log'

@@ -34,6 +34,7 @@ cmp "$WORK/back" <(head -c $((1 << 20)) /dev/zero; tail -c $((1 << 20)) "$WORK/d
 verify_fio mixed --bs=8k --size=16M --iodepth=16 --fsync=32
 disconnect
 stop_target
+udevadm settle --timeout=60
 modprobe -r nvme
 
 drives_up poll_queues=0

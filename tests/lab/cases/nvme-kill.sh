@@ -17,9 +17,9 @@ for BLOCK in "$BLOCK0" "$BLOCK1"; do run_fio "first-${BLOCK##*/}" "${run[@]}" "$
 if ( run_fio teeth "${run[@]}" "${second[@]}" --verify_only ) >/dev/null 2>&1; then
     fail 'fio does not tell one run from the other'
 fi
-BLOCK=$BLOCK0 run_fio killed-flush "${run[@]}" "${second[@]}" --rate_iops=100,100 --fsync=16 &
+BLOCK=$BLOCK0 run_fio killed-flush "${run[@]}" "${second[@]}" --rate_iops=60,60 --fsync=16 &
 fio=($!)
-BLOCK=$BLOCK1 run_fio killed-fua "${run[@]}" "${second[@]}" --rate_iops=100,100 --sync=dsync &
+BLOCK=$BLOCK1 run_fio killed-fua "${run[@]}" "${second[@]}" --rate_iops=60,60 --sync=dsync &
 fio+=($!)
 under_way "${fio[0]}" "$BLOCK0"
 under_way "${fio[1]}" "$BLOCK1"

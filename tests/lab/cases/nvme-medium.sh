@@ -21,9 +21,10 @@ expect 'the number of names' "$(sort -u <<<"$ids" | wc -l)" 2
 echo "$id0 and $id1"
 drives "$(generic "$first")" "$(generic "$second")" | config
 start_target
-connect_block
+connect
+both_blocks
 # udev looks at each namespace: what it asks for while the host disconnects fails, and the kernel says so.
-udevadm settle --timeout=30
+udevadm settle --timeout=60
 disconnect
 stop_target
 

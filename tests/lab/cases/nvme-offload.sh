@@ -58,7 +58,7 @@ for BLOCK in "$BLOCK0" "$BLOCK1"; do
     cmp "$WORK/data" "$WORK/back" || fail "the source on $BLOCK changed"
 done
 expect 'what was said of the drives' "$(lines_of 0000:)" ''
-udevadm settle --timeout=10 || true
+udevadm settle --timeout=60 || true
 nvme disconnect-all >/dev/null
 stop_target
 

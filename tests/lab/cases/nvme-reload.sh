@@ -28,7 +28,7 @@ for round in 1 2; do
     verify_fio "second$round" --bs=16k --iodepth=32 --size=4M
     pattern "$WORK/data" 65536
     write_blocks "$WORK/data" 0
-    udevadm settle --timeout=20
+    udevadm settle --timeout=60
     only_first
     reload_target
     within 20 has_no_second

@@ -24,9 +24,11 @@ counted() {
     fio=$!
     sleep 3
     kill -0 "$fio" || fail "fio does not run: $(cat "$WORK/fio.$name")"
-    before=$(completed "$disk") began=${EPOCHREALTIME/./}
+    began=${EPOCHREALTIME/./}
     strace -y -p "$thread" -o "$WORK/strace" &
     strace=$!
+    within 60 is_traced
+    before=$(completed "$disk")
     within 200 has_completed "$disk" $((before + 4000))
     kill -INT "$strace"
     wait "$strace" || true
@@ -40,6 +42,7 @@ counted() {
 }
 # calls PATTERN: how many of these there were.
 calls() { awk -v pattern="$1" '$2 " " $3 ~ pattern { n += $1 } END { print n + 0 }' "$WORK/calls.$name"; }
+is_traced() { grep -q '^TracerPid:[[:space:]]*[1-9]' "/proc/$target_pid/task/$thread/status"; }
 has_completed() { [ "$(completed "$1")" -ge "$2" ]; }
 
 for BLOCK in "$BLOCK0" "$BLOCK1"; do

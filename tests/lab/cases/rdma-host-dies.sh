@@ -6,7 +6,7 @@ config_ram
 start_target
 connect_block -w "$RDMA_HOST_ADDRESS" --keep-alive-tmo=3
 [ "$(queue_pairs)" = 6 ] || fail "two ends of three queues are $(queue_pairs) queue pairs"
-udevadm settle --timeout=20
+udevadm settle --timeout=60
 fio --name=load --filename="$BLOCK" --allow_file_create=0 --direct=1 --ioengine=libaio --iodepth=16 --rw=randrw --bs=16k \
     --time_based --runtime=600 >/dev/null 2>&1 &
 fio=$!

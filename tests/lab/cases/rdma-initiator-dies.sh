@@ -17,6 +17,7 @@ killed() {
     within 60 has_queue_pairs 0
 }
 killed randread
+within 30 rdma_is_at_rest
 before=$(rdma_resources)
 memory=0
 [ "$TARGET_KIND" = nvmet ] || memory=$(target_memory_kib)

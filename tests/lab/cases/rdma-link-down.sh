@@ -36,7 +36,7 @@ CTRL=$by_tcp
 has_state live || fail 'the path over TCP is gone as well'
 pattern "$WORK/data" $((1 << 20))
 write_blocks "$WORK/data" $((32 << 20))
-udevadm settle --timeout=20
+udevadm settle --timeout=60
 disconnect "$by_tcp"
 disconnect "$by_rdma"
 stop_target

@@ -4,8 +4,8 @@ expect_reconnect
 expect_kernel_log 'infiniband rxe0: set (down|active)'
 config_file 64MiB
 start_target
-connect_block -w "$RDMA_HOST_ADDRESS" --reconnect-delay=1 --ctrl-loss-tmo=300 --keep-alive-tmo=15
-udevadm settle --timeout=20 # whose reads would not be idle
+connect_block -w "$RDMA_HOST_ADDRESS" --reconnect-delay=1 --ctrl-loss-tmo=300 --keep-alive-tmo=60 # none is due while the port is down
+udevadm settle --timeout=60 # whose reads would not be idle
 
 ip link set d0 down
 sleep 2

@@ -30,6 +30,7 @@ storm() {
 # The first leaves what is kept for the next: completion queues, pages, receive slots. More of them meet in a
 # later one if it so happens, which takes another chunk of slots: a memory region, or two. Nothing else grows.
 storm
+within 30 rdma_is_at_rest
 before=$(rdma_resources)
 memory=0
 [ "$TARGET_KIND" = nvmet ] || memory=$(target_memory_kib)

@@ -35,7 +35,7 @@ connect_block
 write_blocks "$WORK/data" $((16 << 20))
 write_blocks "$WORK/data" $((60 << 20))
 # udev looks at the end of a disk that was written to, which may be behind the new end by then: a read out of range.
-udevadm settle --timeout=10 || true
+udevadm settle --timeout=60 || true
 # 64 MiB are 131072 sectors and 16384 pages, of which the first half stays.
 expect_kernel_log 'nvme[0-9]+(c[0-9]+)?n[0-9]+: I/O Cmd\(0x2\) @ LBA 1[0-3][0-9]{4}, .* \(sct 0x0 / sc 0x80\)' \
     'I/O error, dev nvme[0-9]+(c[0-9]+)?n[0-9]+, sector 1[0-3][0-9]{4} op 0x0:\(READ\)' \
