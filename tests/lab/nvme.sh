@@ -82,7 +82,7 @@ drive_plug() {
     # The port's driver takes no notice of what happens in the second after it has switched the power off.
     sleep 2
     options=$(sed -n 2p "$LAB_DRIVES/$1")
-    # QEMU 10 wants numbers as numbers. No drive's serial number is one.
+    # QEMU 10, as Debian 13 has it, wants numbers as numbers. No drive's serial number is one.
     options=$(awk -v RS=, -F= '{ sub(/\n/, "", $2); print ",\"" $1 "\":" ($2 ~ /^[0-9]+$/ ? $2 : "\"" $2 "\"") }' ORS= <<<"$options")
     qmp device_add "{\"driver\":\"nvme\",\"id\":\"$1\"$options}"
 }

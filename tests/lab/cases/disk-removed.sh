@@ -1,8 +1,7 @@
 # a reload takes a disk away under fio: its commands are answered with errors, the other disk goes on, it comes back
 # limit: 600 s
 skip_on nvmet 'it has no reload'
-# A namespace that goes is first no path, and then is gone.
-expect_kernel_log "${lost[@]}" "${requeued[0]}" '(critical target|operation not supported) error, dev nvme[0-9]+(c[0-9]+)?n[0-9]+, ' 'rescanning namespaces' \
+expect_kernel_log "${lost[@]}" '(critical target|operation not supported) error, dev nvme[0-9]+(c[0-9]+)?n[0-9]+, ' 'rescanning namespaces' \
     'nvme[0-9]+(c[0-9]+)?n[0-9]+: I/O Cmd\(0x[0-9a-f]+\) @ LBA [0-9]+, [0-9]+ blocks, ' \
     'nvme[0-9]+: IDs don.t match'
 # disks NAME...: the configuration with these as namespaces 1, 2.
@@ -14,6 +13,8 @@ wait_for_block 1
 stays=$BLOCK
 wait_for_block 2
 goes=$BLOCK
+# It is first without a usable path, and then gone. The other is never without.
+expect_kernel_log "block ${goes#/dev/}: no usable path - requeuing I/O"
 pattern "$WORK/data" 65536
 write_blocks "$WORK/data" $((24 << 20))
 udevadm settle --timeout=60
