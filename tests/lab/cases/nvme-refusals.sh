@@ -55,7 +55,7 @@ cp "$LAB/../../conf/90-spindle.rules" /etc/udev/rules.d/
 udevadm control --reload
 "$SPINDLE" nvme bind --force "$DRIVE0"
 file=/dev/vfio/$(basename "$(readlink "/sys/bus/pci/devices/$DRIVE0/iommu_group")")
-# udev's own settle has returned before it was done with the file.
+# udev's settle returned, and CI's log has a file that is not the group's yet.
 for _ in {1..200}; do
     [ "$(stat -c %G "$file")" != disk ] || break
     sleep 0.1
