@@ -266,6 +266,14 @@ pub trait Disk {
         u64::MAX
     }
 
+    /// The data of a read where it lies, with a pin on it, as a disk has it that gives the memory of reads.
+    /// `None`: not at once, and nothing was begun; [`Disk::submit`] reads it. The block `next` seems to be
+    /// read after it, whatever number that is: what will be looked up for it may be fetched meanwhile.
+    fn read_in_place(&mut self, range: BlockRange, next: Option<u64>) -> Option<Buf> {
+        let _ = (range, next);
+        None
+    }
+
     /// Begin a command. `Some` when it ended at once. `buf` is the destination of a read (`None` where
     /// [`Disk::read_buffers`] says `Disk`), the data of a write, the bytes that a compare expects (of the
     /// core's pool, whatever [`Disk::write_buffers`] says), `None` for the others. A command beyond what the

@@ -110,6 +110,11 @@ impl Disk for NullCore {
     }
 
     #[inline]
+    fn read_in_place(&mut self, range: BlockRange, _next: Option<u64>) -> Option<Buf> {
+        Some(Buf::zeroes(range.data_bytes(block_shift(self.block_bytes))))
+    }
+
+    #[inline]
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
         let buf = match op {
             Op::Read => Some(Buf::zeroes(range.data_bytes(block_shift(self.block_bytes)))),
@@ -157,6 +162,11 @@ mod tests {
         let buf = done.buf.expect("zeroes");
         assert_eq!(buf.len(), 1 << 20);
         assert!(buf.segments().all(|segment| segment.iter().all(|byte| *byte == 0)));
+        let in_place = disk.read_in_place(range, Some(u64::MAX)).expect("at once");
+        assert_eq!(
+            (in_place.len(), in_place.segments().all(|segment| segment == vec![0; segment.len()])),
+            (1 << 20, true)
+        );
         let mut data = context.pool.take(4096).expect("buffer");
         data.copy_in(0, &[1; 4096]);
         let range = BlockRange { lba: 0, blocks: 8 };

@@ -207,6 +207,12 @@ pub trait Transport {
         false
     }
 
+    /// What the next event will be the command of, where that is cheap to know: a hint, unchecked. It may be
+    /// no command at all, and `None` says nothing.
+    fn peek_command(&self) -> Option<&Sqe> {
+        None
+    }
+
     /// The command whose event came last, request `slot` (command identifier `cid`), waits for memory: its
     /// in-capsule data is not to stand in the way of what comes behind it, because that may be the data of
     /// commands that hold the memory. `fetch` or `reply` follows some time.

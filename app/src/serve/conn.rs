@@ -1,5 +1,6 @@
 //! [`Conn`]: a connection of any transport, as a core of the appliance has it.
 
+use nvme_spec::sqe::Sqe;
 use spindle_rdma::controller as rdma;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
@@ -61,6 +62,11 @@ impl Transport for Conn {
     #[inline]
     fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
         on_both!(self, conn => conn.take_in_capsule(buf))
+    }
+
+    #[inline]
+    fn peek_command(&self) -> Option<&Sqe> {
+        on_both!(self, conn => conn.peek_command())
     }
 
     fn set_aside(&mut self, slot: Slot, cid: u16) {

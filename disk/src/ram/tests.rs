@@ -205,3 +205,25 @@ fn a_disk_that_no_machine_has_room_for_is_refused() {
     let error = RamDisk::new("big", spec).err().expect("refused").to_string();
     assert!(error.contains("disk \"big\""), "{error}");
 }
+
+#[test]
+fn a_read_in_place_is_the_data_whatever_is_said_to_come_next() {
+    let (_source, mut disk) = disk(MIB, MIB);
+    write(&mut disk, 3, 9, 7);
+    let last = disk.geometry().block_count - 1;
+    for next in [None, Some(0), Some(last), Some(last + 1), Some(u64::MAX)] {
+        let range = BlockRange { lba: 2, blocks: 11 };
+        let buf = disk.read_in_place(range, next).expect("at once");
+        let mut bytes = vec![1; 11 * 512];
+        buf.copy_out(0, &mut bytes);
+        assert!(bytes[..512].iter().chain(&bytes[10 * 512..]).all(|byte| *byte == 0));
+        assert!(bytes[512..10 * 512].iter().all(|byte| *byte == 7));
+    }
+    // Pinned: what is written meanwhile goes elsewhere.
+    let before = disk.read_in_place(BlockRange { lba: 3, blocks: 1 }, None).expect("at once");
+    write(&mut disk, 3, 1, 8);
+    let mut bytes = [0; 512];
+    before.copy_out(0, &mut bytes);
+    assert_eq!(bytes, [7; 512]);
+    assert!(reads_as(&mut disk, 3, 1, 8));
+}

@@ -521,6 +521,15 @@ impl FrameCore {
         self.finish(builder, offset, bytes, false)
     }
 
+    /// The page of `offset`, if there is one, is looked up soon.
+    #[inline]
+    pub fn expect(&self, offset: u64) {
+        let page = usize::try_from(offset / FRAME).unwrap_or(usize::MAX);
+        if let Some(entry) = self.store.table.get(page) {
+            prefetch(entry);
+        }
+    }
+
     fn finish(self: &Rc<Self>, builder: Builder<'_>, offset: u64, bytes: u32, is_writable: bool) -> Buf {
         let Builder { head, tail, .. } = builder;
         match head {

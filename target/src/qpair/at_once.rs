@@ -1,5 +1,5 @@
-//! The short way of the commonest commands: a read of a disk that pins its data, and a write whose data is in
-//! its capsule, to a disk that gives the memory for it.
+//! The short way of the commonest commands: a read of a disk that has its data in place, and a write whose
+//! data is in its capsule, to a disk that gives the memory for it.
 //!
 //! Nothing has to be waited for there, so such a command is checked, done and answered as it comes, without a
 //! place among the requests. Whatever is not exactly like that takes the long way, from the beginning, with
@@ -9,7 +9,6 @@ use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, BufferFrom, Disk, Done, Geometry, Op};
-use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 
 use super::io;
@@ -52,32 +51,28 @@ impl<T: Transport> Qpair<T> {
             return false;
         }
         match (sqe.io_opcode(), pointer) {
-            (IoOpcode::READ, DataPointer::Host { bytes }) => self.read_at_once(id, env, sqe, bytes),
+            (IoOpcode::READ, DataPointer::Host { bytes }) => self.read_at_once(env, sqe, bytes),
             (IoOpcode::WRITE, DataPointer::InCapsule { bytes }) => self.write_at_once(id, env, sqe, bytes),
             _ => false,
         }
     }
 
     #[inline]
-    fn read_at_once(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
+    fn read_at_once(&mut self, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
         let Role::Io(role) = &self.role else { return false };
         let core = env.core;
         let Some(Checked { namespace, disk, range, .. }) = check(role, env, sqe, bytes) else { return false };
-        if disk.read_buffers() != BufferFrom::Disk {
-            return false;
-        }
-        // The place it would have if the disk took its time.
-        let Some(slot) = self.requests.next_slot() else { return false };
+        // What is looked up for the next command comes while this one is worked on.
+        let next = self.transport.peek_command().filter(|next| next.nsid() == sqe.nsid()).map(Sqe::slba);
+        let Some(data) = disk.read_in_place(range, next) else { return false };
         role.shared.note_traffic();
-        match disk.submit(token(id, slot), Op::Read, range, None) {
-            Some(Done { result: Ok(()), buf, .. }) => {
-                let counters = namespace.counters.core(core);
-                counters::add(&counters.units_read, u64::from(bytes) / 512);
-                counters::add(&counters.reads, 1);
-                self.reply_at_once(sqe, buf);
-            }
-            ended => self.go_on(id, env, slot, sqe, DataPointer::Host { bytes }, ended),
-        }
+        let counters = namespace.counters.core(core);
+        counters::add(&counters.units_read, u64::from(bytes) / 512);
+        counters::add(&counters.reads, 1);
+        self.unslotted += 1;
+        let cqe = self.cqe(sqe.cid(), Status::SUCCESS);
+        let may_omit_cqe = self.is_sq_flow_off;
+        self.transport.reply(Reply { slot: UNSLOTTED, cqe, data: Some(data), may_omit_cqe });
         true
     }
 
@@ -107,18 +102,14 @@ impl<T: Transport> Qpair<T> {
                 let counters = namespace.counters.core(core);
                 counters::add(&counters.units_written, u64::from(bytes) / 512);
                 counters::add(&counters.writes, 1);
-                self.reply_at_once(sqe, None);
+                self.unslotted += 1;
+                let cqe = self.cqe(sqe.cid(), Status::SUCCESS);
+                let may_omit_cqe = self.is_sq_flow_off;
+                self.transport.reply(Reply { slot: UNSLOTTED, cqe, data: None, may_omit_cqe });
             }
             ended => self.go_on(id, env, slot, sqe, DataPointer::InCapsule { bytes }, ended),
         }
         true
-    }
-
-    #[inline]
-    fn reply_at_once(&mut self, sqe: &Sqe, data: Option<Buf>) {
-        self.unslotted += 1;
-        let cqe = self.cqe(sqe.cid(), Status::SUCCESS);
-        self.transport.reply(Reply { slot: UNSLOTTED, cqe, data, may_omit_cqe: self.is_sq_flow_off });
     }
 
     /// The disk has the command and takes its time, or has failed it: it gets the place that the disk knows

@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
 use arrayvec::ArrayVec;
+use nvme_spec::Sqe;
 use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, MAXH2CDATA_MIN, PduType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
@@ -389,6 +390,11 @@ impl Transport for Conn {
         }
         self.wire.receiving = Receiving::Header;
         true
+    }
+
+    #[inline]
+    fn peek_command(&self) -> Option<&Sqe> {
+        self.peek_sqe()
     }
 
     fn set_aside(&mut self, slot: Slot, cid: u16) {

@@ -70,6 +70,13 @@ impl Conn {
         Some(event)
     }
 
+    /// What lies where the next command would have its queue entry, whatever it is.
+    #[inline]
+    pub(super) fn peek_sqe(&self) -> Option<&Sqe> {
+        let bytes: &[u8; COMMAND_BYTES] = self.wire.inbox.peek_batch()?;
+        CapsuleCmd::ref_from_bytes(bytes).ok().map(|capsule| &capsule.sqe)
+    }
+
     /// The end of a fetch that found all of the data in the batch, at once.
     #[inline]
     pub(super) fn plain_fetched(&mut self) -> Option<Event> {

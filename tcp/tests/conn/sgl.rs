@@ -1,7 +1,8 @@
 //! Data pointers: which are understood, which fail their command, and that the connection goes on either way.
 
+use nvme_spec::Sqe;
 use nvme_spec::status::Status;
-use spindle_target::transport::DataPointer;
+use spindle_target::transport::{DataPointer, Event, Transport};
 use spindle_tcp::Phase;
 use spindle_tcp::controller::ConnConfig;
 
@@ -118,4 +119,26 @@ fn data_of_a_command_that_is_refused_unseen_is_skipped() {
     assert_eq!(rig.take_output(), (0..5).flat_map(refused).collect::<Vec<u8>>());
     assert_eq!(rig.seen.len(), 5);
     assert_eq!(wire::capsule_resp(1, 0, 0, NONE).len(), 24);
+}
+
+#[test]
+fn the_command_behind_is_looked_at_where_all_of_it_is_here() {
+    let read = |cid| wire::capsule(wire::sqe(2, cid, TRANSPORT, 4096), &[], NONE);
+    let (first, next) = (read(3), read(4));
+    for behind in 0..=next.len() {
+        let mut rig = Controller::ready(ConnConfig::default(), NONE);
+        let mut batch = rig.batch.take().expect("a batch");
+        batch.extend(&first);
+        batch.extend(&next[..behind]);
+        rig.conn.load(batch);
+        let event = rig.conn.next_event();
+        assert!(matches!(event, Some(Event::Command { sqe, .. }) if sqe.cid() == 3), "{event:?}");
+        let peeked = rig.conn.peek_command().map(Sqe::cid);
+        assert_eq!(peeked, (behind == next.len()).then_some(4), "{behind} bytes of the next");
+        // Looking takes nothing.
+        let event = rig.conn.next_event();
+        assert_eq!(matches!(event, Some(Event::Command { sqe, .. }) if sqe.cid() == 4), peeked.is_some());
+        assert!(rig.conn.peek_command().is_none());
+        rig.conn.unload();
+    }
 }
