@@ -11,6 +11,7 @@
 //!
 //! It does no I/O itself and reads no clock. What it does when it is full: `room`.
 
+mod connections;
 mod room;
 
 use std::collections::VecDeque;
@@ -29,9 +30,9 @@ use crate::qpair::memory::WaitsFor;
 use crate::qpair::request::Request;
 use crate::qpair::{Life, Qpair, Retried, from_token};
 use crate::shared::{ControllerShared, Registry};
-use crate::snapshot::{Peer, Snapshot};
-use crate::transport::Transport;
+use crate::snapshot::Snapshot;
 use room::Unconnected;
+use spindle_transport::Transport;
 
 /// How often time-outs are looked at.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
@@ -216,66 +217,16 @@ impl<T: Transport> TargetCore<T> {
             + Controller::bytes()
     }
 
-    /// Why a connection would not be taken over now; `None`: it would.
-    #[must_use]
-    pub fn refusal(&self) -> Option<&'static str> {
-        if self.env.is_draining {
-            return Some("the target is shutting down");
-        }
-        self.qpairs.is_full().then_some("no room for a connection on this core")
-    }
-
-    /// Take over a connection. `Err` gives it back: there is no room, or the appliance is shutting down.
-    ///
-    /// # Errors
-    /// The transport, unused.
-    pub fn accept(&mut self, transport: T, peer: Peer) -> Result<Slot, T> {
-        if self.refusal().is_some() {
-            return Err(transport);
-        }
-        let qpair = Qpair::new(transport, peer, self.env.now);
-        let id = self.qpairs.insert(qpair).map_err(|qpair| qpair.transport)?;
-        self.unconnected.push(id, &self.qpairs);
-        Ok(id)
-    }
-
-    /// The connection's wire state, to be fed and emptied.
-    #[inline]
-    pub fn transport(&mut self, id: Slot) -> Option<&mut T> {
-        self.qpairs.get_mut(id).map(|qpair| &mut qpair.transport)
-    }
-
-    /// The connection's ends.
-    #[must_use]
-    pub fn peer(&self, id: Slot) -> Option<&Peer> {
-        self.qpairs.get(id).map(|qpair| &qpair.peer)
-    }
-
     /// A queue pair, for counters.
     #[must_use]
     pub fn qpair(&self, id: Slot) -> Option<&Qpair<T>> {
         self.qpairs.get(id)
     }
 
-    /// Act on what the transport has.
-    #[inline]
-    pub fn step(&mut self, id: Slot) {
-        self.with(id, |qpair, env| qpair.step(id, env));
-        self.deliver_own();
-    }
-
     /// Runs `act` on a queue pair and books what came of it.
     #[inline]
     fn with(&mut self, id: Slot, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Life) {
         self.book(id, true, act);
-    }
-
-    /// The shell has sent: act on what the transport has (`Sent`, and what it was holding back). The shell
-    /// looks for itself whether there is more to send.
-    #[inline]
-    pub fn step_sent(&mut self, id: Slot) {
-        self.book(id, false, |qpair, env| qpair.step(id, env));
-        self.deliver_own();
     }
 
     #[inline]
@@ -553,11 +504,6 @@ impl<T: Transport> TargetCore<T> {
             }
         }
         None
-    }
-
-    /// The next connection that is gone.
-    pub fn next_closed(&mut self) -> Option<(Slot, T)> {
-        self.closed.pop()
     }
 
     /// What the log should say.

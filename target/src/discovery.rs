@@ -25,7 +25,8 @@ use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::zerocopy::little_endian::U16;
 
 use crate::controller::Window;
-use crate::snapshot::{Listener, Peer, Referral, Snapshot, TransportKind};
+use crate::snapshot::{Listener, Referral, Snapshot};
+use spindle_transport::{Peer, TransportKind};
 
 /// ASQSZ: entries of an admin queue that are always granted; what Linux asks for, and the least that is
 /// allowed.

@@ -18,7 +18,7 @@ use crate::notice::{Notice, Notices};
 use crate::qpair::owner;
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{DiskId, Snapshot};
-use crate::transport::CloseReason;
+use spindle_transport::CloseReason;
 
 /// From core to core, in order between any two.
 #[derive(Clone)]

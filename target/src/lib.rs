@@ -1,9 +1,9 @@
 //! The NVMe-oF controller side, pure: subsystems, controllers, queue pairs, admin, I/O, discovery.
 //!
 //! It knows neither sockets nor verbs nor PCIe, makes no system call, reads no clock and has no thread: bytes
-//! (by way of a [`transport::Transport`]), disks' completions, time and messages go in; replies, disk
-//! commands, messages and notices come out. The same code runs in the appliance, in the seeded simulator and
-//! under the fuzzers.
+//! (by way of a [`Transport`](spindle_transport::Transport)), completions of disks, time and messages go in;
+//! replies, disk commands, messages and notices come out. The same code runs in the appliance, in the seeded
+//! simulator and under the fuzzers.
 //!
 //! Where a write goes:
 //!
@@ -17,9 +17,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`transport`] | the interface to a connection: four verbs, four events |
 //! | [`core`] | one core: its queue pairs, disks, messages, timers; room for newcomers |
-//! | [`admission`] | how many connections of one address may be there that have not sent Connect |
 //! | [`env`](mod@env) | what the queue pairs of a core share; messages between cores |
 //! | [`qpair`] | the request machine; I/O, fused and compound commands, the admin queue's plumbing |
 //! | [`controller`] | Connect, properties, Identify, log pages, features, events, keep alive |
@@ -33,7 +31,6 @@
 //! specification says.
 #![forbid(unsafe_code)]
 
-pub mod admission;
 pub mod controller;
 pub mod core;
 pub mod counters;
@@ -44,4 +41,3 @@ pub mod notice;
 pub mod qpair;
 pub mod shared;
 pub mod snapshot;
-pub mod transport;

@@ -8,7 +8,7 @@ use nvme_spec::nqn::Nqn;
 use nvme_spec::status::Status;
 
 use crate::leftovers::LEFTOVER_MAX;
-use crate::transport::CloseReason;
+use spindle_transport::CloseReason;
 
 /// Something worth a line.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,11 +6,12 @@
 //!
 //! What it does not do: no state of controllers or queues is here (`shared`, `controller`).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nvme_spec::nqn::Nqn;
 use spindle_disk::{DiskSource, Geometry};
+use spindle_transport::TransportKind;
 
 use crate::counters::NamespaceCounters;
 
@@ -108,15 +109,6 @@ pub struct Listener {
     pub in_capsule_bytes: u32,
 }
 
-/// Transports (TRTYPE).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum TransportKind {
-    /// NVMe/TCP.
-    Tcp,
-    /// NVMe/RDMA.
-    Rdma,
-}
-
 impl Listener {
     /// What no two listeners have in common: the transports have ports of their own.
     #[must_use]
@@ -174,34 +166,4 @@ impl Snapshot {
     pub fn subsystem(&self, nqn: &Nqn) -> Option<&Arc<Subsystem>> {
         self.subsystems.iter().find(|subsystem| subsystem.nqn == *nqn)
     }
-}
-
-/// The two ends of a connection, for discovery and for logs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Peer {
-    /// The transport.
-    pub transport: TransportKind,
-    /// Index of the listener that accepted it.
-    pub listener: usize,
-    /// The host's address.
-    pub remote: SocketAddr,
-    /// Our address, as the host used it.
-    pub local: SocketAddr,
-}
-
-impl Peer {
-    /// `address` as this peer should use it: an unspecified one is replaced by the one that the peer used.
-    /// `None`: it is of the other family, of which this connection tells no address.
-    #[must_use]
-    pub fn reachable(&self, address: SocketAddr) -> Option<SocketAddr> {
-        if !address.ip().is_unspecified() {
-            return Some(address);
-        }
-        let local = canonical(self.local.ip());
-        (address.is_ipv4() == local.is_ipv4()).then(|| SocketAddr::new(local, address.port()))
-    }
-}
-
-fn canonical(ip: IpAddr) -> IpAddr {
-    ip.to_canonical()
 }

@@ -16,10 +16,10 @@ use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::{DataPointer, Event, Reply, Transport};
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{self, ConnConfig};
 use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
+use spindle_transport::{DataPointer, Event, Reply, Transport};
 
 const BLOCK: u32 = 4096;
 const COMMANDS_PER_ROUND: usize = 4000;

@@ -2,7 +2,7 @@
 //! protocol.
 //!
 //! ```text
-//!   poll:   hot connections ── recv into the core's one batch ──> Conn ── TargetCore::step ──> sendmsg
+//!   poll:   hot connections ── recv into the core's one batch ──> Conn ── Connections::step ──> sendmsg
 //!           cold ones wait in epoll, which is asked every few microseconds
 //!   flush:  connections that disks, timers or messages gave something to send
 //! ```
@@ -20,11 +20,10 @@ use arrayvec::{ArrayString, ArrayVec};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::{Interest, Readiness, Ready, Received, Sent, Socket};
 use spindle_reactor::slab::Slot;
-use spindle_target::admission::Admitted;
-use spindle_target::core::TargetCore;
-use spindle_target::notice::Notice;
-use spindle_target::snapshot::Peer;
-use spindle_target::transport::Holds;
+use spindle_transport::Connections;
+use spindle_transport::Holds;
+use spindle_transport::Peer;
+use spindle_transport::admission::Admitted;
 
 use crate::controller::{Conn, ConnConfig};
 use crate::{Expectation, Phase, RxBatch};
@@ -161,15 +160,15 @@ impl Shell {
     }
 
     /// Take over an accepted connection. False: there is no room, and the socket is closed.
-    pub fn accept<T: Holds<Conn>>(
+    pub fn accept<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
-        core: &mut TargetCore<T>,
+        core: &mut C,
         incoming: Incoming,
         now: Nanos,
     ) -> bool {
         let Incoming { socket, peer, config, admitted } = incoming;
         self.configure(&socket);
-        let Ok(id) = core.accept(T::wrap(Conn::new(config, now)), peer) else { return false };
+        let Ok(id) = core.accept(Holds::wrap(Conn::new(config, now)), peer) else { return false };
         core.set_admitted(id, admitted);
         let link = Link {
             id,
@@ -203,7 +202,7 @@ impl Shell {
 
     /// End a connection whose place another needs; it is free at once. False: it is none of ours.
     #[cold]
-    pub fn evict<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+    pub fn evict<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
         if self.link(id).is_none() {
             return false;
         }
@@ -223,9 +222,9 @@ impl Shell {
 
     /// One turn of receiving, stepping and sending. `foreign` gets the keys of descriptors that are not
     /// connections. True when there was anything to do.
-    pub fn poll<T: Holds<Conn>>(
+    pub fn poll<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
-        core: &mut TargetCore<T>,
+        core: &mut C,
         now: Nanos,
         foreign: &mut impl FnMut(Ready),
     ) -> bool {
@@ -259,7 +258,7 @@ impl Shell {
 
     /// Ask every hot connection once.
     #[inline]
-    fn poll_hot<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) -> bool {
+    fn poll_hot<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
         let mut has_worked = false;
         let mut at = 0;
         while at < self.hot.len() {
@@ -274,9 +273,9 @@ impl Shell {
     }
 
     /// Sleep until a descriptor has something to do, at most `timeout`; not at all while a connection is hot.
-    pub fn sleep<T: Holds<Conn>>(
+    pub fn sleep<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
-        core: &mut TargetCore<T>,
+        core: &mut C,
         timeout: Duration,
         foreign: &mut impl FnMut(Ready),
     ) {
@@ -293,9 +292,9 @@ impl Shell {
         }
     }
 
-    fn poll_readiness<T: Holds<Conn>>(
+    fn poll_readiness<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
-        core: &mut TargetCore<T>,
+        core: &mut C,
         timeout: Option<Duration>,
         foreign: &mut impl FnMut(Ready),
     ) -> bool {
@@ -357,7 +356,7 @@ impl Shell {
 
     /// Receive, step and send for one connection. True when there was anything to do.
     #[inline]
-    fn serve<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+    fn serve<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
         let mut has_worked = self.resume(core, id);
         for _ in 0..RECEIVES_PER_TURN {
             match self.receive(core, id) {
@@ -379,7 +378,7 @@ impl Shell {
 
     /// Send on where the socket was full. True when it took any of it.
     #[inline]
-    fn resume<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+    fn resume<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return false };
         if !link.is_full {
             return false;
@@ -390,7 +389,7 @@ impl Shell {
 
     /// One receive, and the step that acts on it.
     #[inline]
-    fn receive<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> Receive {
+    fn receive<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> Receive {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else {
             return Receive::Nothing;
         };
@@ -434,7 +433,7 @@ impl Shell {
 
     /// Send what the connection has, until the socket is full. True when it took any of it.
     #[inline]
-    fn send<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+    fn send<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return false };
         if link.is_full {
             return false;
@@ -471,7 +470,7 @@ impl Shell {
 
     /// What a connection's state asks of its socket, and whether it stays hot.
     #[inline]
-    fn settle<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot, has_worked: bool) {
+    fn settle<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot, has_worked: bool) {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(conn) = conn_of(core, id) else {
             self.forget_closed(core);
@@ -483,7 +482,7 @@ impl Shell {
                 if let Some(violation) = conn.take_violation() {
                     let remote = core.peer(id).map(|peer| peer.remote);
                     if let Some(remote) = remote {
-                        core.notices().push(Notice::Violation { remote, text: violation.to_string() });
+                        core.on_violation(remote, violation.to_string());
                     }
                 }
                 let Some(conn) = conn_of(core, id) else { return };
@@ -509,7 +508,7 @@ impl Shell {
         }
     }
 
-    fn forget_closed<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
+    fn forget_closed<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         while let Some((id, _conn)) = core.next_closed() {
             if let Some(at) = self.hot.iter().position(|hot| *hot == id) {
                 self.hot.swap_remove(at);
@@ -525,7 +524,7 @@ impl Shell {
 
     /// Send for a connection that something else than its own input gave something to send. False: it is none
     /// of ours.
-    pub fn flush<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+    pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
         if self.link(id).is_none() {
             return false;
         }
@@ -550,7 +549,7 @@ impl Shell {
     }
 
     /// The connections' own time-outs.
-    fn on_time<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, now: Nanos) {
+    fn on_time<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) {
         for index in 0..self.links.len() {
             let Some(id) = self.links.get(index).and_then(Option::as_ref).map(|link| link.id) else {
                 continue;
@@ -567,7 +566,7 @@ impl Shell {
 
 /// A connection of ours.
 #[inline]
-fn conn_of<T: Holds<Conn>>(core: &mut TargetCore<T>, id: Slot) -> Option<&mut Conn> {
+fn conn_of<C: Connections<Conn: Holds<Conn>>>(core: &mut C, id: Slot) -> Option<&mut Conn> {
     core.transport(id)?.held()
 }
 

@@ -18,11 +18,12 @@ use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{
-    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Peer, Snapshot, Subsystem, TransportKind,
+    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
 };
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
+use spindle_transport::{Connections, Peer, TransportKind};
 
 /// Name of the subsystem that [`snapshot`] makes.
 pub const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:direct";

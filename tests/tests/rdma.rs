@@ -10,11 +10,11 @@ use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_rdma::controller::Phase;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, ZoneSpec};
-use spindle_target::transport::{CloseReason, Transport};
 use spindle_tests::fabric::direct::{Direct, connect, end, setting};
 use spindle_tests::fabric::{Link, Setting, Weather};
 use spindle_tests::sim::disk::PoolDisk;
 use spindle_tests::sim::{self, Data, Rng};
+use spindle_transport::{CloseReason, Connections, Transport};
 
 fn ram() -> Arc<dyn DiskSource> {
     let spec = RamSpec { bytes: 4 << 20, block_bytes: 512, pages: Pages::Base };

@@ -4,7 +4,7 @@
 //! here is what they do not see.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 const FILE_LINES_MAX: usize = 800;
@@ -285,6 +285,45 @@ fn every_dependency_has_its_reason() {
     assert_eq!(used.difference(&explained).collect::<Vec<_>>(), [""; 0], "no reason in docs/dependencies.md");
     assert_eq!(explained.difference(&used).collect::<Vec<_>>(), [""; 0], "in docs/dependencies.md, not used");
     assert_eq!(declared.difference(&used).collect::<Vec<_>>(), [""; 0], "in Cargo.toml, not used");
+}
+
+/// The rooms that a Cargo.toml names as dependencies of what is shipped.
+fn rooms_needed(manifest: &str) -> BTreeSet<String> {
+    let shipped = manifest.split("\n[").find_map(|section| section.strip_prefix("dependencies]"));
+    let names = shipped.unwrap_or_default().lines().filter_map(|line| line.split(['.', ' ']).next());
+    names.filter(|name| name.starts_with("spindle-") || *name == "nvme-spec").map(str::to_owned).collect()
+}
+
+#[test]
+fn no_transport_needs_the_target_and_none_is_needed_by_it() {
+    let all = sources();
+    let manifests = all.iter().filter(|source| source.path.ends_with("/Cargo.toml"));
+    let name = |source: &Source| source.text.split('"').nth(1).unwrap_or_default().to_owned();
+    let needs: BTreeMap<_, _> = manifests.map(|source| (name(source), rooms_needed(&source.text))).collect();
+    let reached = |room: &str| {
+        let mut found = needs[room].clone();
+        for _ in 0..needs.len() {
+            found = found.iter().flat_map(|near| &needs[near]).chain(&found).cloned().collect();
+        }
+        found
+    };
+    for room in ["spindle-tcp", "spindle-rdma", "spindle-initiator"] {
+        assert!(reached(room).len() > 2 && !reached(room).contains("spindle-target"), "{:?}", reached(room));
+    }
+    for room in ["spindle-tcp", "spindle-rdma", "spindle-rdma-verbs", "spindle-nvme-pcie"] {
+        assert!(!reached("spindle-target").contains(room), "the target needs {room}");
+    }
+    assert_eq!(
+        needs["spindle-transport"],
+        rooms_needed("\n[dependencies]\nnvme-spec.x\nspindle-reactor.x\n")
+    );
+}
+
+#[test]
+fn the_picture_of_the_rooms_is_drawn_from_their_manifests() {
+    let drawn =
+        std::process::Command::new(root().join("scripts/rooms")).arg("--check").output().expect("runs");
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
 }
 
 /// What a link of a page names: a path from the page's folder.

@@ -5,9 +5,9 @@ use spindle_disk::RamSpec;
 use spindle_rdma::controller::CAPSULE_BYTES;
 use spindle_reactor::mem::Pages;
 use spindle_target::core::TargetCore;
-use spindle_target::snapshot::TransportKind;
 use spindle_tcp::controller::Conn;
 use spindle_tcp::shell;
+use spindle_transport::TransportKind;
 
 use super::plan::{DiskKind, DiskPlan, Plan};
 use crate::size::Bytes;

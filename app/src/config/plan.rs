@@ -8,9 +8,10 @@ use std::time::Duration;
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_target::snapshot::{AllowedHosts, ControllerLimits, TransportKind};
+use spindle_target::snapshot::{AllowedHosts, ControllerLimits};
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::ShellConfig;
+use spindle_transport::TransportKind;
 
 /// A whole configuration, checked against itself and against the machine.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use nvme_spec::nqn::Nqn;
-use spindle_target::snapshot::TransportKind;
+use spindle_transport::TransportKind;
 
 /// `address` as a host can name it: where all addresses are listened on, the one that this machine would send
 /// from.

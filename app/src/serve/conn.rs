@@ -4,8 +4,8 @@ use nvme_spec::sqe::Sqe;
 use spindle_rdma::controller as rdma;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::{CloseReason, Event, Holds, Limits, Reply, Transport};
 use spindle_tcp::controller as tcp;
+use spindle_transport::{CloseReason, Event, Holds, Limits, Reply, Transport};
 
 /// A connection.
 #[derive(Debug)]

@@ -16,14 +16,15 @@ use spindle_reactor::mailbox::Mailbox;
 use spindle_reactor::mem::{Area, Pages, Pool, ZoneSpec};
 use spindle_reactor::net::{Accepted, Interest, Listener, Ready};
 use spindle_reactor::rate::RateLimit;
-use spindle_target::admission::{Admission, Admitted};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
 use spindle_target::shared::Registry;
-use spindle_target::snapshot::{Peer, Snapshot, TransportKind};
+use spindle_target::snapshot::Snapshot;
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::{FOREIGN_KEYS, Incoming, Shell, ShellConfig};
+use spindle_transport::admission::{Admission, Admitted};
+use spindle_transport::{Peer, TransportKind};
 
 use super::ServeError;
 use super::arrivals::{ACCEPTS_PER_TURN, Arrival, Arrivals};

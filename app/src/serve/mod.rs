@@ -32,10 +32,11 @@ use spindle_rdma::shell::SharedDevice;
 use spindle_reactor::mailbox::{Remote, mesh};
 use spindle_reactor::mem::Area;
 use spindle_reactor::net::Listener as Socket;
-use spindle_target::admission::Admission;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
-use spindle_target::snapshot::{Listener, Snapshot, TransportKind};
+use spindle_target::snapshot::{Listener, Snapshot};
+use spindle_transport::TransportKind;
+use spindle_transport::admission::Admission;
 
 use crate::cli::ServeArgs;
 use crate::config::{Config, ConfigErrors, DriveSource, DrivesHere, Plan, connect_line};

@@ -14,9 +14,9 @@ use spindle_initiator::nvme_spec::{Nqn, Sqe};
 use spindle_initiator::{Buf, Clock, Host, Options, Pages, Pool, Target, TransportKind, ZoneSpec};
 use spindle_reactor::net::{Interest, Listener, Readiness, Received, Sent, Socket};
 use spindle_reactor::slab::{Slab, Slot};
-use spindle_target::transport::{DataPointer, Event, Reply, Transport};
 use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::{Phase, RxBatch};
+use spindle_transport::{DataPointer, Event, Reply, Transport};
 
 pub use commands::{BLOCK, Disk, QUEUES, TRANSFER_BYTES};
 

@@ -16,7 +16,7 @@ use nvme_spec::status::Status;
 use super::{Context, Controller};
 use crate::shared::{ControllerShared, IO_QUEUES_MAX};
 use crate::snapshot::Subsystem;
-use crate::transport::Limits;
+use spindle_transport::Limits;
 
 /// A queue was made.
 #[derive(Debug)]

@@ -12,11 +12,12 @@ use nvme_spec::zerocopy::little_endian::{U16, U32};
 use spindle_disk::Geometry;
 
 use super::limits::{
-    ABORTS_MAX, ASYNC_EVENTS_MAX, ERROR_ENTRIES, FIRMWARE, KEEP_ALIVE_UNITS, RDMA_DESCRIPTORS_MAX,
-    TEMPERATURE_CRITICAL_KELVIN, TEMPERATURE_WARNING_KELVIN, WRITE_ZEROES_BYTES_MAX, page_exponent,
+    ABORTS_MAX, ASYNC_EVENTS_MAX, ERROR_ENTRIES, FIRMWARE, KEEP_ALIVE_UNITS, TEMPERATURE_CRITICAL_KELVIN,
+    TEMPERATURE_WARNING_KELVIN, WRITE_ZEROES_BYTES_MAX, page_exponent,
 };
 use super::{Controller, property};
-use crate::snapshot::{NSID_MAX, Subsystem, TransportKind};
+use crate::snapshot::{NSID_MAX, Subsystem};
+use spindle_transport::{RDMA_DESCRIPTORS_MAX, TransportKind};
 
 /// IOCCSZ and IORCSZ count in these bytes.
 const CAPSULE_UNIT_BYTES: u32 = 16;

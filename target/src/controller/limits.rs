@@ -37,9 +37,6 @@ pub const PREFERRED_BYTES: u32 = 4096;
 /// Most source ranges of a Copy: MSRC 127, one less than the count. 4 KiB of descriptors of 32 bytes.
 pub const COPY_RANGES_MAX: u16 = 128;
 
-/// Most SGL descriptors of a command over RDMA (MSDBD): 16 pieces of memory cover what hosts gather, in a
-/// list of 256 bytes.
-pub const RDMA_DESCRIPTORS_MAX: u8 = 16;
 /// Most bytes that one Write Zeroes should name (WZSL): 65,536 blocks of 512 bytes. Without it, Linux takes
 /// MDTS for the limit and zeroes in small pieces; with more, it would cut the 16 bits of NLB.
 pub const WRITE_ZEROES_BYTES_MAX: u32 = 32 << 20;

@@ -15,7 +15,7 @@ use super::changed::ChangedNamespaces;
 use super::limits::FIRMWARE;
 use super::{Context, Controller, Failure, Kind, Need, Window, effects, error_log, field, identify, smart};
 use crate::discovery::DiscoveryLog;
-use crate::snapshot::TransportKind;
+use spindle_transport::TransportKind;
 
 /// Pages of an I/O controller.
 const IO_PAGES: [LogId; 8] = [

@@ -61,8 +61,9 @@ use self::keep_alive::{KeepAlive, Ring};
 use self::smart::HealthWatch;
 use crate::discovery;
 use crate::shared::{ControllerShared, IO_QUEUES_MAX, Registry};
-use crate::snapshot::{Peer, Snapshot, Subsystem, TransportKind};
-use crate::transport::Limits;
+use crate::snapshot::{Snapshot, Subsystem};
+use spindle_transport::Limits;
+use spindle_transport::{Peer, TransportKind};
 
 /// What a controller looks at while it answers a command.
 #[derive(Clone, Copy)]

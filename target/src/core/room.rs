@@ -8,10 +8,9 @@ use std::collections::VecDeque;
 use spindle_reactor::slab::{Slab, Slot};
 
 use super::TargetCore;
-use crate::admission::Admitted;
 use crate::notice::Notice;
 use crate::qpair::Qpair;
-use crate::transport::Transport;
+use spindle_transport::{Connections, Transport};
 
 /// Connections that have not sent Connect.
 #[derive(Debug, Default)]
@@ -46,17 +45,9 @@ fn is_unconnected<T: Transport>(qpairs: &Slab<Qpair<T>>, id: Slot) -> bool {
 }
 
 impl<T: Transport> TargetCore<T> {
-    /// Count a connection that was just accepted as one without Connect, until its queue is connected or it
-    /// is gone.
-    pub fn set_admitted(&mut self, id: Slot, admitted: Admitted) {
-        if let Some(qpair) = self.qpairs.get_mut(id) {
-            qpair.admitted = Some(admitted);
-        }
-    }
-
-    /// Before [`TargetCore::accept`], for the first of so many newcomers. Where the core is full, `end` is to
-    /// end the oldest connection that has not sent Connect: a host sends it within a few round trips, so the
-    /// oldest is the least likely to be one.
+    /// Before [`Connections::accept`], for the first of so many newcomers. Where the core is full, `end` is
+    /// to end the oldest connection that has not sent Connect: a host sends it within a few round trips, so
+    /// the oldest is the least likely to be one.
     ///
     /// True: `accept` decides. False: a place will be free, in a later turn.
     ///

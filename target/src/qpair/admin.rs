@@ -20,7 +20,7 @@ use crate::env::{AbortFrom, Env, Message};
 use crate::leftovers::LEFTOVER_MAX;
 use crate::notice::Notice;
 use crate::shared::ControllerShared;
-use crate::transport::{CloseReason, DataPointer, Transport};
+use spindle_transport::{CloseReason, DataPointer, Transport};
 
 /// Bytes of Connect's data.
 const CONNECT_BYTES: u32 = 1024;
@@ -30,7 +30,7 @@ pub(super) type ConnectBytes = [u8; CONNECT_BYTES as usize];
 const FCTYPE: u16 = 4;
 
 /// The controller's view of the world: what hosts are shown.
-fn context<'a>(env: &'a Env, peer: &'a crate::snapshot::Peer) -> Context<'a> {
+fn context<'a>(env: &'a Env, peer: &'a spindle_transport::Peer) -> Context<'a> {
     Context {
         snapshot: &env.shown,
         registry: &env.registry,

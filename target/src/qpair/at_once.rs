@@ -17,7 +17,7 @@ use super::{IoRole, Qpair, Role, token};
 use crate::counters;
 use crate::env::Env;
 use crate::snapshot::Namespace;
-use crate::transport::{DataPointer, Reply, Transport, UNSLOTTED};
+use spindle_transport::{DataPointer, Reply, Transport, UNSLOTTED};
 
 /// A command that passed every check.
 struct Checked<'a> {

@@ -24,7 +24,7 @@ use spindle_reactor::slab::Slot;
 use super::request::{IoCommand, IoOp, Refusal, Request, State};
 use super::{Qpair, Role, Work, status_of, token};
 use crate::env::Env;
-use crate::transport::{DataPointer, Transport};
+use spindle_transport::{DataPointer, Transport};
 
 /// Most buffers of a command.
 const BUFFERS_MAX: u8 = 2;

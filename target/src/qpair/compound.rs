@@ -18,7 +18,7 @@ use super::request::{IoCommand, IoOp, Progress, Refusal, Request, State};
 use super::{IoRole, Qpair, Role, Work, reads_into_pool, status_of, token};
 use crate::controller::limits;
 use crate::env::Env;
-use crate::transport::Transport;
+use spindle_transport::Transport;
 
 /// Pieces that one command may do in a turn before others have theirs.
 const STEPS_PER_TURN: u32 = 16;

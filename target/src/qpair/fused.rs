@@ -17,7 +17,7 @@ use super::io::field;
 use super::request::{IoCommand, IoOp, Refusal, State};
 use super::{Qpair, Work, status_of, token};
 use crate::env::Env;
-use crate::transport::Transport;
+use spindle_transport::Transport;
 
 impl<T: Transport> Qpair<T> {
     /// A command passed its checks and is half of a pair, or follows a first half.

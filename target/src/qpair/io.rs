@@ -11,7 +11,7 @@ use spindle_disk::{BlockRange, Geometry};
 
 use super::request::{Direction, IoCommand, IoOp, Refusal};
 use crate::controller::limits;
-use crate::transport::DataPointer;
+use spindle_transport::DataPointer;
 
 /// Byte offsets of fields in a submission queue entry, for [`Refusal::field`].
 pub mod field {

@@ -14,7 +14,7 @@ use spindle_reactor::slab::Slot;
 use super::request::{IoCommand, IoOp, Request, State, Work};
 use super::{Qpair, compound};
 use crate::env::Env;
-use crate::transport::Transport;
+use spindle_transport::Transport;
 
 /// What the oldest request of a line waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -44,18 +44,19 @@ use spindle_reactor::slab::{Slab, Slot};
 
 use admin::ConnectBytes;
 
-use crate::admission::Admitted;
 use crate::controller::{Controller, ErrorRecord, Expired};
 use crate::counters;
 use crate::env::{Env, Message};
 use crate::notice::Notice;
 use crate::shared::ControllerShared;
-use crate::snapshot::{Peer, Snapshot, Subsystem};
-use crate::transport::{CloseReason, DataPointer, Event, Reply, Transport, UNSLOTTED};
+use crate::snapshot::{Snapshot, Subsystem};
 pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT};
 use fetches::{Fetches, Progress};
 use memory::{needs_memory, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
+use spindle_transport::Peer;
+use spindle_transport::admission::Admitted;
+use spindle_transport::{CloseReason, DataPointer, Event, Reply, Transport, UNSLOTTED};
 
 /// How long a connection may take until Connect is through: a host with many queues opens all their
 /// connections first, and then sends one Connect after the other. What it holds until then others cannot

@@ -17,7 +17,7 @@ use spindle_disk::BlockRange;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 
-use crate::transport::DataPointer;
+use spindle_transport::DataPointer;
 
 /// Where a request is. Each variant says what ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use spindle_reactor::slab::Slot;
 
 use super::Qpair;
 use super::request::State;
-use crate::transport::{DataPointer, Transport};
+use spindle_transport::{DataPointer, Transport};
 
 impl<T: Transport> Qpair<T> {
     /// A request gets to the end of the line for memory. Its in-capsule data gets out of the way.

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use nvme_spec::status::Status;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::Event;
+use spindle_transport::Event;
 
 #[derive(Debug)]
 enum State {

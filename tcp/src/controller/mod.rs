@@ -25,7 +25,7 @@ use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, MAXH2CDATA_MIN, PduTy
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::{CloseReason, Event, Limits, Reply, Transport};
+use spindle_transport::{CloseReason, Event, Limits, Reply, Transport};
 
 use crate::inbox::RxBatch;
 use crate::lifetime::Phase;

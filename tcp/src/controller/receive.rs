@@ -11,7 +11,7 @@ use nvme_spec::tcp::{
 };
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::{DataPointer, Event};
+use spindle_transport::{DataPointer, Event};
 
 use super::transfers::{Place, Transfer};
 use super::{Conn, Source};
@@ -268,7 +268,7 @@ impl Conn {
         }
     }
 
-    /// See [`Transport::cancel`](spindle_target::transport::Transport::cancel).
+    /// See [`Transport::cancel`](spindle_transport::Transport::cancel).
     #[cold]
     pub(super) fn cancel_fetch(&mut self, slot: Slot) -> bool {
         if self.aside.cancel(slot) {

@@ -4,7 +4,7 @@ use nvme_spec::Cqe;
 use nvme_spec::tcp::{C2hData, CapsuleResp, Extent, LAST_PDU, R2t, SUCCESS};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::{CloseReason, Reply, Transport};
+use spindle_transport::{CloseReason, Reply, Transport};
 
 use super::Conn;
 use super::transfers::Transfer;

@@ -9,10 +9,10 @@ use spindle_reactor::alloc_count::allocations_here;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::{DataPointer, Event, Reply, Transport};
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{self, ConnConfig};
 use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
+use spindle_transport::{DataPointer, Event, Reply, Transport};
 
 use crate::wire::{READ, Rng, WRITE};
 

@@ -3,10 +3,10 @@
 
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
-use spindle_target::transport::{CloseReason, Transport};
 use spindle_tcp::Phase;
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::host::{CloseCause, HostConfig};
+use spindle_transport::{CloseReason, Transport};
 
 use crate::rig::{Controller, Host, HostSeen, Seen};
 use crate::wire::{self, BOTH, NONE, OFFSET, READ, TRANSPORT, WRITE};

@@ -84,7 +84,7 @@ fn a_damaged_read_is_a_failed_command_at_the_host() {
 fn a_digest_covers_data_in_many_pieces() {
     use nvme_spec::Cqe;
     use spindle_reactor::mem::{FrameStore, Pages};
-    use spindle_target::transport::{Reply, Transport};
+    use spindle_transport::{Reply, Transport};
     let store = FrameStore::new(1 << 20, 1 << 20, Pages::Base).unwrap();
     let core = store.core();
     // Every other page is written again while a reply is sent from all of them, so that it lies elsewhere.

@@ -4,9 +4,9 @@ use std::io::IoSliceMut;
 
 use arrayvec::ArrayVec;
 use spindle_reactor::mem::{FrameStore, Pages};
-use spindle_target::transport::{DataPointer, Event, Transport};
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::host::HostConfig;
+use spindle_transport::{DataPointer, Event, Transport};
 
 use crate::rig::{Controller, Host, Seen, done, slot};
 use crate::wire::{self, BOTH, NONE, OFFSET, TRANSPORT, WRITE};

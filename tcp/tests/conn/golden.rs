@@ -1,10 +1,10 @@
 //! Golden bytes: what is said and understood, written out (NVMe/TCP 1.0 section 3.6.2).
 
 use nvme_spec::status::Status;
-use spindle_target::transport::{DataPointer, Limits, Transport};
 use spindle_tcp::Phase;
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::host::{HostConfig, HostLimits};
+use spindle_transport::{DataPointer, Limits, Transport};
 
 use crate::rig::{Controller, Host, HostSeen, Seen, done};
 use crate::wire::{self, BOTH, Digests, NONE};
@@ -100,7 +100,7 @@ fn a_read_has_a_completion_behind_its_data_where_the_host_wants_one_or_it_says_s
 #[test]
 fn success_is_folded_into_the_data_only_when_the_completion_says_nothing_else() {
     use nvme_spec::Cqe;
-    use spindle_target::transport::Reply;
+    use spindle_transport::Reply;
     for (may_omit_cqe, result, is_folded) in
         [(true, 0, true), (true, 1, false), (true, 1 << 32, false), (false, 0, false)]
     {

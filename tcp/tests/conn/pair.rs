@@ -10,10 +10,10 @@ use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::{Slab, Slot};
-use spindle_target::transport::{CloseReason, DataPointer, Event, Reply, Transport};
 use spindle_tcp::controller::{self, ConnConfig};
 use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Phase, RxBatch};
+use spindle_transport::{CloseReason, DataPointer, Event, Reply, Transport};
 
 use crate::rig::contents;
 use crate::wire::{READ, Rng, WRITE, pattern};

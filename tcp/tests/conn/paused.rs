@@ -1,8 +1,8 @@
 //! A command whose data waits for a buffer holds its connection, and only that: nothing is lost, nothing
 //! grows.
 
-use spindle_target::transport::{DataPointer, Event, Transport};
 use spindle_tcp::controller::ConnConfig;
+use spindle_transport::{DataPointer, Event, Transport};
 
 use crate::rig::{BATCH, Controller, Seen};
 use crate::wire::{self, NONE, OFFSET, READ, Rng, TRANSPORT, WRITE};

@@ -9,10 +9,10 @@ use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::{DataPointer, Event, Reply, Transport};
 use spindle_tcp::controller::{self, ConnConfig};
 use spindle_tcp::host::{self, CloseCause, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Phase, RxBatch};
+use spindle_transport::{DataPointer, Event, Reply, Transport};
 
 use crate::wire::{self, Digests};
 

@@ -2,9 +2,9 @@
 
 use nvme_spec::Sqe;
 use nvme_spec::status::Status;
-use spindle_target::transport::{DataPointer, Event, Transport};
 use spindle_tcp::Phase;
 use spindle_tcp::controller::ConnConfig;
+use spindle_transport::{DataPointer, Event, Transport};
 
 use crate::rig::{Controller, Seen};
 use crate::wire::{self, NONE, OFFSET, TRANSPORT, WRITE};

@@ -17,6 +17,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::clock::Nanos;
 use spindle_tcp::RxBatch;
 use spindle_tests::direct::Direct;
+use spindle_transport::Connections;
 
 const BLOCKS: u64 = 65_536;
 

@@ -18,7 +18,6 @@ use nvme_spec::{Sgl, Sqe, Status};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::{DataPointer, Event, Reply, Transport};
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::host::{self, HostConfig, HostData};
@@ -26,6 +25,7 @@ use spindle_tests::direct::{Link, SUBSYSTEM, name};
 use spindle_tests::fuzz::controller::{Begin, Scene};
 use spindle_tests::fuzz::host::{COMMANDS, DATA_BYTES, command, icreq};
 use spindle_tests::sim::Rng;
+use spindle_transport::{DataPointer, Event, Reply, Transport};
 
 fn main() {
     let folder = std::env::args().nth(1).expect("a folder");

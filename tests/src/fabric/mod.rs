@@ -35,7 +35,7 @@ use spindle_rdma::host::{Conn as HostConn, HostConfig};
 use spindle_reactor::mem::{Buf, Pool};
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
-use spindle_target::snapshot::{Peer, TransportKind};
+use spindle_transport::{Connections, Peer, TransportKind};
 
 use crate::sim::Rng;
 use memory::Memory;

@@ -16,10 +16,10 @@ use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
-use spindle_target::snapshot::{Peer, TransportKind};
 use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::host::HostData;
 use spindle_tcp::{Phase, RxBatch};
+use spindle_transport::{Connections, Peer, TransportKind};
 
 use super::bytes::Bytes;
 use crate::direct::{Link, snapshot};

@@ -20,7 +20,7 @@ use spindle_reactor::mem::Pages;
 use spindle_target::env::Message;
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
-use spindle_target::transport::DataPointer;
+use spindle_transport::DataPointer;
 
 use super::bytes::Bytes;
 use crate::script::{
@@ -200,7 +200,7 @@ impl<'a> Program<'a> {
         let (slot, mut buf) = (fetch.slot, fetch.buf);
         buf.copy_in(0, &data);
         let result = if is_damaged { Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR) } else { Ok(()) };
-        queue.line.push(spindle_target::transport::Event::Fetched { slot, buf, result });
+        queue.line.push(spindle_transport::Event::Fetched { slot, buf, result });
         self.rig.step(queue);
     }
 

@@ -11,6 +11,7 @@ use nvme_spec::Sqe;
 use spindle_disk::DiskSource;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::ZoneSpec;
+use spindle_transport::Connections;
 
 use super::bytes::Bytes;
 use crate::fabric::direct::{Direct, connect, end, finish, setting};

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use nvme_spec::Status;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::{CloseReason, Event, Limits, Reply, Transport, UNSLOTTED};
+use spindle_transport::{CloseReason, Event, Limits, Reply, Transport, UNSLOTTED};
 
 /// Data that the target has asked for and that has not been brought.
 #[derive(Debug)]

@@ -30,9 +30,10 @@ use spindle_target::notice::Notice;
 use spindle_target::qpair::request::State;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{
-    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Peer, Snapshot, Subsystem, TransportKind,
+    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
 };
-use spindle_target::transport::{DataPointer, Event};
+use spindle_transport::{Connections, DataPointer, Event};
+use spindle_transport::{Peer, TransportKind};
 
 pub use line::{Answer, Fetch, LIMITS, Line, Part, stack_address};
 pub use patience::Patience;

@@ -6,8 +6,8 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
-use spindle_target::snapshot::TransportKind;
-use spindle_target::transport::Transport;
+use spindle_transport::Transport;
+use spindle_transport::TransportKind;
 
 use super::rng::Rng;
 use super::swarm::Swarm;

@@ -8,7 +8,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
-use spindle_target::snapshot::TransportKind;
+use spindle_transport::{Connections, TransportKind};
 
 use super::carrier::{Carrier, Data, Happened};
 use super::rng::Rng;

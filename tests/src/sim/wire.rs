@@ -10,10 +10,10 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
-use spindle_target::snapshot::{Peer, TransportKind};
 use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::host::{self, Full, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Phase, RxBatch};
+use spindle_transport::{Connections, Peer, TransportKind};
 
 use super::carrier::{Carrier, Data, Happened};
 use super::rng::Rng;

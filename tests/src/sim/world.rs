@@ -14,8 +14,9 @@ use spindle_target::counters::NamespaceCounters;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{
-    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem, TransportKind,
+    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
 };
+use spindle_transport::{Connections, TransportKind};
 
 use super::carrier::Carrier;
 use super::counts::Counts;

@@ -8,8 +8,8 @@ use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_reactor::clock::Nanos;
 use spindle_target::qpair::request::State;
-use spindle_target::transport::CloseReason;
 use spindle_tests::script::{CC_ENABLED, Host, Probe, Queue, Record, Rig, Setup, Want};
+use spindle_transport::CloseReason;
 
 use crate::{assert_ok, pool_disk};
 

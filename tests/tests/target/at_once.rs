@@ -7,8 +7,8 @@ use spindle_disk::DiskError;
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_reactor::clock::Nanos;
 use spindle_target::qpair::request::State;
-use spindle_target::transport::{CloseReason, DataPointer};
 use spindle_tests::script::{CC_DISABLED, Probe, Queue, Rig, Setup, Want};
+use spindle_transport::{CloseReason, DataPointer};
 
 use crate::{assert_ok, assert_refused, pattern, pool_disk, ram_disk};
 

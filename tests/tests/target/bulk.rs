@@ -13,8 +13,8 @@ use spindle_disk::{
 use spindle_reactor::mem::Buf;
 use spindle_target::counters::IoTotals;
 use spindle_target::qpair::request::State;
-use spindle_target::transport::DataPointer;
 use spindle_tests::script::{Answer, Asked, CC_DISABLED, Host, Probe, Queue, Record, Rig, Setup, Want};
+use spindle_transport::DataPointer;
 
 use crate::{assert_ok, pattern, pool_disk, ram_disk};
 

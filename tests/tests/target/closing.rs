@@ -8,10 +8,10 @@ use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
-use spindle_target::transport::{CloseReason, Event};
 use spindle_tests::script::{
     CC_DISABLED, Fetch, HOST, Host, Queue, Rig, Setup, Want, connect_data, connect_sqe,
 };
+use spindle_transport::{CloseReason, Connections, Event};
 
 use crate::{assert_ok, pool_disk};
 

@@ -6,8 +6,8 @@ use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_disk::{BlockRange, DiskError, Geometry};
 use spindle_target::qpair::request::State;
-use spindle_target::transport::DataPointer;
 use spindle_tests::script::{Answer, Asked, Host, Probe, Queue, Rig, Setup};
+use spindle_transport::DataPointer;
 
 use crate::{assert_ok, assert_refused, kinds, pattern, pool_disk, ram_disk};
 

@@ -10,11 +10,11 @@ use spindle_reactor::clock::Nanos;
 use spindle_target::leftovers::LEFTOVER_MAX;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::request::State;
-use spindle_target::transport::CloseReason;
 use spindle_tests::script::{
     Answer, CC_DISABLED, CC_ENABLED, HOST, Host, Queue, Rig, SUBSYSTEM, Setup, Want, connect_data,
     connect_sqe,
 };
+use spindle_transport::CloseReason;
 
 use crate::{assert_ok, pool_disk, ram_disk};
 

@@ -8,8 +8,8 @@ use spindle_reactor::clock::Nanos;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::CONNECT_TIMEOUT;
 use spindle_target::qpair::request::State;
-use spindle_target::transport::{CloseReason, DataPointer, Event};
 use spindle_tests::script::{CC_DISABLED, CC_ENABLED, HOST, Rig, Setup, Want, connect_data, connect_sqe};
+use spindle_transport::{CloseReason, DataPointer, Event};
 
 use crate::{assert_ok, assert_refused, pool_disk, ram_disk};
 

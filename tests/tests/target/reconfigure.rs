@@ -11,9 +11,9 @@ use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeErr
 use spindle_target::notice::Notice;
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
-use spindle_target::transport::CloseReason;
 use spindle_tests::direct::name;
 use spindle_tests::script::{HOST, Probe, Queue, Rig, Setup, Want};
+use spindle_transport::CloseReason;
 
 use crate::{BLOCKS, assert_ok, assert_refused, pool_disk, ram_disk};
 

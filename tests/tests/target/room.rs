@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 
 use spindle_reactor::slab::Slot;
-use spindle_target::admission::Admission;
 use spindle_target::core::TargetCore;
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
 use spindle_tests::script::{HOST, Line, Rig, Setup, Want};
+use spindle_transport::Connections;
+use spindle_transport::admission::Admission;
 
 use crate::pool_disk;
 

@@ -11,8 +11,8 @@ use spindle_reactor::mem::Pages;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::REPLY_TIMEOUT_SHORT;
 use spindle_target::qpair::request::State;
-use spindle_target::transport::{CloseReason, DataPointer};
 use spindle_tests::script::{HOST, Queue, Rig, Setup, Want, connect_data, connect_sqe};
+use spindle_transport::{CloseReason, DataPointer};
 
 use crate::{assert_ok, pattern, pool_disk, ram_disk};
 

@@ -340,7 +340,7 @@ fn huge_pages_count_apart_from_ordinary_memory() {
 fn hosts_are_told_an_address_that_they_can_use() {
     let line = |address: &str, nqn: &str| {
         connect_line(
-            (spindle_target::snapshot::TransportKind::Tcp, address.parse().expect("address")),
+            (spindle_transport::TransportKind::Tcp, address.parse().expect("address")),
             &nvme_spec::nqn::Nqn::new(nqn).expect("NQN"),
         )
     };

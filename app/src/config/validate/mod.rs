@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{PIECES_MAX, Pages, ZoneSpec, can_serve};
-use spindle_target::snapshot::{ControllerLimits, TransportKind};
+use spindle_target::snapshot::ControllerLimits;
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::ShellConfig;
+use spindle_transport::TransportKind;
 
 use super::document::{Errors, Node, Place};
 use super::machine::Machine;

@@ -5,7 +5,8 @@ use std::hash::Hash;
 use std::net::SocketAddr;
 
 use nvme_spec::nqn::Nqn;
-use spindle_target::snapshot::{AllowedHosts, TransportKind};
+use spindle_target::snapshot::AllowedHosts;
+use spindle_transport::TransportKind;
 
 use super::super::document::{Errors, Node, Place};
 use super::super::plan::{ListenerPlan, NamespacePlan, ReferralPlan, SubsystemPlan};

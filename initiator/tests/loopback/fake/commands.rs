@@ -17,7 +17,7 @@ use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_initiator::nvme_spec::{AdminOpcode, Cqe, FabricsType, IoOpcode, Nqn, Sqe};
 use spindle_initiator::{Buf, Pool};
-use spindle_target::transport::Reply;
+use spindle_transport::Reply;
 
 /// Bytes of a block.
 pub const BLOCK: u32 = 512;

@@ -6,8 +6,7 @@ use nvme_spec::sqe::{KeyedSgl, Psdt, Sgl, SglKind};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::FromBytes;
 use spindle_reactor::mem::Buf;
-use spindle_target::controller::limits;
-use spindle_target::transport::DataPointer;
+use spindle_transport::DataPointer;
 
 use super::{Block, Blocks};
 use crate::work::Remote;
@@ -15,7 +14,7 @@ use crate::work::Remote;
 /// Bytes of a capsule without in-capsule data: one submission queue entry.
 pub const CAPSULE_BYTES: u32 = 64;
 /// Most descriptors of a command: what Identify Controller says.
-pub const DESCRIPTORS_MAX: usize = limits::RDMA_DESCRIPTORS_MAX as usize;
+pub const DESCRIPTORS_MAX: usize = spindle_transport::RDMA_DESCRIPTORS_MAX as usize;
 /// Bytes of a descriptor.
 const DESCRIPTOR_BYTES: u32 = 16;
 

@@ -15,7 +15,7 @@
 
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::Event;
+use spindle_transport::Event;
 
 use super::capsule::Violation;
 use super::{Block, Blocks, Conn, Phase};

@@ -5,7 +5,7 @@ use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
 use spindle_reactor::mem::Pool;
-use spindle_target::transport::{DataPointer, Event, Transport};
+use spindle_transport::{DataPointer, Event, Transport};
 
 use super::*;
 

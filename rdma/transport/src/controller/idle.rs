@@ -6,7 +6,7 @@
 //! sees nothing of it, and a host that is not there lets the queue pair run out of retries.
 
 use spindle_reactor::clock::Nanos;
-use spindle_target::transport::UNSLOTTED;
+use spindle_transport::UNSLOTTED;
 
 use super::chain::{Chain, Kind};
 use super::{Blocks, Conn, Phase};

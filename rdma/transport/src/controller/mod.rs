@@ -36,7 +36,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
-use spindle_target::transport::{CloseReason, Event, Limits, Reply, Transport, UNSLOTTED};
+use spindle_transport::{CloseReason, Event, Limits, Reply, Transport, UNSLOTTED};
 
 use crate::work::{Completion, HEAD_BYTES_MAX, Remote};
 use chain::{Chain, Kind};

@@ -6,7 +6,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
 use proptest::prelude::*;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_target::transport::DataPointer;
+use spindle_transport::DataPointer;
 
 use super::*;
 use crate::work::{Op, Span, Work};

@@ -5,7 +5,7 @@ use spindle_rdma_verbs::{Access, CmId, MemoryRegion, QueuePair, RNR_0_64_MS, Sen
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
-use spindle_target::transport::UNSLOTTED;
+use spindle_transport::UNSLOTTED;
 
 use super::device::{DeviceCore, Reservation, SharedReceives};
 use super::keys::{KeyTable, SharedDevice};

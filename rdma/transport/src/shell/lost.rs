@@ -17,8 +17,8 @@ use spindle_rdma_verbs::{AsyncEvent, CmId, CmToken, Device};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_reactor::slab::Slot;
-use spindle_target::core::TargetCore;
-use spindle_target::transport::Holds;
+use spindle_transport::Connections;
+use spindle_transport::Holds;
 
 use super::device::DeviceCore;
 use super::{Listening, SharedDevice, Shell, ShellConfig, Source};
@@ -70,7 +70,7 @@ impl Shell {
     }
 
     /// What another core tells.
-    pub fn on_message<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, message: DeviceMessage) {
+    pub fn on_message<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, message: DeviceMessage) {
         match message {
             DeviceMessage::Lost(serial) => {
                 if let Some(index) = self.place_of(serial) {
@@ -133,7 +133,7 @@ impl Shell {
 
     /// A device is gone: its connections end, and what is waiting for it is refused.
     #[cold]
-    pub(super) fn lose<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, index: usize) {
+    pub(super) fn lose<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, index: usize) {
         let Some(device) = self.devices.get_mut(index).and_then(Option::as_mut) else { return };
         if std::mem::replace(&mut device.is_lost, true) {
             return;
@@ -163,9 +163,9 @@ impl Shell {
     }
 
     /// Disconnect the connections that `which` picks by device, completion queue and number.
-    fn end_links<T: Holds<Conn>>(
+    fn end_links<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
-        core: &mut TargetCore<T>,
+        core: &mut C,
         which: impl Fn(usize, usize, u32) -> bool,
     ) {
         let picked = self.links.iter().flatten();
@@ -182,7 +182,7 @@ impl Shell {
 
     /// DEVICE_REMOVAL of an identifier.
     #[cold]
-    pub(super) fn on_removal<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, token: CmToken) {
+    pub(super) fn on_removal<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, token: CmToken) {
         let of_link = self.ids.get(&token).and_then(|id| self.links.get(id.index())?.as_ref());
         let of_listener = || self.listening.iter().find(|it| it.id.token() == token).map(|it| &it.id);
         let cm = of_link.map(|link| &link.cm).or_else(of_listener);
@@ -206,9 +206,9 @@ impl Shell {
     }
 
     /// What a device tells of itself, on the core that listens.
-    pub(super) fn on_device_event<T: Holds<Conn>>(
+    pub(super) fn on_device_event<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
-        core: &mut TargetCore<T>,
+        core: &mut C,
         index: usize,
         event: AsyncEvent,
     ) {
@@ -239,7 +239,7 @@ impl Shell {
         }
     }
 
-    fn on_failed<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, serial: u64, event: AsyncEvent) {
+    fn on_failed<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, serial: u64, event: AsyncEvent) {
         let Some(index) = self.place_of(serial) else { return };
         match event {
             AsyncEvent::CompletionQueueError { queue } => {
@@ -259,7 +259,7 @@ impl Shell {
     }
 
     /// Once in a while: what was lost or failed is tried again.
-    pub(super) fn retry<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
+    pub(super) fn retry<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         self.retry_disks();
         if !self.listens {
             return;

@@ -2,7 +2,7 @@
 //! knows no protocol.
 //!
 //! ```text
-//!   poll:   completion queues ──> Conn::received, Conn::completed ──> TargetCore::step ──> one doorbell
+//!   poll:   completion queues ──> Conn::received, Conn::completed ──> Connections::step ──> one doorbell
 //!           the connection manager's channel, when its descriptor says so (on_ready)
 //!   flush:  connections that disks, timers or messages gave something to send
 //!   next_request: connection requests, on the core that listens; accept: on the core that takes one over
@@ -31,11 +31,10 @@ use spindle_rdma_verbs::{
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_reactor::slab::Slot;
-use spindle_target::admission::Admitted;
-use spindle_target::core::TargetCore;
-use spindle_target::notice::Notice;
-use spindle_target::snapshot::{Peer, TransportKind};
-use spindle_target::transport::Holds;
+use spindle_transport::Connections;
+use spindle_transport::Holds;
+use spindle_transport::admission::Admitted;
+use spindle_transport::{Peer, TransportKind};
 
 use crate::controller::{Conn, ConnConfig, Phase};
 use crate::work::Completion;
@@ -293,7 +292,7 @@ impl Shell {
 
     /// One turn of completions, steps and posting. True when there was anything to do.
     #[inline]
-    pub fn poll<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, now: Nanos) -> bool {
+    pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
         let mut has_worked = false;
         for _ in 0..POLLS_PER_TURN {
@@ -319,7 +318,7 @@ impl Shell {
     }
 
     #[inline]
-    fn poll_completions<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) -> bool {
+    fn poll_completions<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         let mut has_come = false;
         for index in 0..self.devices.len() {
@@ -346,9 +345,9 @@ impl Shell {
     }
 
     #[inline]
-    fn dispatch<T: Holds<Conn>>(
+    fn dispatch<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
-        core: &mut TargetCore<T>,
+        core: &mut C,
         device: usize,
         completion: &WorkCompletion,
     ) {
@@ -391,7 +390,7 @@ impl Shell {
 
     /// Post what a connection asks for, and see to its end.
     #[inline]
-    fn pump<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
+    fn pump<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
         let Shell { devices, links, .. } = self;
         let Some(link) = links.get_mut(id.index()).and_then(Option::as_mut).filter(|link| link.id == id)
         else {
@@ -414,7 +413,7 @@ impl Shell {
 
     /// A connection that is ending: begin, go on, or be done with it.
     #[cold]
-    fn end<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
+    fn end<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
         let now = self.now;
         let Some(link) = self.link(id) else { return };
         // Not destroyed in the turn that ends it: what the device was about to receive is to come first.
@@ -427,7 +426,7 @@ impl Shell {
         if let Some(violation) = conn.take_violation()
             && let Some(remote) = core.peer(id).map(|peer| peer.remote)
         {
-            core.notices().push(Notice::Violation { remote, text: violation.to_string() });
+            core.on_violation(remote, violation.to_string());
         }
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
         if !begins && (conn.posted() == 0 || is_late) {
@@ -435,7 +434,7 @@ impl Shell {
         }
     }
 
-    fn destroy<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) {
+    fn destroy<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
         // A device forgets the completions of a queue pair that is destroyed, and with them receives of the
         // shared queue; and its number may come again.
         let Some(index) = self.link(id).map(|link| link.device) else { return };
@@ -470,7 +469,7 @@ impl Shell {
     /// Post for a connection that something else than its own input gave something to send. False: it is none
     /// of ours.
     #[inline]
-    pub fn flush<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+    pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
         if self.link(id).is_none() {
             return false;
         }
@@ -485,7 +484,7 @@ impl Shell {
     /// End a connection whose place another needs. It is free when the queue pair is destroyed. False: it is
     /// none of ours.
     #[cold]
-    pub fn evict<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, id: Slot) -> bool {
+    pub fn evict<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
         if self.link(id).is_none() {
             return false;
         }
@@ -497,7 +496,7 @@ impl Shell {
         true
     }
 
-    fn on_time<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
+    fn on_time<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         let now = self.now;
         for device in self.devices.iter_mut().flatten() {
             device.on_time(now);
@@ -525,7 +524,7 @@ impl Shell {
         }
     }
 
-    fn poll_events<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
+    fn poll_events<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         let told = std::mem::take(&mut self.told);
         if told.completions {
             self.devices.iter_mut().flatten().for_each(DeviceCore::take_events);
@@ -551,7 +550,7 @@ impl Shell {
     }
 
     #[cold]
-    fn poll_devices<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>) {
+    fn poll_devices<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         for index in 0..self.devices.len() {
             for _ in 0..EVENTS_PER_TURN {
                 let Some(device) = &self.devices[index] else { break };
@@ -561,7 +560,7 @@ impl Shell {
         }
     }
 
-    fn on_event<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, mut event: CmEvent) {
+    fn on_event<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, mut event: CmEvent) {
         if event.kind == CmEventKind::ConnectRequest {
             if let Some(id) = event.new_id.take() {
                 self.on_request(core, &event, id);
@@ -594,7 +593,7 @@ impl Shell {
         self.pump(core, id);
     }
 
-    fn on_request<T: Holds<Conn>>(&mut self, core: &mut TargetCore<T>, event: &CmEvent, id: CmId) {
+    fn on_request<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, event: &CmEvent, id: CmId) {
         let listener = self.listening.iter().find(|it| Some(it.id.token()) == event.listener);
         let Some(listener) = listener.map(|it| it.index) else { return };
         let device = self.devices.iter().flatten().find(|it| it.shared.device().is_of(&id) && !it.is_lost);
@@ -607,7 +606,7 @@ impl Shell {
             Ok(wanted) => self.requests.push_back(Request { id, listener, wanted }),
             Err((status, reason)) => {
                 if let Some(remote) = id.peer_address() {
-                    core.notices().push(Notice::ConnectionRefused { remote, reason });
+                    core.on_refused(remote, reason);
                 }
                 let wanted = Wanted { qid: 0, entries: 2, responder_resources: 1 };
                 Request { id, listener, wanted }.reject(status);
@@ -617,9 +616,9 @@ impl Shell {
 
     /// Take over a connection request, which has its place among those without Connect. False: there is no
     /// room, and the host is told.
-    pub fn accept<T: Holds<Conn>>(
+    pub fn accept<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
-        core: &mut TargetCore<T>,
+        core: &mut C,
         (request, admitted): (Request, Admitted),
         mut config: ConnConfig,
         now: Nanos,
@@ -629,20 +628,20 @@ impl Shell {
         let (Some(remote), Some(local)) = (cm.peer_address(), cm.local_address()) else { return false };
         if let Some(reason) = core.refusal() {
             let reason = reason.to_owned();
-            core.notices().push(Notice::ConnectionRefused { remote, reason });
+            core.on_refused(remote, reason);
             let _ = cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
             return false;
         }
         let mut link = match self.make_link(cm, wanted, &mut config) {
             Ok(link) => link,
             Err((cm, reason)) => {
-                core.notices().push(Notice::ConnectionRefused { remote, reason });
+                core.on_refused(remote, reason);
                 let _ = cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
                 return false;
             }
         };
         let peer = Peer { transport: TransportKind::Rdma, listener, remote, local };
-        let Ok(id) = core.accept(T::wrap(Conn::new(config)), peer) else {
+        let Ok(id) = core.accept(Holds::wrap(Conn::new(config)), peer) else {
             if let Some(device) = &mut self.devices[link.device] {
                 device.release(link.reservation);
             }

@@ -26,10 +26,10 @@ use super::{Connected, Context, Controller, Effect, Need, Outcome, connect as co
 use crate::counters::NamespaceCounters;
 use crate::shared::Registry;
 use crate::snapshot::{
-    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Peer, Referral, Snapshot, Subsystem,
-    TransportKind,
+    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Referral, Snapshot, Subsystem,
 };
-use crate::transport::Limits;
+use spindle_transport::Limits;
+use spindle_transport::{Peer, TransportKind};
 
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-01.test:everyone";
 pub(crate) const PRIVATE: &str = "nqn.2026-01.test:private";

@@ -6,7 +6,7 @@ use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_target::transport::{CloseReason, DataPointer, Reply, Transport};
+use spindle_transport::{CloseReason, DataPointer, Reply, Transport};
 
 use super::super::{CAPSULE_BYTES, Capsule, ConnConfig};
 use super::*;

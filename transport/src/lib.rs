@@ -1,0 +1,32 @@
+//! What lies between the request machine and a connection, of whatever transport: neither knows the other.
+//!
+//! ```text
+//!   target    TargetCore: Connections      Qpair ─ uses ─> Transport
+//!                  ^                                           ^
+//!                  │ uses                                      │ is
+//!   tcp, rdma    Shell: sockets, verbs ── feeds, empties ──>  Conn
+//! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | `conn` | [`Transport`], a connection as the request machine uses it, its events and replies |
+//! | `connections` | [`Connections`], the connections of a core as a shell uses them |
+//! | `peer` | [`Peer`], the two ends of a connection |
+//! | [`admission`] | how many connections of one address may be there that have not sent Connect |
+//!
+//! What it does not do: no bytes of a wire, no command is known here; nothing here decides anything but
+//! [`admission`].
+#![forbid(unsafe_code)]
+
+pub mod admission;
+mod conn;
+mod connections;
+mod peer;
+
+pub use conn::{CloseReason, DataPointer, Event, Holds, Limits, Reply, Transport, UNSLOTTED};
+pub use connections::Connections;
+pub use peer::{Peer, TransportKind};
+
+/// Most SGL descriptors of a command over RDMA (MSDBD): 16 pieces of memory cover what hosts gather, in a
+/// list of 256 bytes. The controller says it, and the connection holds to it.
+pub const RDMA_DESCRIPTORS_MAX: u8 = 16;
