@@ -117,6 +117,7 @@ impl DiskSource for FaultDisk {
 }
 
 /// Random numbers of one core (splitmix64).
+#[derive(Clone)]
 struct Draws(u64);
 
 impl Draws {
@@ -176,6 +177,8 @@ struct Plan {
     has_effect: bool,
     hold_before: Option<Until>,
     hold_after: Option<Until>,
+    /// What holds it.
+    held_by: Option<Fault>,
     /// Place among those that are released in the same poll.
     order: u64,
 }
@@ -225,9 +228,20 @@ pub struct FaultCore {
 }
 
 impl FaultCore {
-    /// Decide what happens to a command. Always draws equally often.
-    /// `from` is what a copy reads.
+    /// Decide what happens to a command, and count it.
     fn judge(&mut self, token: Token, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Plan {
+        let plan = self.foresee(token, kind, range, from);
+        if plan.error.is_some() {
+            self.control.count(Fault::Error);
+        }
+        if let Some(fault) = plan.held_by {
+            self.control.count(fault);
+        }
+        plan
+    }
+
+    /// What would happen to a command. Always draws equally often. `from` is what a copy reads.
+    fn foresee(&mut self, token: Token, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Plan {
         if self.broken_generation != self.control.broken_generation() {
             self.broken_generation = self.control.copy_broken(&mut self.broken);
         }
@@ -254,6 +268,7 @@ impl FaultCore {
             has_effect: !is_error || has_effect,
             hold_before: until.filter(|_| is_before),
             hold_after: until.filter(|_| !is_before),
+            held_by: hold.map(|(fault, _)| fault),
             order,
         };
         if control.is_gone() {
@@ -262,12 +277,6 @@ impl FaultCore {
         } else if let Some(error) = self.broken_error(kind, range, from) {
             plan.error = Some(error);
             plan.has_effect = false;
-        }
-        if plan.error.is_some() {
-            control.count(Fault::Error);
-        }
-        if let Some((fault, _)) = hold {
-            control.count(fault);
         }
         plan
     }
@@ -382,6 +391,19 @@ impl Disk for FaultCore {
 
     fn take(&mut self, range: BlockRange) -> Option<Buf> {
         self.inner.take(range)
+    }
+
+    /// Where no fault meets the read. Otherwise `submit` comes to the same plan: nothing was drawn.
+    fn read_in_place(&mut self, range: BlockRange, next: Option<u64>) -> Option<Buf> {
+        let draws = self.draws.clone();
+        let plan = self.foresee(Token(0), OpKind::Read, range, None);
+        let is_clean = plan.error.is_none() && plan.held_by.is_none();
+        let data = if is_clean { self.inner.read_in_place(range, next) } else { None };
+        match &data {
+            Some(_) => self.control.count_in_place(),
+            None => self.draws = draws,
+        }
+        data
     }
 
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {

@@ -5,9 +5,10 @@
 //! [`Done`] comes back.
 //!
 //! ```text
-//!   Qpair::step_buffer -> Disk::buffers (who provides the memory) -> Disk::take | Pool::take
-//!   Qpair::step_submit -> Disk::submit -> Some(Done) at once (ram, null)
-//!                                      -> None, then Core::poll -> Disk::poll -> Done (file)
+//!   Qpair::step_buffer -> Disk::read_buffers, write_buffers (whose memory) -> Disk::take | Pool::take
+//!   Qpair::step_execute -> Disk::submit -> Some(Done) at once (ram, null)
+//!                                       -> None, then Core::poll -> Disk::poll -> Done (file)
+//!   a read on the short way: Disk::read_in_place (ram, null)
 //! ```
 //!
 //! What a disk answers for: `Done::result` is the truth about the medium as its kind can know it. After
@@ -32,7 +33,7 @@ pub mod signature;
 pub mod source;
 
 use nvme_spec::status::{Status, StatusType};
-use spindle_reactor::mem::{Buf, Pool};
+use spindle_reactor::mem::Buf;
 
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
 pub use file::{FileDisk, FileFacts, FileSpec};
@@ -266,9 +267,10 @@ pub trait Disk {
         u64::MAX
     }
 
-    /// The data of a read where it lies, with a pin on it, as a disk has it that gives the memory of reads.
-    /// `None`: not at once, and nothing was begun; [`Disk::submit`] reads it. The block `next` seems to be
-    /// read after it, whatever number that is: what will be looked up for it may be fetched meanwhile.
+    /// The data of a read where it lies, pinned until the buffer is dropped; only where
+    /// [`Disk::read_buffers`] says `Disk`. `None`: nothing was begun, [`Disk::submit`] reads it. `next` is
+    /// the block that is probably read next, unchecked: a hint, to begin to fetch what will be looked up for
+    /// it.
     fn read_in_place(&mut self, range: BlockRange, next: Option<u64>) -> Option<Buf> {
         let _ = (range, next);
         None
@@ -323,9 +325,6 @@ pub trait Disk {
     /// Commands in flight, so that a drain knows when it is over.
     fn in_flight(&self) -> usize;
 }
-
-/// What a disk's opener takes along from the core: see [`CoreContext`].
-pub type CorePool = Pool;
 
 #[cfg(test)]
 mod testing;

@@ -4,7 +4,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
-use crate::options::TransportKind;
+use spindle_transport::TransportKind;
 
 /// Port of NVMe/RDMA controllers of either kind (IANA).
 pub const NVME_RDMA_PORT: u16 = 4420;

@@ -9,10 +9,11 @@ use nvme_spec::Nqn;
 use nvme_spec::log::{DISCOVERY_ENTRY_BYTES, DiscoveryLogEntry, DiscoveryLogHeader, LogId};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::FromBytes;
+use spindle_transport::TransportKind;
 
 use crate::controller::Controller;
 use crate::error::Error;
-use crate::options::{Host, Options, Target, TransportKind};
+use crate::options::{Host, Options, Target};
 
 /// Times that a changing log is begun again.
 const READS_MAX: u32 = 10;

@@ -50,11 +50,12 @@ pub use discover::{DiscoveryLog, discover};
 pub use error::{Error, Loss, RdmaRefusal};
 pub use group::Group;
 pub use namespace::{BlockRange, Namespace};
-pub use options::{Host, OnLoss, Options, Target, TransportKind};
+pub use options::{Host, OnLoss, Options, Target};
 pub use qpair::{Completion, Failure, Refused, Ticket, WaitError, Why};
 pub use queue::{IoQueue, RefusedPair};
 pub use session::{Session, SessionEvent, SessionOptions};
 pub use set::QueueSet;
+pub use spindle_transport::TransportKind;
 
 pub use nvme_spec;
 pub use spindle_rdma::registration::{Limits as RegistrationLimits, Mode as RegistrationMode};

@@ -7,6 +7,7 @@ use std::time::Duration;
 use arrayvec::ArrayString;
 use nvme_spec::Nqn;
 use spindle_rdma::registration::Limits as RegistrationLimits;
+use spindle_transport::TransportKind;
 
 /// Who the host is to a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,25 +85,6 @@ fn hash(bytes: &[u8]) -> [u8; 16] {
     id[6] = id[6] & 0x0f | 0x80;
     id[8] = id[8] & 0x3f | 0x80;
     id
-}
-
-/// How commands and data travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum TransportKind {
-    /// NVMe/TCP.
-    #[default]
-    Tcp,
-    /// NVMe/RDMA.
-    Rdma,
-}
-
-impl std::fmt::Display for TransportKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            TransportKind::Tcp => "tcp",
-            TransportKind::Rdma => "rdma",
-        })
-    }
 }
 
 /// A subsystem, and how this host gets there.

@@ -47,6 +47,11 @@ impl RateLimit {
         }
     }
 
+    /// So many more were not said, for another reason.
+    pub fn add_suppressed(&mut self, count: u64) {
+        self.suppressed = self.suppressed.saturating_add(count);
+    }
+
     fn refill(&mut self, now: Nanos) {
         let Some(interval) = self.interval else { return };
         let missing = u64::from(self.burst - self.tokens);
@@ -77,6 +82,16 @@ mod tests {
         assert_eq!(limit.allow(start + Nanos::from_ms(1000)), Some(Allowed { suppressed: 1 }));
         let later = start + Nanos::from_secs(1000);
         assert_eq!((0..10).filter(|_| limit.allow(later).is_some()).count(), 3, "never more than the burst");
+    }
+
+    #[test]
+    fn what_was_left_out_elsewhere_is_told_with_the_next() {
+        let mut limit = RateLimit::new(1, 1);
+        limit.add_suppressed(3);
+        assert_eq!(limit.allow(Nanos::from_secs(1)), Some(Allowed { suppressed: 3 }));
+        limit.add_suppressed(u64::MAX);
+        limit.add_suppressed(1);
+        assert_eq!(limit.allow(Nanos::from_secs(2)), Some(Allowed { suppressed: u64::MAX }));
     }
 
     #[test]

@@ -21,6 +21,7 @@ use spindle_disk::{CoreContext, Done, OpenError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pool, SHARE_BYTES};
 use spindle_reactor::slab::{Slab, Slot};
+use spindle_transport::Transport;
 
 use crate::controller::Controller;
 use crate::env::{AbortFrom, DONE_BATCH, Env, Message};
@@ -32,7 +33,6 @@ use crate::qpair::{Life, Qpair, Retried, from_token};
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::Snapshot;
 use room::Unconnected;
-use spindle_transport::Transport;
 
 /// How often time-outs are looked at.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
@@ -489,11 +489,6 @@ impl<T: Transport> TargetCore<T> {
         self.env.outbox.pop_front()
     }
 
-    /// A message that its mailbox had no room for: it stays first in line.
-    pub fn put_back(&mut self, to: usize, message: Message) {
-        self.env.outbox.push_front((to, message));
-    }
-
     /// The next queue pair that may have something to send; each is named once.
     #[inline]
     pub fn next_touched(&mut self) -> Option<Slot> {
@@ -528,12 +523,6 @@ impl<T: Transport> TargetCore<T> {
     #[must_use]
     pub fn is_disk_idle(&self) -> bool {
         self.env.disks.iter().flatten().all(|disk| disk.in_flight() == 0)
-    }
-
-    /// When the timer is due next.
-    #[must_use]
-    pub fn next_deadline(&self) -> Nanos {
-        self.next_timer
     }
 
     /// True once shutdown has begun.

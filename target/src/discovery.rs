@@ -23,10 +23,10 @@ use nvme_spec::log::{
 use nvme_spec::nqn::{Nqn, padded_ascii};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::zerocopy::little_endian::U16;
+use spindle_transport::{Peer, TransportKind};
 
 use crate::controller::Window;
 use crate::snapshot::{Listener, Referral, Snapshot};
-use spindle_transport::{Peer, TransportKind};
 
 /// ASQSZ: entries of an admin queue that are always granted; what Linux asks for, and the least that is
 /// allowed.

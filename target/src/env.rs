@@ -11,6 +11,7 @@ use spindle_disk::{Disk, Done};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool, Share};
 use spindle_reactor::slab::Slot;
+use spindle_transport::CloseReason;
 
 use crate::controller::ErrorRecord;
 use crate::leftovers::Leftovers;
@@ -18,7 +19,6 @@ use crate::notice::{Notice, Notices};
 use crate::qpair::owner;
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{DiskId, Snapshot};
-use spindle_transport::CloseReason;
 
 /// From core to core, in order between any two.
 #[derive(Clone)]

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 
 use nvme_spec::nqn::Nqn;
 use nvme_spec::status::Status;
+use spindle_transport::CloseReason;
 
 use crate::leftovers::LEFTOVER_MAX;
-use spindle_transport::CloseReason;
 
 /// Something worth a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -209,5 +209,21 @@ impl Notices {
     /// How many did not fit since the last call.
     pub fn take_dropped(&mut self) -> u64 {
         std::mem::take(&mut self.dropped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_counted_once() {
+        let mut notices = Notices::default();
+        let remote = "192.0.2.1:4420".parse().expect("an address");
+        for _ in 0..NOTICES_MAX + 6 {
+            notices.push(Notice::HostError { remote, rule: "a rule" });
+        }
+        assert_eq!(std::iter::from_fn(|| notices.pop()).count(), NOTICES_MAX);
+        assert_eq!((notices.take_dropped(), notices.take_dropped()), (6, 0));
     }
 }

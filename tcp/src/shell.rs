@@ -20,10 +20,8 @@ use arrayvec::{ArrayString, ArrayVec};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::{Interest, Readiness, Ready, Received, Sent, Socket};
 use spindle_reactor::slab::Slot;
-use spindle_transport::Connections;
-use spindle_transport::Holds;
-use spindle_transport::Peer;
 use spindle_transport::admission::Admitted;
+use spindle_transport::{Connections, Holds, Peer};
 
 use crate::controller::{Conn, ConnConfig};
 use crate::{Expectation, Phase, RxBatch};

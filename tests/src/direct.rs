@@ -119,7 +119,7 @@ impl Direct {
     pub fn new(bytes: u64, block_bytes: u32) -> Direct {
         let spec = RamSpec { bytes, block_bytes, pages: Pages::Transparent };
         let disk = RamDisk::new("ram", spec).expect("a disk");
-        // Past the target and without a copy: what counts instructions is to count little of this.
+        // Past the target and without copies, which take long where instructions are counted.
         let mut core = disk.open(&CoreContext { core: 0, pool: pool(), depth: 1 }).expect("a core");
         let blocks = (1 << 20) / block_bytes;
         for lba in (0..bytes / u64::from(block_bytes)).step_by(blocks as usize) {
@@ -129,6 +129,7 @@ impl Direct {
             let done = core.submit(Token(0), Op::Write { fua: false }, range, Some(buf));
             assert_eq!(done.map(|done| done.result), Some(Ok(())));
         }
+        drop(core);
         Direct::on(&disk)
     }
 

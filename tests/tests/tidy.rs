@@ -322,8 +322,10 @@ fn no_transport_needs_the_target_and_none_is_needed_by_it() {
         let reached = rooms_reached(&needs, room);
         assert!(reached.len() > 2 && !reached.contains("spindle-target"), "{room} needs {reached:?}");
     }
+    let of_target = rooms_reached(&needs, "spindle-target");
+    assert!(of_target.contains("spindle-transport") && of_target.contains("spindle-disk"), "{of_target:?}");
     for room in ["spindle-tcp", "spindle-rdma", "spindle-rdma-verbs", "spindle-nvme-pcie"] {
-        assert!(!rooms_reached(&needs, "spindle-target").contains(room), "the target needs {room}");
+        assert!(!of_target.contains(room), "the target needs {room}");
     }
 }
 
@@ -343,6 +345,10 @@ fn the_picture_of_the_rooms_is_true() {
         wanted.extend(shown);
     }
     assert_eq!(drawn, wanted, "run scripts/rooms");
+    let boxes = picture.split("</text>").filter_map(|part| part.rsplit_once('>')).map(|(_, name)| name);
+    let shown: BTreeSet<&str> = boxes.filter(|name| !name.trim().is_empty()).collect();
+    let shipped = needs.keys().filter(|room| is_shipped(room)).map(|room| folders[room].as_str());
+    assert_eq!(shown, shipped.collect(), "run scripts/rooms");
 }
 
 /// What a link of a page names: a path from the page's folder.

@@ -13,7 +13,7 @@
 //!
 //! What a transport checks: the PDU or capsule itself and that the SGL is of a kind and length that the
 //! transport allows. What it does not: opcode, namespace, range, or that the length fits the command
-//! (`io::check`, `admin` do).
+//! (the request machine does).
 
 use nvme_spec::cqe::Cqe;
 use nvme_spec::sqe::Sqe;
@@ -207,8 +207,8 @@ pub trait Transport {
         false
     }
 
-    /// What the next event will be the command of, where that is cheap to know: a hint, unchecked. It may be
-    /// no command at all, and `None` says nothing.
+    /// The bytes where the next command's queue entry would be, if they are here. Unchecked: they may be of
+    /// something else.
     fn peek_command(&self) -> Option<&Sqe> {
         None
     }

@@ -15,6 +15,7 @@ pub trait Connections {
     type Conn: Transport;
 
     /// Why a connection would not be taken over now; `None`: it would.
+    #[must_use]
     fn refusal(&self) -> Option<&'static str>;
 
     /// Take over a connection. `Err` gives it back: there is no room, or the appliance is shutting down.
@@ -31,6 +32,7 @@ pub trait Connections {
     fn transport(&mut self, id: Slot) -> Option<&mut Self::Conn>;
 
     /// The connection's ends.
+    #[must_use]
     fn peer(&self, id: Slot) -> Option<&Peer>;
 
     /// Act on what the connection has.

@@ -2,13 +2,23 @@
 
 use std::net::SocketAddr;
 
-/// Transports (TRTYPE).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Transports (TRTYPE). Displayed as nvme-cli and the configuration name them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum TransportKind {
     /// NVMe/TCP.
+    #[default]
     Tcp,
     /// NVMe/RDMA.
     Rdma,
+}
+
+impl std::fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            TransportKind::Tcp => "tcp",
+            TransportKind::Rdma => "rdma",
+        })
+    }
 }
 
 /// The two ends of a connection, for discovery and for logs.

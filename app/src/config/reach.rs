@@ -38,9 +38,5 @@ pub fn connect_line(listener: (TransportKind, SocketAddr), nqn: &Nqn) -> String 
     let nqn = nqn.as_str();
     let quoted =
         if nqn.bytes().all(is_plain) { nqn.to_owned() } else { format!("'{}'", nqn.replace('\'', r"'\''")) };
-    let transport = match transport {
-        TransportKind::Tcp => "tcp",
-        TransportKind::Rdma => "rdma",
-    };
     format!("nvme connect -t {transport} -a {} -s {} -n {quoted}", address.ip(), address.port())
 }

@@ -553,6 +553,7 @@ impl CoreLoop {
                 log(self.setup.core, &notice);
             }
         }
+        self.log.add_suppressed(self.core.notices().take_dropped());
     }
 
     /// Nothing to do: spin, or sleep once it has lasted.

@@ -148,6 +148,7 @@ pub struct FaultControl {
     broken: Mutex<Vec<Broken>>,
     broken_generation: AtomicU64,
     counts: [AtomicU64; FAULTS],
+    in_place: AtomicU64,
 }
 
 impl FaultControl {
@@ -162,6 +163,7 @@ impl FaultControl {
             broken: Mutex::new(Vec::new()),
             broken_generation: AtomicU64::new(0),
             counts: Default::default(),
+            in_place: AtomicU64::new(0),
         }
     }
 
@@ -268,6 +270,16 @@ impl FaultControl {
         let generation = self.broken_generation();
         to.clone_from(&self.broken.lock().unwrap_or_else(PoisonError::into_inner));
         generation
+    }
+
+    /// Reads that no fault met and that the disk below had in place.
+    #[must_use]
+    pub fn reads_in_place(&self) -> u64 {
+        self.in_place.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_in_place(&self) {
+        self.in_place.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn count(&self, fault: Fault) {

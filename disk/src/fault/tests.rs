@@ -245,3 +245,33 @@ fn what_does_not_fit_the_list_of_done_comes_in_the_next_poll() {
     }
     assert_eq!(disk.in_flight(), 0);
 }
+
+#[test]
+fn a_read_in_place_meets_the_faults_that_a_submitted_one_would_meet() {
+    let with_faults = || {
+        let (disk, control) = over_null(11);
+        control.set(Fault::Error, OpKind::Read, 100_000);
+        control.set(Fault::Delay, OpKind::Read, 200_000);
+        control.set(Fault::Drop, OpKind::Read, 100_000);
+        (disk, control)
+    };
+    let ((mut submitted, all), (mut asked, some)) = (with_faults(), with_faults());
+    let mut in_place = 0;
+    for token in 0..400 {
+        let wanted = submitted.submit(Token(token), Op::Read, ONE, None).map(|done| done.result);
+        let seen = match asked.read_in_place(ONE, None) {
+            Some(data) => {
+                assert_eq!(data.len(), 4096);
+                in_place += 1;
+                Some(Ok(()))
+            }
+            None => asked.submit(Token(token), Op::Read, ONE, None).map(|done| done.result),
+        };
+        assert_eq!(seen, wanted, "read {token}");
+    }
+    assert!((200..300).contains(&in_place), "{in_place}");
+    assert_eq!(some.reads_in_place(), in_place);
+    for fault in [Fault::Error, Fault::Delay, Fault::Drop] {
+        assert_eq!(some.injected(fault), all.injected(fault), "{fault:?}");
+    }
+}

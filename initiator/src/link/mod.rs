@@ -17,9 +17,10 @@ use spindle_reactor::mem::Buf;
 use spindle_reactor::net::{Interest, Readiness};
 use spindle_tcp::RxBatch;
 use spindle_tcp::host::HostData;
+use spindle_transport::TransportKind;
 
 use crate::error::{Error, Loss};
-use crate::options::{Options, Target, TransportKind};
+use crate::options::{Options, Target};
 use crate::qpair::Why;
 
 use rdma::RdmaLink;

@@ -12,11 +12,11 @@ use nvme_spec::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, Connect, ConnectData, Conne
 use nvme_spec::nqn::{Nqn, NqnError};
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
+use spindle_transport::Limits;
 
 use super::{Context, Controller};
 use crate::shared::{ControllerShared, IO_QUEUES_MAX};
 use crate::snapshot::Subsystem;
-use spindle_transport::Limits;
 
 /// A queue was made.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use nvme_spec::nqn::{Nqn, padded_ascii};
 use nvme_spec::sqe::SQE_BYTES;
 use nvme_spec::zerocopy::little_endian::{U16, U32};
 use spindle_disk::Geometry;
+use spindle_transport::{RDMA_DESCRIPTORS_MAX, TransportKind};
 
 use super::limits::{
     ABORTS_MAX, ASYNC_EVENTS_MAX, ERROR_ENTRIES, FIRMWARE, KEEP_ALIVE_UNITS, TEMPERATURE_CRITICAL_KELVIN,
@@ -17,7 +18,6 @@ use super::limits::{
 };
 use super::{Controller, property};
 use crate::snapshot::{NSID_MAX, Subsystem};
-use spindle_transport::{RDMA_DESCRIPTORS_MAX, TransportKind};
 
 /// IOCCSZ and IORCSZ count in these bytes.
 const CAPSULE_UNIT_BYTES: u32 = 16;

@@ -10,12 +10,12 @@ use nvme_spec::nqn::padded_ascii;
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
+use spindle_transport::TransportKind;
 
 use super::changed::ChangedNamespaces;
 use super::limits::FIRMWARE;
 use super::{Context, Controller, Failure, Kind, Need, Window, effects, error_log, field, identify, smart};
 use crate::discovery::DiscoveryLog;
-use spindle_transport::TransportKind;
 
 /// Pages of an I/O controller.
 const IO_PAGES: [LogId; 8] = [

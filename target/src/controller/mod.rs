@@ -47,6 +47,7 @@ use nvme_spec::register::Cc;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
+use spindle_transport::{Limits, Peer, TransportKind};
 
 pub use self::connect::{ConnectRefusal, Connected, connect, is_admin_connect};
 pub use self::error_log::ErrorRecord;
@@ -62,8 +63,6 @@ use self::smart::HealthWatch;
 use crate::discovery;
 use crate::shared::{ControllerShared, IO_QUEUES_MAX, Registry};
 use crate::snapshot::{Snapshot, Subsystem};
-use spindle_transport::Limits;
-use spindle_transport::{Peer, TransportKind};
 
 /// What a controller looks at while it answers a command.
 #[derive(Clone, Copy)]

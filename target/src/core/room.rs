@@ -6,11 +6,11 @@
 use std::collections::VecDeque;
 
 use spindle_reactor::slab::{Slab, Slot};
+use spindle_transport::{Connections, Transport};
 
 use super::TargetCore;
 use crate::notice::Notice;
 use crate::qpair::Qpair;
-use spindle_transport::{Connections, Transport};
 
 /// Connections that have not sent Connect.
 #[derive(Debug, Default)]

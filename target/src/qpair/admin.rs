@@ -9,6 +9,7 @@ use nvme_spec::opcode::FabricsType;
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::{Slab, Slot};
+use spindle_transport::{CloseReason, DataPointer, Transport};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -20,7 +21,6 @@ use crate::env::{AbortFrom, Env, Message};
 use crate::leftovers::LEFTOVER_MAX;
 use crate::notice::Notice;
 use crate::shared::ControllerShared;
-use spindle_transport::{CloseReason, DataPointer, Transport};
 
 /// Bytes of Connect's data.
 const CONNECT_BYTES: u32 = 1024;
@@ -161,7 +161,7 @@ impl<T: Transport> Qpair<T> {
                 if self.reinsert_connect(slot).is_none() {
                     return;
                 }
-                self.finish(env, slot, Status::SUCCESS, u64::from(result), None);
+                self.finish(slot, Status::SUCCESS, u64::from(result), None);
                 if is_admin {
                     self.notice_connected(env);
                 }
@@ -174,7 +174,7 @@ impl<T: Transport> Qpair<T> {
                     reason: refusal.about(data).to_string(),
                 };
                 env.notice(notice);
-                self.finish(env, slot, refusal.status, u64::from(refusal.result), None);
+                self.finish(slot, refusal.status, u64::from(refusal.result), None);
             }
         }
     }
@@ -241,7 +241,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     fn disconnect(&mut self, env: &mut Env, slot: Slot) {
-        self.finish(env, slot, Status::SUCCESS, 0, None);
+        self.finish(slot, Status::SUCCESS, 0, None);
         self.close(env, CloseReason::Disconnect);
     }
 
@@ -312,11 +312,11 @@ impl<T: Transport> Qpair<T> {
         if let (Outcome::Reply { status, result, .. }, Some(buf), true) = (&outcome, buf, is_to_host)
             && status.is_success()
         {
-            self.finish(env, slot, *status, *result, Some(buf));
+            self.finish(slot, *status, *result, Some(buf));
         } else {
             self.end_admin(env, slot, outcome);
         }
-        self.deliver_async_events(env);
+        self.deliver_async_events();
     }
 
     fn end_admin(&mut self, env: &mut Env, slot: Slot, outcome: Outcome) {
@@ -324,7 +324,7 @@ impl<T: Transport> Qpair<T> {
             Outcome::Reply { status, result, field } if !status.is_success() && result == 0 => {
                 self.refuse(env, slot, Refusal { status, field });
             }
-            Outcome::Reply { status, result, .. } => self.finish(env, slot, status, result, None),
+            Outcome::Reply { status, result, .. } => self.finish(slot, status, result, None),
             Outcome::HoldAsyncEvent => {
                 if let Some(request) = self.requests.get_mut(slot) {
                     request.state = State::Held;
@@ -365,11 +365,11 @@ impl<T: Transport> Qpair<T> {
         }
         let Role::Admin(controller) = &mut self.role else { return };
         controller.look_at_health(&context(env, &self.peer));
-        self.deliver_async_events(env);
+        self.deliver_async_events();
     }
 
     /// Complete held event requests for events that are pending and wanted.
-    pub(super) fn deliver_async_events(&mut self, env: &mut Env) {
+    pub(super) fn deliver_async_events(&mut self) {
         loop {
             let Role::Admin(controller) = &mut self.role else { return };
             if self.held.is_empty() {
@@ -377,7 +377,7 @@ impl<T: Transport> Qpair<T> {
             }
             let Some(result) = controller.take_async_event() else { return };
             let slot = self.held.remove(0);
-            self.finish(env, slot, Status::SUCCESS, u64::from(result), None);
+            self.finish(slot, Status::SUCCESS, u64::from(result), None);
         }
     }
 
@@ -385,7 +385,7 @@ impl<T: Transport> Qpair<T> {
     fn begin_abort(&mut self, env: &mut Env, slot: Slot, sqid: u16, cid: u16) {
         if sqid == 0 {
             let is_aborted = self.abort(env, cid, Some(slot));
-            self.end_abort(env, slot, is_aborted);
+            self.end_abort(slot, is_aborted);
             return;
         }
         let Role::Admin(controller) = &self.role else { return };
@@ -405,16 +405,16 @@ impl<T: Transport> Qpair<T> {
         request.progress.is_writing |= is_aborted;
         if usize::try_from(request.progress.index).is_ok_and(|answers| answers >= env.cores) {
             let is_aborted = request.progress.is_writing;
-            self.end_abort(env, slot, is_aborted);
+            self.end_abort(slot, is_aborted);
         }
     }
 
     /// Dword 0 bit 0: the command was *not* aborted (Base 2.0, 5.1).
-    fn end_abort(&mut self, env: &mut Env, slot: Slot, is_aborted: bool) {
+    fn end_abort(&mut self, slot: Slot, is_aborted: bool) {
         if let Role::Admin(controller) = &mut self.role {
             controller.abort_done();
         }
-        self.finish(env, slot, Status::SUCCESS, u64::from(!is_aborted), None);
+        self.finish(slot, Status::SUCCESS, u64::from(!is_aborted), None);
     }
 
     /// True when this is the I/O queue `qid` of `controller`.

@@ -20,11 +20,11 @@ use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, BufferFrom, DiskError, Op};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
+use spindle_transport::{DataPointer, Transport};
 
 use super::request::{IoCommand, IoOp, Refusal, Request, State};
 use super::{Qpair, Role, Work, status_of, token};
 use crate::env::Env;
-use spindle_transport::{DataPointer, Transport};
 
 /// Most buffers of a command.
 const BUFFERS_MAX: u8 = 2;
@@ -109,7 +109,7 @@ impl<T: Transport> Qpair<T> {
             Some(status) => self.refuse(env, slot, Refusal { status, field: None }),
             None => {
                 self.count_io(env.core, io);
-                self.finish(env, slot, Status::SUCCESS, 0, None);
+                self.finish(slot, Status::SUCCESS, 0, None);
             }
         }
     }

@@ -12,13 +12,13 @@ use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, BufferFrom, Disk, DiskError, Done, Op, Token};
 use spindle_reactor::mem::{Buf, Pool};
 use spindle_reactor::slab::Slot;
+use spindle_transport::Transport;
 
 use super::io::{COPY_RANGE_BYTES, DSM_RANGE_BYTES, check_range, field};
 use super::request::{IoCommand, IoOp, Progress, Refusal, Request, State};
 use super::{IoRole, Qpair, Role, Work, reads_into_pool, status_of, token};
 use crate::controller::limits;
 use crate::env::Env;
-use spindle_transport::Transport;
 
 /// Pieces that one command may do in a turn before others have theirs.
 const STEPS_PER_TURN: u32 = 16;
@@ -124,7 +124,7 @@ impl<T: Transport> Qpair<T> {
                 }
                 Step::Finish => {
                     self.count_io(env.core, &io);
-                    self.finish(env, slot, Status::SUCCESS, 0, None);
+                    self.finish(slot, Status::SUCCESS, 0, None);
                     return;
                 }
                 Step::Refuse(refusal) => {

@@ -9,11 +9,11 @@
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::Slot;
+use spindle_transport::Transport;
 
 use super::request::State;
 use super::{Qpair, Role};
 use crate::env::Env;
-use spindle_transport::Transport;
 
 /// How long too few of the commands that wait for data may get it: at 2 MiB, 70 KB/s.
 pub const FETCH_TIMEOUT: Nanos = Nanos::from_secs(30);

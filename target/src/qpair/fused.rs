@@ -12,12 +12,12 @@ use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
 use spindle_disk::{BufferFrom, DiskError};
 use spindle_reactor::slab::Slot;
+use spindle_transport::Transport;
 
 use super::io::field;
 use super::request::{IoCommand, IoOp, Refusal, State};
 use super::{Qpair, Work, status_of, token};
 use crate::env::Env;
-use spindle_transport::Transport;
 
 impl<T: Transport> Qpair<T> {
     /// A command passed its checks and is half of a pair, or follows a first half.
@@ -234,8 +234,8 @@ impl<T: Transport> Qpair<T> {
                         self.count_io(env.core, &io);
                     }
                 }
-                self.finish(env, first, Status::SUCCESS, 0, None);
-                self.finish(env, second, Status::SUCCESS, 0, None);
+                self.finish(first, Status::SUCCESS, 0, None);
+                self.finish(second, Status::SUCCESS, 0, None);
             }
             Err(error) => {
                 if let Some(io) = io_of(second) {

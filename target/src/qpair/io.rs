@@ -8,10 +8,10 @@ use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::{Fuse, Sqe};
 use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, Geometry};
+use spindle_transport::DataPointer;
 
 use super::request::{Direction, IoCommand, IoOp, Refusal};
 use crate::controller::limits;
-use spindle_transport::DataPointer;
 
 /// Byte offsets of fields in a submission queue entry, for [`Refusal::field`].
 pub mod field {

@@ -10,11 +10,11 @@
 use spindle_disk::{BufferFrom, Disk};
 use spindle_reactor::mem::{Buf, Pool};
 use spindle_reactor::slab::Slot;
+use spindle_transport::Transport;
 
 use super::request::{IoCommand, IoOp, Request, State, Work};
 use super::{Qpair, compound};
 use crate::env::Env;
-use spindle_transport::Transport;
 
 /// What the oldest request of a line waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

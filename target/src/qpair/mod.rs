@@ -41,6 +41,8 @@ use spindle_disk::{DiskError, Done, Op, Owner, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
+use spindle_transport::admission::Admitted;
+use spindle_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport, UNSLOTTED};
 
 use admin::ConnectBytes;
 
@@ -54,9 +56,6 @@ pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT};
 use fetches::{Fetches, Progress};
 use memory::{needs_memory, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
-use spindle_transport::Peer;
-use spindle_transport::admission::Admitted;
-use spindle_transport::{CloseReason, DataPointer, Event, Reply, Transport, UNSLOTTED};
 
 /// How long a connection may take until Connect is through: a host with many queues opens all their
 /// connections first, and then sends one Connect after the other. What it holds until then others cannot
@@ -435,7 +434,7 @@ impl<T: Transport> Qpair<T> {
             IoOp::WriteZeroes { deallocate, fua } => Op::WriteZeroes { deallocate, fua },
             IoOp::Hint => {
                 request.buf = None;
-                self.finish(env, slot, Status::SUCCESS, 0, None);
+                self.finish(slot, Status::SUCCESS, 0, None);
                 return;
             }
             IoOp::FlushAll | IoOp::Deallocate { .. } | IoOp::Compare | IoOp::Verify | IoOp::Copy { .. } => {
@@ -445,7 +444,7 @@ impl<T: Transport> Qpair<T> {
         };
         let buf = request.buf.take();
         let Some(disk) = env.disk(io.disk) else {
-            self.finish(env, slot, status_of(DiskError::Gone), 0, None);
+            self.finish(slot, status_of(DiskError::Gone), 0, None);
             return;
         };
         if let Some(done) = disk.submit(token(id, slot), op, io.range, buf) {
@@ -489,7 +488,7 @@ impl<T: Transport> Qpair<T> {
             Ok(()) => {
                 self.count_io(env.core, io);
                 let data = if io.op == IoOp::Read { buf } else { None };
-                self.finish(env, slot, Status::SUCCESS, 0, data);
+                self.finish(slot, Status::SUCCESS, 0, data);
             }
             Err(error) => self.disk_failed(env, slot, io, error),
         }
@@ -542,14 +541,7 @@ impl<T: Transport> Qpair<T> {
 
     /// Answer the host. The request ends with `Sent`.
     #[inline]
-    pub(crate) fn finish(
-        &mut self,
-        env: &mut Env,
-        slot: Slot,
-        status: Status,
-        result: u64,
-        data: Option<Buf>,
-    ) {
+    pub(crate) fn finish(&mut self, slot: Slot, status: Status, result: u64, data: Option<Buf>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_ne!(request.state, State::Replying, "answered twice");
         request.state = State::Replying;
@@ -557,7 +549,6 @@ impl<T: Transport> Qpair<T> {
         request.aux = None;
         let cid = request.cid();
         let cqe = self.cqe(cid, status).with_result_u64(result);
-        let _ = env;
         self.transport.reply(Reply { slot, cqe, data, may_omit_cqe: self.is_sq_flow_off });
     }
 
@@ -584,7 +575,7 @@ impl<T: Transport> Qpair<T> {
                 status = status.more();
             }
         }
-        self.finish(env, slot, status, result, None);
+        self.finish(slot, status, result, None);
     }
 
     /// True when the error log has it, or gets it in a moment.
@@ -733,7 +724,7 @@ impl<T: Transport> Qpair<T> {
             Role::Admin(controller) => {
                 let effect = controller.on_snapshot(old, &env.shown);
                 self.apply(env, effect);
-                self.deliver_async_events(env);
+                self.deliver_async_events();
             }
             Role::Io(role) => match is_allowed(&role.shared) {
                 Some(subsystem) => role.subsystem = subsystem,

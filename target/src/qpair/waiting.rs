@@ -4,10 +4,10 @@
 //! connection: that may be the data of the very commands that hold the memory.
 
 use spindle_reactor::slab::Slot;
+use spindle_transport::{DataPointer, Transport};
 
 use super::Qpair;
 use super::request::State;
-use spindle_transport::{DataPointer, Transport};
 
 impl<T: Transport> Qpair<T> {
     /// A request gets to the end of the line for memory. Its in-capsule data gets out of the way.

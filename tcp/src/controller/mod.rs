@@ -1,4 +1,4 @@
-//! The controller's end of a connection: implements the target's [`Transport`].
+//! The controller's end of a connection: implements [`Transport`].
 //!
 //! The order of a turn, as a shell calls it:
 //!

@@ -70,7 +70,7 @@ impl Conn {
         Some(event)
     }
 
-    /// What lies where the next command would have its queue entry, whatever it is.
+    /// See [`Transport::peek_command`](spindle_transport::Transport::peek_command).
     #[inline]
     pub(super) fn peek_sqe(&self) -> Option<&Sqe> {
         let bytes: &[u8; COMMAND_BYTES] = self.wire.inbox.peek_batch()?;

@@ -32,8 +32,7 @@ use spindle_target::shared::Registry;
 use spindle_target::snapshot::{
     AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
 };
-use spindle_transport::{Connections, DataPointer, Event};
-use spindle_transport::{Peer, TransportKind};
+use spindle_transport::{Connections, DataPointer, Event, Peer, TransportKind};
 
 pub use line::{Answer, Fetch, LIMITS, Line, Part, stack_address};
 pub use patience::Patience;

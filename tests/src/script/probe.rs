@@ -100,6 +100,12 @@ impl ProbeCore {
     fn note(&self, asked: Asked) {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(asked);
     }
+
+    fn check(&self, range: BlockRange) {
+        let geometry = self.geometry();
+        let end = range.lba.checked_add(u64::from(range.blocks));
+        assert!(end.is_some_and(|end| end <= geometry.block_count), "{range:?} is beyond {geometry:?}");
+    }
 }
 
 impl Disk for ProbeCore {
@@ -123,11 +129,16 @@ impl Disk for ProbeCore {
         self.inner.take(range)
     }
 
+    fn read_in_place(&mut self, range: BlockRange, next: Option<u64>) -> Option<Buf> {
+        let data = self.inner.read_in_place(range, next)?;
+        self.note(Asked::Op(Op::Read, range));
+        self.check(range);
+        Some(data)
+    }
+
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
         self.note(Asked::Op(op, range));
-        let geometry = self.geometry();
-        let end = range.lba.checked_add(u64::from(range.blocks));
-        assert!(end.is_some_and(|end| end <= geometry.block_count), "{range:?} is beyond {geometry:?}");
+        self.check(range);
         self.inner.submit(token, op, range, buf)
     }
 

@@ -6,8 +6,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
-use spindle_transport::Transport;
-use spindle_transport::TransportKind;
+use spindle_transport::{Transport, TransportKind};
 
 use super::rng::Rng;
 use super::swarm::Swarm;

@@ -539,6 +539,7 @@ impl<W: Carrier> World<W> {
             faults
                 .into_iter()
                 .for_each(|fault| self.counts.add(name_of(fault), place.control.injected(fault)));
+            self.counts.add("reads in place", place.control.reads_in_place());
             self.clock += 2;
             let left = place.left();
             self.counts.add("judged blocks", left.len() as u64);

@@ -1,5 +1,5 @@
-//! Writes whose data is here with the command: answered as they come, and everything that sends them the long
-//! way.
+//! Reads of data that lies in place, and writes whose data is here with the command: answered as they come,
+//! and everything that sends them the long way.
 
 use nvme_spec::register::CC;
 use nvme_spec::{Sqe, Status};
@@ -59,6 +59,64 @@ fn what_is_wrong_with_such_a_write_is_refused_as_on_the_long_way() {
         assert_refused(&rig.answer(&host.io).expect("an answer"), status);
     }
     assert_eq!(rig.read(&host.io, Sqe::read(2, 1, 0, 2), 1024).data, vec![0; 1024], "nothing was written");
+    rig.finish();
+}
+
+#[test]
+fn a_read_of_data_in_place_is_done_and_counted_without_a_place_among_the_requests() {
+    let (disk, control) = FaultDisk::new(ram_disk(512), 1);
+    let mut rig = Rig::new(Setup::small(vec![disk]));
+    let host = rig.host();
+    let namespace = rig.cores[0].snapshot().subsystems[0].namespaces[0].clone().expect("a namespace");
+    let blocks = namespace.geometry.block_count;
+    assert!(send(&mut rig, &host.io, Sqe::write(1, 1, blocks - 1, 1, false), &[7; 512]));
+    assert_ok(&rig.answer(&host.io).expect("an answer"));
+    rig.send(&host.io, Sqe::read(2, 1, blocks - 1, 1), 512);
+    assert_eq!(rig.states(&host.io), [], "it took no place");
+    let answer = rig.answer(&host.io).expect("an answer");
+    assert_ok(&answer);
+    assert_eq!((answer.cid, answer.data), (2, vec![7; 512]));
+    assert_eq!(control.reads_in_place(), 1);
+    let totals = namespace.counters.totals();
+    assert_eq!((totals.reads, totals.units_read), (1, 1));
+    // What does not pass the checks is not asked of the disk.
+    let wrong = [
+        (Sqe::read(3, 1, blocks, 1), 512, Status::LBA_OUT_OF_RANGE),
+        (Sqe::read(3, 1, blocks - 1, 2), 1024, Status::LBA_OUT_OF_RANGE),
+        (Sqe::read(3, 1, u64::MAX, 1), 512, Status::LBA_OUT_OF_RANGE),
+        (Sqe::read(3, 1, 0, 2), 512, Status::DATA_SGL_LENGTH_INVALID),
+        (Sqe::read(3, 2, 0, 1), 512, Status::INVALID_NAMESPACE_OR_FORMAT),
+    ];
+    for (sqe, bytes, status) in wrong {
+        rig.send(&host.io, sqe, bytes);
+        assert_refused(&rig.answer(&host.io).expect("an answer"), status);
+    }
+    assert_eq!((control.reads_in_place(), namespace.counters.totals().reads), (1, 1));
+    rig.finish();
+}
+
+#[test]
+fn a_disk_that_fails_such_a_read_or_takes_its_time_is_waited_for() {
+    let (disk, control) = FaultDisk::new(ram_disk(512), 1);
+    let mut rig = Rig::new(Setup::small(vec![disk]));
+    let host = rig.host();
+    control.set(Fault::Error, OpKind::Read, 1_000_000);
+    control.set_error(OpKind::Read, DiskError::MediaRead);
+    rig.send(&host.io, Sqe::read(1, 1, 7, 1), 512);
+    assert_refused(&rig.finish_command(&host.io, 1, &[0; 512]), Status::UNRECOVERED_READ_ERROR);
+    control.set(Fault::Error, OpKind::Read, 0);
+    control.set(Fault::Drop, OpKind::Read, 1_000_000);
+    rig.send(&host.io, Sqe::read(2, 1, 7, 1), 512);
+    assert_eq!(rig.states(&host.io), [(State::Executing, 1)]);
+    assert_eq!(
+        (control.injected(Fault::Error), control.injected(Fault::Drop)),
+        (1, 1),
+        "each is counted once"
+    );
+    control.release_dropped();
+    rig.turn();
+    assert!(rig.answer(&host.io).is_some_and(|answer| answer.cid == 2));
+    assert_eq!(control.reads_in_place(), 0);
     rig.finish();
 }
 

@@ -1,4 +1,4 @@
-//! The controller's end of a connection: implements the target's [`Transport`], without verbs.
+//! The controller's end of a connection: implements [`Transport`], without verbs.
 //!
 //! The order of a turn, as a shell calls it:
 //!

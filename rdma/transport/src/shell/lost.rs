@@ -17,8 +17,7 @@ use spindle_rdma_verbs::{AsyncEvent, CmId, CmToken, Device};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_reactor::slab::Slot;
-use spindle_transport::Connections;
-use spindle_transport::Holds;
+use spindle_transport::{Connections, Holds};
 
 use super::device::DeviceCore;
 use super::{Listening, SharedDevice, Shell, ShellConfig, Source};

@@ -31,9 +31,8 @@ use spindle_rdma_verbs::{
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_reactor::slab::Slot;
-use spindle_transport::Connections;
-use spindle_transport::Holds;
 use spindle_transport::admission::Admitted;
+use spindle_transport::{Connections, Holds};
 use spindle_transport::{Peer, TransportKind};
 
 use crate::controller::{Conn, ConnConfig, Phase};

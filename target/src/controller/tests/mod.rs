@@ -21,6 +21,7 @@ use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
 use spindle_reactor::clock::Nanos;
+use spindle_transport::{Limits, Peer, TransportKind};
 
 use super::{Connected, Context, Controller, Effect, Need, Outcome, connect as connect_command};
 use crate::counters::NamespaceCounters;
@@ -28,8 +29,6 @@ use crate::shared::Registry;
 use crate::snapshot::{
     AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Referral, Snapshot, Subsystem,
 };
-use spindle_transport::Limits;
-use spindle_transport::{Peer, TransportKind};
 
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-01.test:everyone";
 pub(crate) const PRIVATE: &str = "nqn.2026-01.test:private";
