@@ -130,9 +130,9 @@ impl Disk for ProbeCore {
     }
 
     fn read_in_place(&mut self, range: BlockRange, next: Option<u64>) -> Option<Buf> {
+        self.check(range);
         let data = self.inner.read_in_place(range, next)?;
         self.note(Asked::Op(Op::Read, range));
-        self.check(range);
         Some(data)
     }
 

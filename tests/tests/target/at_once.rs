@@ -96,50 +96,42 @@ fn a_read_of_data_in_place_is_done_and_counted_without_a_place_among_the_request
 }
 
 #[test]
-fn a_disk_that_fails_such_a_read_or_takes_its_time_is_waited_for() {
-    let (disk, control) = FaultDisk::new(ram_disk(512), 1);
-    let mut rig = Rig::new(Setup::small(vec![disk]));
-    let host = rig.host();
-    control.set(Fault::Error, OpKind::Read, 1_000_000);
-    control.set_error(OpKind::Read, DiskError::MediaRead);
-    rig.send(&host.io, Sqe::read(1, 1, 7, 1), 512);
-    assert_refused(&rig.finish_command(&host.io, 1, &[0; 512]), Status::UNRECOVERED_READ_ERROR);
-    control.set(Fault::Error, OpKind::Read, 0);
-    control.set(Fault::Drop, OpKind::Read, 1_000_000);
-    rig.send(&host.io, Sqe::read(2, 1, 7, 1), 512);
-    assert_eq!(rig.states(&host.io), [(State::Executing, 1)]);
-    assert_eq!(
-        (control.injected(Fault::Error), control.injected(Fault::Drop)),
-        (1, 1),
-        "each is counted once"
-    );
-    control.release_dropped();
-    rig.turn();
-    assert!(rig.answer(&host.io).is_some_and(|answer| answer.cid == 2));
-    assert_eq!(control.reads_in_place(), 0);
-    rig.finish();
-}
-
-#[test]
-fn a_disk_that_fails_such_a_write_or_takes_its_time_is_waited_for() {
-    let (disk, control) = FaultDisk::new(ram_disk(512), 1);
-    let mut rig = Rig::new(Setup::small(vec![disk]));
-    let host = rig.host();
-    control.set(Fault::Error, OpKind::Write, 1_000_000);
-    control.set_error(OpKind::Write, DiskError::MediaWrite);
-    send(&mut rig, &host.io, Sqe::write(1, 1, 7, 1, false), &[1; 512]);
-    assert_refused(&rig.finish_command(&host.io, 1, &[1; 512]), Status::WRITE_FAULT);
-    control.set(Fault::Error, OpKind::Write, 0);
-    control.set(Fault::Drop, OpKind::Write, 1_000_000);
-    send(&mut rig, &host.io, Sqe::write(2, 1, 7, 1, false), &[2; 512]);
-    assert_eq!(rig.states(&host.io), [(State::Executing, 1)]);
-    control.release_dropped();
-    rig.turn();
-    assert!(rig.answer(&host.io).is_some_and(|answer| answer.cid == 2));
-    control.set(Fault::Drop, OpKind::Write, 0);
-    assert!(send(&mut rig, &host.io, Sqe::write(3, 1, 7, 1, false), &[3; 512]));
-    assert_ok(&rig.answer(&host.io).expect("an answer"));
-    rig.finish();
+fn a_disk_that_fails_such_a_command_or_takes_its_time_is_waited_for() {
+    for (kind, error, status) in [
+        (OpKind::Read, DiskError::MediaRead, Status::UNRECOVERED_READ_ERROR),
+        (OpKind::Write, DiskError::MediaWrite, Status::WRITE_FAULT),
+    ] {
+        let (disk, control) = FaultDisk::new(ram_disk(512), 1);
+        let mut rig = Rig::new(Setup::small(vec![disk]));
+        let host = rig.host();
+        // Data of 512 bytes, in the capsule or for the host.
+        let give = |rig: &mut Rig, cid| {
+            if kind == OpKind::Write {
+                send(rig, &host.io, Sqe::write(cid, 1, 7, 1, false), &[1; 512]);
+            } else {
+                rig.send(&host.io, Sqe::read(cid, 1, 7, 1), 512);
+            }
+        };
+        control.set(Fault::Error, kind, 1_000_000);
+        control.set_error(kind, error);
+        give(&mut rig, 1);
+        assert_refused(&rig.finish_command(&host.io, 1, &[1; 512]), status);
+        control.set(Fault::Error, kind, 0);
+        control.set(Fault::Drop, kind, 1_000_000);
+        give(&mut rig, 2);
+        assert_eq!(rig.states(&host.io), [(State::Executing, 1)]);
+        let counted = [Fault::Error, Fault::Drop].map(|fault| control.injected(fault));
+        assert_eq!((counted, control.reads_in_place()), ([1, 1], 0), "{kind:?}: each is counted once");
+        control.release_dropped();
+        rig.turn();
+        assert!(rig.answer(&host.io).is_some_and(|answer| answer.cid == 2));
+        control.set(Fault::Drop, kind, 0);
+        give(&mut rig, 3);
+        assert_eq!(rig.states(&host.io), [], "it took no place");
+        assert_ok(&rig.answer(&host.io).expect("an answer"));
+        assert_eq!(control.reads_in_place(), u64::from(kind == OpKind::Read));
+        rig.finish();
+    }
 }
 
 #[test]
