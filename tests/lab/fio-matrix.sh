@@ -3,7 +3,7 @@
 
 # Each block size has a stretch of its own, so that one fio run does them all, one after another; a MiB for
 # each of the smallest, which under emulation takes as long as 16 of the largest.
-sizes=(512:256k 1k:512k 4k:2M 8k:2M 12k:3M 64k:8M 128k:8M 256k:8M 1M:16M)
+sizes=(512:128k 1k:256k 4k:1M 8k:1M 12k:1536k 64k:4M 128k:8M 256k:8M 1M:16M)
 
 # fio_matrix CORES DEPTHS [nvme connect options for the digests]: on a RAM disk.
 fio_matrix() {

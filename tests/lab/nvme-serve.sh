@@ -62,15 +62,3 @@ gone=(
     '(Buffer )?I/O error,? (on )?dev nvme[0-9]+(c[0-9]+)?n[0-9]+, '
     'Dev nvme[0-9]+n[0-9]+: unable to read RDB block'
 )
-
-# As in lib.sh, in steps of 64 KiB where it comes out even: a command takes long here, a drive is one more that
-# wants the processor.
-step_of() { if [ $(($1 % 65536)) = 0 ]; then echo 64k; else echo 4k; fi; }
-write_blocks() {
-    dd if="$1" of="$BLOCK" bs="$(step_of "$(stat -c %s "$1")")" oflag=direct,seek_bytes seek="$2" \
-        conv=nocreat,notrunc status=none
-}
-read_blocks() {
-    dd if="$BLOCK" of="$1" bs="$(step_of "$3")" iflag=direct,skip_bytes,count_bytes skip="$2" count="$3" \
-        status=none
-}

@@ -114,7 +114,7 @@ drive_pull() {
     pci_set_word "$config" "$at" $((control | 0x38))
     [ $# = 0 ] || kill -CONT "$@"
 }
-pci_byte() { od -An -tu1 -j "$(($2))" -N1 "$1" | tr -d ' '; }
+pci_byte() { echo $(($(od -An -tu1 -j "$(($2))" -N1 "$1"))); }
 # pci_set_word CONFIG OFFSET VALUE
 pci_set_word() {
     # shellcheck disable=SC2059
@@ -126,10 +126,11 @@ pci_set_word() {
 
 # All NVMe functions, in order of address.
 drive_functions() {
-    local path
+    local path class
     for path in /sys/bus/pci/devices/*; do
-        [ "$(cat "$path/class")" != 0x010802 ] || echo "${path##*/}"
+        read -r class <"$path/class" && [ "$class" = 0x010802 ] && echo "${path##*/}"
     done
+    return 0
 }
 
 # function_driver ADDRESS: the driver that has it, or none.

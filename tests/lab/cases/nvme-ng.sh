@@ -6,10 +6,6 @@ generic() { echo "/dev/ng${1#/dev/nvme}"; }
 # How often the drives' I/O queues have interrupted.
 interrupts() { awk '$NF ~ /^nvme[0-9]+q[1-9]/ { for (i = 2; i <= NF; i++) if ($i ~ /^[0-9]+$/) n += $i } END { print n + 0 }' /proc/interrupts; }
 
-# As write_blocks and read_blocks, in larger pieces: a small one takes a millisecond here.
-write_large() { dd if="$1" of="$BLOCK" bs=64k oflag=direct,seek_bytes seek="$2" conv=nocreat,notrunc status=none; }
-read_large() { dd if="$BLOCK" of="$1" bs=64k iflag=direct,skip_bytes,count_bytes skip="$2" count="$3" status=none; }
-
 # find_local NAME: sets LOCAL, the block device of the drive in this machine.
 find_local() { find_drive_block "$(drive_place "$1")"; LOCAL=$BLOCK; }
 
@@ -33,19 +29,19 @@ check_drive() {
         verify_fio "$1-${bs%:*}" --bs="${bs%:*}" --size="${bs#*:}" --iodepth=16
     done
     pattern "$WORK/data" $((3 << 20))
-    write_large "$WORK/data" 1048576
+    write_blocks "$WORK/data" 1048576
     nvme flush "$BLOCK" >/dev/null || fail 'flush'
-    BLOCK=$2 read_large "$WORK/back" 1048576 3M
+    BLOCK=$2 read_blocks "$WORK/back" 1048576 $((3 << 20))
     cmp "$WORK/data" "$WORK/back" || fail "the drive has something else than was written over the network"
     dd if="$WORK/data" of="$BLOCK" bs=64k oflag=direct,dsync,seek_bytes seek=1048576 conv=nocreat,notrunc status=none
     blkdiscard -z -o 1048576 -l 1048576 "$BLOCK"
-    read_large "$WORK/back" 1048576 $((1 << 20))
+    read_blocks "$WORK/back" 1048576 $((1 << 20))
     is_zero "$WORK/back" || fail 'zeroed blocks are not zero'
-    read_large "$WORK/back" $((2 << 20)) $((2 << 20))
+    read_blocks "$WORK/back" $((2 << 20)) $((2 << 20))
     cmp "$WORK/back" <(tail -c $((2 << 20)) "$WORK/data") || fail 'a block beside the zeroes was changed'
     # QEMU's drive has no Write Zeroes that deallocates, so that a discard is taken and changes nothing.
     blkdiscard -o 2097152 -l 1048576 "$BLOCK"
-    read_large "$WORK/back" $((2 << 20)) $((2 << 20))
+    read_blocks "$WORK/back" $((2 << 20)) $((2 << 20))
     cmp "$WORK/back" <(tail -c $((2 << 20)) "$WORK/data") || fail 'a discard changed data'
 }
 
