@@ -20,7 +20,7 @@ use nvme_spec::register::{Cap, Vs};
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_tcp::host::HostData;
+use spindle_transport::host::HostData;
 
 use crate::error::{Error, Loss};
 use crate::namespace::Namespace;

@@ -61,4 +61,4 @@ pub use nvme_spec;
 pub use spindle_rdma::registration::{Limits as RegistrationLimits, Mode as RegistrationMode};
 pub use spindle_reactor::clock::{Clock, Nanos};
 pub use spindle_reactor::mem::{Buf, Pages, Pool, PoolError, ZoneSpec};
-pub use spindle_tcp::host::HostData;
+pub use spindle_transport::host::HostData;

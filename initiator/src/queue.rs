@@ -8,7 +8,7 @@ use nvme_spec::sqe::Fuse;
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_tcp::host::HostData;
+use spindle_transport::host::HostData;
 
 use crate::error::Loss;
 use crate::group::Group;

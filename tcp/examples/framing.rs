@@ -18,7 +18,7 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{self, ConnConfig};
-use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, Host, HostConfig, HostData, HostEvent};
 use spindle_transport::{DataPointer, Event, Reply, Transport};
 
 const BLOCK: u32 = 4096;

@@ -22,7 +22,7 @@ use spindle_target::snapshot::{
 };
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, Host, HostConfig, HostData, HostEvent};
 use spindle_transport::{Connections, Peer, TransportKind};
 
 /// Name of the subsystem that [`snapshot`] makes.
@@ -212,7 +212,7 @@ impl Link {
         link.host.submit(sqe, HostData::ToController(buf)).expect("room");
         let result = link.exchange(core);
         if qid > 0 {
-            link.host.set_in_capsule_bytes(IN_CAPSULE_BYTES);
+            link.host.set_offered(IN_CAPSULE_BYTES, 0);
         }
         (link, u16::try_from(result & 0xffff).expect("16 bits"))
     }
@@ -225,7 +225,7 @@ impl Link {
         let mut result = 0;
         let on_event = |event| match event {
             HostEvent::Completed { cqe, result: Ok(()), .. } => result = cqe.result_u32(),
-            HostEvent::Ready { .. } => {}
+            HostEvent::Ready => {}
             HostEvent::Completed { .. } | HostEvent::Closed { .. } => panic!("{event:?}"),
         };
         let mut on_event = on_event;

@@ -14,12 +14,11 @@ use spindle_nvme_pcie::Settings;
 use spindle_nvme_pcie::emulator::EmulatorSpec;
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
-use spindle_tcp::host::{HostData, HostEvent};
 use spindle_tests::direct::Direct;
 use spindle_tests::drive::threads::Threads;
 use spindle_tests::drive::world::World;
 use spindle_tests::fabric::direct as rdma;
-use spindle_tests::sim::Data;
+use spindle_transport::host::{Host, HostData, HostEvent};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -31,7 +30,7 @@ const BYTES: u64 = 64 << 20;
 const BLOCK: u32 = 4096;
 
 /// Commands of a kind, each with its own identifier and data; all data are zeroes, so that compares agree.
-fn command(pool: &Pool, kind: u16, cid: u16, round: u64) -> (Sqe, Data) {
+fn command(pool: &Pool, kind: u16, cid: u16, round: u64) -> (Sqe, HostData) {
     let buf = |bytes: u32| {
         let mut buf = pool.take(bytes).expect("the host has enough");
         buf.clear();
@@ -42,18 +41,18 @@ fn command(pool: &Pool, kind: u16, cid: u16, round: u64) -> (Sqe, Data) {
     let list = |bytes: u32, fill: &dyn Fn(&mut Buf)| {
         let mut list = buf(bytes);
         fill(&mut list);
-        Data::ToController(list)
+        HostData::ToController(list)
     };
     match kind {
-        0 => (Sqe::read(cid, 1, lba, 1), Data::FromController(buf(BLOCK))),
-        1 => (Sqe::read(cid, 1, lba, 16), Data::FromController(buf(64 << 10))),
+        0 => (Sqe::read(cid, 1, lba, 1), HostData::FromController(buf(BLOCK))),
+        1 => (Sqe::read(cid, 1, lba, 16), HostData::FromController(buf(64 << 10))),
         // In the capsule, then by R2T.
-        2 => (Sqe::write(cid, 1, lba, 1, false), Data::ToController(buf(BLOCK))),
-        3 => (Sqe::write(cid, 1, lba, 16, true), Data::ToController(buf(64 << 10))),
-        4 => (Sqe::flush(cid, 1), Data::None),
-        5 => (Sqe::write_zeroes(cid, 1, lba, 3, round.is_multiple_of(2)), Data::None),
-        6 => (Sqe::compare(cid, 1, lba, 1), Data::ToController(buf(BLOCK))),
-        7 => (Sqe::verify(cid, 1, lba, 40), Data::None),
+        2 => (Sqe::write(cid, 1, lba, 1, false), HostData::ToController(buf(BLOCK))),
+        3 => (Sqe::write(cid, 1, lba, 16, true), HostData::ToController(buf(64 << 10))),
+        4 => (Sqe::flush(cid, 1), HostData::None),
+        5 => (Sqe::write_zeroes(cid, 1, lba, 3, round.is_multiple_of(2)), HostData::None),
+        6 => (Sqe::compare(cid, 1, lba, 1), HostData::ToController(buf(BLOCK))),
+        7 => (Sqe::verify(cid, 1, lba, 40), HostData::None),
         8 => {
             let range = |buf: &mut Buf| {
                 buf.copy_in(4, &2_u32.to_le_bytes());
@@ -76,18 +75,13 @@ fn round(direct: &mut Direct, round: u64) {
     for cid in 0..DEPTH {
         let kind = (cid + u16::try_from(round % 10).expect("small")) % 10;
         let (sqe, data) = command(&direct.pool, kind, cid, round);
-        let data = match data {
-            Data::None => HostData::None,
-            Data::ToController(buf) => HostData::ToController(buf),
-            Data::FromController(buf) => HostData::FromController(buf),
-        };
         direct.io_link.host.submit(sqe, data).expect("room");
     }
     let mut left = DEPTH;
     while left > 0 {
         direct.io_link.turn(&mut direct.core, &mut |event| match event {
             HostEvent::Completed { result: Ok(()), .. } => left -= 1,
-            HostEvent::Ready { .. } | HostEvent::Completed { .. } | HostEvent::Closed { .. } => {
+            HostEvent::Ready | HostEvent::Completed { .. } | HostEvent::Closed { .. } => {
                 panic!("{event:?}")
             }
         });
@@ -105,9 +99,8 @@ fn rdma_round(direct: &mut rdma::Direct, round: u64) {
     }
     while left > 0 {
         direct.exchange(&mut |event| match event {
-            spindle_rdma::host::HostEvent::Completed { result: Ok(()), .. } => left -= 1,
-            spindle_rdma::host::HostEvent::Completed { .. }
-            | spindle_rdma::host::HostEvent::Closed { .. } => panic!("{event:?}"),
+            HostEvent::Completed { result: Ok(()), .. } => left -= 1,
+            HostEvent::Ready | HostEvent::Completed { .. } | HostEvent::Closed { .. } => panic!("{event:?}"),
         });
     }
 }

@@ -17,8 +17,8 @@ use spindle_reactor::mem::{Pages, ZoneSpec, copied_bytes};
 use spindle_tests::drive::threads::Threads;
 use spindle_tests::fabric::direct::{Direct, IN_CAPSULE_BYTES, setting};
 use spindle_tests::script::{Answer, LIMITS, Queue, Rig, Setup};
-use spindle_tests::sim::Data;
 use spindle_transport::DataPointer;
+use spindle_transport::host::HostData;
 
 /// A file that is removed at the end of the test.
 struct TempPath(PathBuf);
@@ -153,7 +153,7 @@ fn over_rdma_only_capsules_and_small_writes_to_ram_are_copied() {
             buf.copy_in(0, &data);
             let write = Sqe::write(1, 1, 64, blocks, false);
             let count = copied(|| {
-                direct.run(write, Data::ToController(buf));
+                direct.run(write, HostData::ToController(buf));
             });
             let capsule = if bytes <= IN_CAPSULE_BYTES { u64::from(bytes) } else { 0 };
             let expected = capsule + if index == 0 { copied_home(bytes as usize) } else { 0 };
@@ -161,7 +161,7 @@ fn over_rdma_only_capsules_and_small_writes_to_ram_are_copied() {
             let mut read = direct.pool.take(bytes);
             let count = copied(|| {
                 let buf = read.take().expect("the host's own");
-                read = direct.run(Sqe::read(2, 1, 64, blocks), Data::FromController(buf));
+                read = direct.run(Sqe::read(2, 1, 64, blocks), HostData::FromController(buf));
             });
             assert_eq!(count, 0, "a read of {blocks} blocks of disk {index}");
             let read: Vec<u8> = read.iter().flat_map(|buf| buf.segments().flatten().copied()).collect();
@@ -179,7 +179,7 @@ fn over_rdma_a_capsule_is_copied_once_and_within_a_ram_disk_once_more() {
     for blocks in 1..=8 {
         let buf = direct.pool.take(blocks * 512).expect("the host's own");
         let count = copied(|| {
-            direct.run(Sqe::write(1, 1, 8, blocks, false), Data::ToController(buf));
+            direct.run(Sqe::write(1, 1, 8, blocks, false), HostData::ToController(buf));
         });
         // What the write leaves of the page is the disk's copy, and so is the way to its place.
         let expected = u64::from(blocks * 512) + u64::from(4096 - blocks * 512) + copied_home(4096);
@@ -197,9 +197,9 @@ fn there_and_back(direct: &mut Direct, blocks: u32, fill: u8) -> (u64, u64) {
     let mut read = direct.pool.take(bytes);
     let locks = locks_taken();
     let count = copied(|| {
-        direct.run(Sqe::write(1, 1, 64, blocks, true), Data::ToController(buf));
+        direct.run(Sqe::write(1, 1, 64, blocks, true), HostData::ToController(buf));
         let buf = read.take().expect("the host's own");
-        read = direct.run(Sqe::read(2, 1, 64, blocks), Data::FromController(buf));
+        read = direct.run(Sqe::read(2, 1, 64, blocks), HostData::FromController(buf));
     });
     let locks = locks_taken() - locks;
     let read: Vec<u8> = read.iter().flat_map(|buf| buf.segments().flatten().copied()).collect();

@@ -8,7 +8,7 @@ use nvme_spec::Sqe;
 use spindle_disk::DiskSource;
 use spindle_disk::null::{NullDisk, NullSpec};
 use spindle_reactor::mem::Buf;
-use spindle_tcp::host::{HostData, HostEvent};
+use spindle_tcp::host::{Host, HostData, HostEvent};
 use spindle_tests::direct::Direct;
 
 /// The core's pool has 8 buffers of 1 MiB.
@@ -34,7 +34,7 @@ fn small_writes_that_wait_for_memory_let_the_data_of_large_ones_by() {
     while silent < 4 {
         let has_moved = direct.io_link.turn(&mut direct.core, &mut |event| match event {
             HostEvent::Completed { result: Ok(()), .. } => done += 1,
-            HostEvent::Completed { .. } | HostEvent::Ready { .. } | HostEvent::Closed { .. } => {
+            HostEvent::Completed { .. } | HostEvent::Ready | HostEvent::Closed { .. } => {
                 panic!("{event:?}")
             }
         });

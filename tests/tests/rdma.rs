@@ -13,7 +13,8 @@ use spindle_reactor::mem::{Pages, ZoneSpec};
 use spindle_tests::fabric::direct::{Direct, connect, end, setting};
 use spindle_tests::fabric::{Link, Setting, Weather};
 use spindle_tests::sim::disk::PoolDisk;
-use spindle_tests::sim::{self, Data, Rng};
+use spindle_tests::sim::{self, Rng};
+use spindle_transport::host::HostData;
 use spindle_transport::{CloseReason, Connections, Transport};
 
 fn ram() -> Arc<dyn DiskSource> {
@@ -110,9 +111,9 @@ fn submit_some(direct: &mut Direct) {
     ];
     for (sqe, bytes, is_write) in commands {
         let data = match (bytes, is_write) {
-            (0, _) => Data::None,
-            (_, true) => Data::ToController(direct.pool.take(bytes).expect("the host's own")),
-            (_, false) => Data::FromController(direct.pool.take(bytes).expect("the host's own")),
+            (0, _) => HostData::None,
+            (_, true) => HostData::ToController(direct.pool.take(bytes).expect("the host's own")),
+            (_, false) => HostData::FromController(direct.pool.take(bytes).expect("the host's own")),
         };
         assert!(direct.io.submit(sqe, data, &mut direct.rng).is_ok(), "room");
     }
@@ -163,7 +164,7 @@ fn a_connection_that_is_never_established_ends() {
         let fresh = Link::new(setting(1), &mut direct.core, 0);
         let old = std::mem::replace(&mut direct.io, fresh);
         let sqe = Sqe::keep_alive(1);
-        assert!(direct.io.submit(sqe, Data::None, &mut direct.rng).is_ok());
+        assert!(direct.io.submit(sqe, HostData::None, &mut direct.rng).is_ok());
         let mut rng = Rng::new(3);
         // What came before ESTABLISHED is held.
         direct.io.before_established(&mut direct.core, &mut rng);
@@ -221,9 +222,9 @@ fn a_disk_of_frames_that_takes_its_time_still_knows_where_the_host_wants_its_dat
     let mut direct = Direct::on(&disk, &zones(), setting(1));
     for bytes in [512, 4096, 16_384] {
         let buf = direct.pool.take(bytes).expect("the host's own");
-        direct.run(Sqe::write(1, 1, 8, bytes / 512, false), Data::ToController(buf));
+        direct.run(Sqe::write(1, 1, 8, bytes / 512, false), HostData::ToController(buf));
         let buf = direct.pool.take(bytes).expect("the host's own");
-        direct.run(Sqe::read(2, 1, 8, bytes / 512), Data::FromController(buf));
+        direct.run(Sqe::read(2, 1, 8, bytes / 512), HostData::FromController(buf));
     }
     direct.finish();
 }
@@ -254,7 +255,7 @@ fn a_host_that_vanished_from_an_idle_connection_is_found_and_a_live_one_is_left_
     let mut now = Nanos::ZERO;
     assert!(!ends_within(&mut direct, &mut now, Nanos::from_secs(100)), "the host is there");
     let buf = direct.pool.take(512).expect("the host's own");
-    direct.run(Sqe::read(1, 1, 0, 1), Data::FromController(buf));
+    direct.run(Sqe::read(1, 1, 0, 1), HostData::FromController(buf));
     direct.io.vanish();
     assert!(!ends_within(&mut direct, &mut now, Nanos::from_secs(14)), "too early");
     assert!(ends_within(&mut direct, &mut now, Nanos::from_secs(3)), "nobody looks after it");

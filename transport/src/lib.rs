@@ -12,6 +12,7 @@
 //! | `conn` | [`Transport`], a connection as the request machine uses it, its events and replies |
 //! | `connections` | [`Connections`], the connections of a core as a shell uses them |
 //! | `peer` | [`Peer`], the two ends of a connection |
+//! | [`host`] | the host's end of a connection, as what issues commands uses it |
 //! | [`admission`] | how many connections of one address may be there that have not sent Connect |
 //!
 //! What it does not do: no bytes of a wire, no command is known here; nothing here decides anything but
@@ -21,6 +22,7 @@
 pub mod admission;
 mod conn;
 mod connections;
+pub mod host;
 mod peer;
 
 pub use conn::{CloseReason, DataPointer, Event, Holds, Limits, Reply, Transport, UNSLOTTED};

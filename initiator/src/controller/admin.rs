@@ -7,7 +7,7 @@ use nvme_spec::status::Status;
 use nvme_spec::zerocopy::FromBytes;
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::mem::Buf;
-use spindle_tcp::host::HostData;
+use spindle_transport::host::HostData;
 
 use super::{ADMIN_BYTES_MAX, AdminReply, Controller};
 use crate::error::{Error, Loss};

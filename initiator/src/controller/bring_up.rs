@@ -11,7 +11,7 @@ use nvme_spec::register::{self, Cap, Cc, Csts, ShutdownNotification, ShutdownSta
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::Pool;
-use spindle_tcp::host::HostData;
+use spindle_transport::host::HostData;
 
 use super::admin::{execute, succeeded};
 use super::{ADMIN_ENTRIES, Controller, KeepAlive, admin_pool};

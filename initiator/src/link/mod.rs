@@ -16,8 +16,8 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::net::{Interest, Readiness};
 use spindle_tcp::RxBatch;
-use spindle_tcp::host::HostData;
 use spindle_transport::TransportKind;
+use spindle_transport::host::HostData;
 
 use crate::error::{Error, Loss};
 use crate::options::{Options, Target};
@@ -68,7 +68,7 @@ impl Link {
     #[inline]
     pub(crate) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Why, HostData)> {
         match self {
-            Link::Tcp(link) => link.submit(sqe, data).map_err(|data| (Why::Down, data)),
+            Link::Tcp(link) => link.submit(sqe, data),
             Link::Rdma(link) => link.submit(sqe, data),
         }
     }
@@ -106,7 +106,7 @@ impl Link {
     pub(crate) fn set_offered(&mut self, identify: &IdentifyController, in_capsule_max: u32) {
         let offered = u32::try_from(identify.in_capsule_bytes()).unwrap_or(u32::MAX);
         match self {
-            Link::Tcp(link) => link.set_in_capsule_bytes(offered.min(in_capsule_max)),
+            Link::Tcp(link) => link.set_offered(offered.min(in_capsule_max), identify.msdbd),
             Link::Rdma(link) => link.set_offered(offered.min(in_capsule_max), identify.msdbd),
         }
     }

@@ -12,15 +12,18 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
+use nvme_spec::Sqe;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::net::{Errno, PIECES_MAX, Received, Sent, Socket};
-use spindle_tcp::host::{CloseCause, Conn, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{CloseCause, Conn, HostConfig, HostEvent};
 use spindle_tcp::{Expectation, Phase, RxBatch};
+use spindle_transport::host::{Host, HostData};
 
 use super::LinkEvent;
 use crate::error::{Error, Loss};
 use crate::options::Options;
+use crate::qpair::Why;
 
 /// Pieces of a buffer that one direct receive fills; a buffer of a pool is one, of a frame store many.
 const DIRECT_PIECES_MAX: usize = 64;
@@ -101,8 +104,8 @@ impl TcpLink {
 
     /// Queue a command; it leaves with the next [`TcpLink::send`] or [`TcpLink::turn`].
     #[inline]
-    pub(super) fn submit(&mut self, sqe: nvme_spec::Sqe, data: HostData) -> Result<(), HostData> {
-        self.conn.submit(sqe, data).map_err(|full| full.0)
+    pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Why, HostData)> {
+        self.conn.submit(sqe, data).map_err(|full| (full.why.into(), full.data))
     }
 
     /// True while commands can be submitted.
@@ -116,9 +119,9 @@ impl TcpLink {
         self.is_full && self.conn.wants_send()
     }
 
-    /// See [`Conn::set_in_capsule_bytes`].
-    pub(super) fn set_in_capsule_bytes(&mut self, bytes: u32) {
-        self.conn.set_in_capsule_bytes(bytes);
+    /// What the controller takes.
+    pub(super) fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8) {
+        self.conn.set_offered(in_capsule_bytes, descriptors);
     }
 
     /// The socket, to be watched.
@@ -195,7 +198,7 @@ impl TcpLink {
         let event = match event {
             HostEvent::Completed { cid, cqe, buf, result } => LinkEvent::Completed { cid, cqe, buf, result },
             HostEvent::Closed { why } => LinkEvent::Closed(self.loss(why)),
-            HostEvent::Ready { .. } => return,
+            HostEvent::Ready => return,
         };
         on_event(event, self.is_open());
     }
@@ -235,7 +238,7 @@ impl TcpLink {
             (Some(loss), _) => loss,
             (None, CloseCause::Requested) => Loss::Requested,
             (None, CloseCause::ByPeer) => Loss::ByPeer,
-            (None, CloseCause::Reset) => Loss::Socket(Errno::CONNRESET),
+            (None, CloseCause::Failed | CloseCause::Device) => Loss::Socket(Errno::CONNRESET),
             (None, CloseCause::Violation(violation)) => Loss::Violation(violation),
         }
     }

@@ -22,7 +22,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_tcp::RxBatch;
-use spindle_tcp::host::HostData;
+use spindle_transport::host::{self, HostData};
 
 use crate::error::Loss;
 use crate::link::{Link, LinkEvent};
@@ -126,6 +126,16 @@ pub enum Why {
     },
 }
 
+impl From<host::Why> for Why {
+    fn from(why: host::Why) -> Why {
+        match why {
+            host::Why::Closed => Why::Down,
+            host::Why::Cid => Why::Full,
+            host::Why::Pieces { pieces, allowed } => Why::Pieces { pieces, allowed },
+        }
+    }
+}
+
 /// A command that was not taken, with its buffer.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
@@ -195,7 +205,7 @@ impl Qpair {
     #[inline]
     pub(crate) fn submit(&mut self, mut sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
         let Some(slot) = self.entries.next_slot() else {
-            return Err(Refused::new(Why::Full, into_buf(data)));
+            return Err(Refused::new(Why::Full, data.into_buffer()));
         };
         let cid = cid_of(slot);
         sqe.cid.set(cid);
@@ -203,7 +213,7 @@ impl Qpair {
             replays.note(slot, &sqe, &data);
         }
         if let Err((why, data)) = self.link.submit(sqe, data) {
-            return Err(Refused::new(why, into_buf(data)));
+            return Err(Refused::new(why, data.into_buffer()));
         }
         if self.outstanding == 0 {
             self.quiet_since = Nanos::ZERO;
@@ -394,12 +404,4 @@ fn reason(errno: i32) -> std::io::Error {
 #[inline]
 fn cid_of(slot: Slot) -> u16 {
     u16::try_from(slot.index()).unwrap_or(u16::MAX)
-}
-
-/// The buffer of a command's data.
-pub(crate) fn into_buf(data: HostData) -> Option<Buf> {
-    match data {
-        HostData::None => None,
-        HostData::ToController(buf) | HostData::FromController(buf) => Some(buf),
-    }
 }

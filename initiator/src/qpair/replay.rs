@@ -6,7 +6,7 @@ use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_tcp::host::HostData;
+use spindle_transport::host::HostData;
 
 use super::{Entry, Failure, Qpair};
 use crate::link::Link;
@@ -102,7 +102,7 @@ impl Qpair {
                     }
                 }
                 // The new link is gone already; the next one will do.
-                Err((_, data)) => replay.buf = super::into_buf(data),
+                Err((_, data)) => replay.buf = data.into_buffer(),
             }
         }
         held.len()

@@ -20,11 +20,13 @@ use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
 use arrayvec::ArrayVec;
+use nvme_spec::Sqe;
 use nvme_spec::status::Status;
 use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, PDA_MAX, PduType};
-use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
+use spindle_transport::host;
+pub use spindle_transport::host::{Full, Host, HostData, Why};
 
 use crate::inbox::RxBatch;
 use crate::lifetime::Phase;
@@ -84,60 +86,11 @@ pub struct HostLimits {
     pub data_digest: bool,
 }
 
-/// A command's data.
-#[derive(Debug)]
-pub enum HostData {
-    /// The command moves none.
-    None,
-    /// All of this goes to the controller.
-    ToController(Buf),
-    /// The controller fills all of this.
-    FromController(Buf),
-}
-
-/// The connection cannot take the command now: it is not initialised or not open any more, or the CID is
-/// outstanding or not below the queue's entries. The data is given back.
-#[derive(Debug)]
-pub struct Full(pub HostData);
-
+/// What happened on a connection. [`HostEvent::Ready`] says that ICResp came; [`Conn::limits`] has what it
+/// says.
+pub type HostEvent = host::HostEvent<Violation>;
 /// Why a connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CloseCause {
-    /// [`Conn::close`] was called.
-    Requested,
-    /// The controller closed the connection.
-    ByPeer,
-    /// The socket failed.
-    Reset,
-    /// The controller broke a rule, did not answer ICReq in time, or sent a terminate request.
-    Violation(Violation),
-}
-
-/// What happened on a connection.
-#[derive(Debug)]
-pub enum HostEvent {
-    /// ICResp came: commands can be submitted.
-    Ready {
-        /// What the controller answered.
-        limits: HostLimits,
-    },
-    /// A command is over.
-    Completed {
-        /// Its CID, which is free again.
-        cid: u16,
-        /// Its completion; made up where the controller omitted it (C2HData SUCCESS) or the connection ended.
-        cqe: Cqe,
-        /// The data that was submitted with it; filled, if the result says so.
-        buf: Option<Buf>,
-        /// `Ok` when the command succeeded and its data is whole.
-        result: Result<(), Status>,
-    },
-    /// The connection is gone. Comes once, last.
-    Closed {
-        /// Why.
-        why: CloseCause,
-    },
-}
+pub type CloseCause = host::CloseCause<Violation>;
 
 /// Longest head: CapsuleCmd with its digest.
 const HEAD: usize = 72 + DIGEST_BYTES;
@@ -189,56 +142,6 @@ impl Conn {
     /// Say hello: queues ICReq. [`HostEvent::Ready`] follows.
     pub fn connect(&mut self) {
         self.queue_initialize();
-    }
-
-    /// Queue a command. Its CID is the caller's choice below `queue_entries`; its data pointer is set here:
-    /// in the capsule where the data fits, else by R2T or C2HData (NVMe/TCP 1.0, "Data Transfers").
-    ///
-    /// # Errors
-    /// [`Full`] gives the data back when the command cannot be taken.
-    #[inline]
-    pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), Full> {
-        if !self.wire.lifetime.is_open() || self.limits.is_none() {
-            return Err(Full(data));
-        }
-        self.queue_command(sqe, data)
-    }
-
-    /// What happened next. `None`: nothing more until bytes came or left.
-    #[inline]
-    pub fn next_event(&mut self) -> Option<HostEvent> {
-        if let Some(cid) = self.finished.pop_front() {
-            return self.commands.take_ended(cid);
-        }
-        if !self.wire.lifetime.is_open() {
-            return self.last_event();
-        }
-        loop {
-            match self.step() {
-                Ok(None) => {}
-                Ok(event) => return event,
-                Err(Stop::Wait) => return None,
-                Err(Stop::Violation(violation)) => {
-                    self.violate(violation);
-                    return self.last_event();
-                }
-            }
-        }
-    }
-
-    /// End the connection: what is queued leaves first. [`HostEvent::Closed`] follows.
-    pub fn close(&mut self) {
-        if self.wire.lifetime.is_open() {
-            self.cause.get_or_insert(CloseCause::Requested);
-            self.keep_incoming();
-            self.wire.drain();
-        }
-    }
-
-    /// From now on writes up to this many bytes go in the command's capsule (IOCCSZ x 16 - 64 of Identify
-    /// Controller).
-    pub fn set_in_capsule_bytes(&mut self, bytes: u32) {
-        self.config.in_capsule_bytes = bytes;
     }
 
     /// What the controller answered, once it has.
@@ -351,7 +254,7 @@ impl Conn {
 
     /// The socket failed (refused, reset, broken pipe): nothing can be sent or read any more.
     pub fn on_reset(&mut self) {
-        self.abort(CloseCause::Reset);
+        self.abort(CloseCause::Failed);
     }
 
     /// The rule that the controller broke, once, for the log.
@@ -400,5 +303,58 @@ impl Conn {
         }
         self.is_closed_told = true;
         Some(HostEvent::Closed { why: self.cause.unwrap_or(CloseCause::ByPeer) })
+    }
+}
+
+impl Host for Conn {
+    type Buffer = Buf;
+    type Violation = Violation;
+
+    /// In the capsule where the data fits, else by R2T or C2HData (NVMe/TCP 1.0, "Data Transfers").
+    #[inline]
+    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), Full> {
+        if !self.is_open() {
+            return Err(Full { why: Why::Closed, data });
+        }
+        self.queue_command(sqe, data)
+    }
+
+    #[inline]
+    fn next_event(&mut self) -> Option<HostEvent> {
+        if let Some(cid) = self.finished.pop_front() {
+            return self.commands.take_ended(cid);
+        }
+        if !self.wire.lifetime.is_open() {
+            return self.last_event();
+        }
+        loop {
+            match self.step() {
+                Ok(None) => {}
+                Ok(event) => return event,
+                Err(Stop::Wait) => return None,
+                Err(Stop::Violation(violation)) => {
+                    self.violate(violation);
+                    return self.last_event();
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn is_open(&self) -> bool {
+        self.wire.lifetime.is_open() && self.limits.is_some()
+    }
+
+    /// What is queued leaves first.
+    fn close(&mut self) {
+        if self.wire.lifetime.is_open() {
+            self.cause.get_or_insert(CloseCause::Requested);
+            self.keep_incoming();
+            self.wire.drain();
+        }
+    }
+
+    fn set_offered(&mut self, in_capsule_bytes: u32, _: u8) {
+        self.config.in_capsule_bytes = in_capsule_bytes;
     }
 }

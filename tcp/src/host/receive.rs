@@ -72,14 +72,13 @@ impl Conn {
             send_unit: u8::try_from(pda_bytes(response.cpda)).unwrap_or(4),
         };
         self.wire.lifetime.initialized();
-        let limits = HostLimits {
+        self.limits = Some(HostLimits {
             max_h2c_data,
             cpda: response.cpda,
             header_digest: digests.header(),
             data_digest: digests.data(),
-        };
-        self.limits = Some(limits);
-        Ok(Some(HostEvent::Ready { limits }))
+        });
+        Ok(Some(HostEvent::Ready))
     }
 
     /// Data of a read (NVMe/TCP 1.0 section 3.6.2.8). Identity, state, offset and length are looked at

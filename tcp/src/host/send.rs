@@ -6,7 +6,7 @@ use nvme_spec::{Sgl, Sqe};
 use spindle_reactor::mem::Buf;
 
 use super::commands::{Direction, State};
-use super::{Conn, Full, HEAD, HostData, TAIL};
+use super::{Conn, Full, HEAD, HostData, TAIL, Why};
 use crate::digest;
 use crate::frame::Agreed;
 use crate::outbox::{Body, OutPdu};
@@ -32,7 +32,7 @@ impl Conn {
         };
         let bytes = buf.as_ref().map_or(0, |buf| u32::try_from(buf.len()).unwrap_or(u32::MAX));
         let Some(command) = self.commands.start(sqe.cid(), direction, bytes) else {
-            return Err(Full(give_back(direction, buf)));
+            return Err(Full { why: Why::Cid, data: give_back(direction, buf) });
         };
         let allowed = match sqe.is_fabrics() {
             true => self.config.in_capsule_bytes.max(ADMIN_IN_CAPSULE_BYTES),

@@ -11,7 +11,7 @@ use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{self, ConnConfig};
-use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, Host, HostConfig, HostData, HostEvent};
 use spindle_transport::{DataPointer, Event, Reply, Transport};
 
 use crate::wire::{READ, Rng, WRITE};

@@ -5,7 +5,7 @@ use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
 use spindle_tcp::Phase;
 use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::host::{CloseCause, HostConfig};
+use spindle_tcp::host::{CloseCause, Host as _, HostConfig};
 use spindle_transport::{CloseReason, Transport};
 
 use crate::rig::{Controller, Host, HostSeen, Seen};
@@ -236,7 +236,7 @@ fn a_host_gets_every_command_back_from_every_state() {
         rig.conn.on_reset();
         rig.pull();
         rig.expect_closed();
-        assert_eq!(rig.seen.last(), Some(&HostSeen::Closed(CloseCause::Reset)));
+        assert_eq!(rig.seen.last(), Some(&HostSeen::Closed(CloseCause::Failed)));
     }
     for (name, mut rig) in host_in_every_state() {
         println!("{name}, close");
@@ -262,7 +262,7 @@ fn a_command_that_cannot_be_taken_comes_back_with_its_data() {
     let config = HostConfig { queue_entries: 4, ..HostConfig::default() };
     let refused = |rig: &mut Host, cid| {
         let buf = rig.pool.take(512).unwrap();
-        let Err(Full(HostData::FromController(buf))) =
+        let Err(Full { data: HostData::FromController(buf), .. }) =
             rig.conn.submit(Sqe::new(READ, cid, 1), HostData::FromController(buf))
         else {
             panic!("taken")
@@ -283,8 +283,11 @@ fn a_command_that_cannot_be_taken_comes_back_with_its_data() {
     rig.expect_closed();
     let buf = rig.pool.take(512).unwrap();
     let result = rig.conn.submit(Sqe::new(WRITE, 2, 1), HostData::ToController(buf));
-    assert!(matches!(result, Err(Full(HostData::ToController(_)))));
-    assert!(matches!(rig.conn.submit(Sqe::new(0, 2, 1), HostData::None), Err(Full(HostData::None))));
+    assert!(matches!(result, Err(Full { data: HostData::ToController(_), .. })));
+    assert!(matches!(
+        rig.conn.submit(Sqe::new(0, 2, 1), HostData::None),
+        Err(Full { data: HostData::None, .. })
+    ));
 }
 
 #[test]

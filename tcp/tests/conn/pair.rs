@@ -11,7 +11,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_tcp::controller::{self, ConnConfig};
-use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, Host, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Phase, RxBatch};
 use spindle_transport::{CloseReason, DataPointer, Event, Reply, Transport};
 
@@ -301,7 +301,7 @@ impl Sim {
         while let Some(event) = self.host.next_event() {
             assert!(!self.host_is_closed, "an event after Closed");
             match event {
-                HostEvent::Ready { .. } => assert!(self.expected.iter().all(Option::is_none)),
+                HostEvent::Ready => assert!(self.expected.iter().all(Option::is_none)),
                 HostEvent::Closed { .. } => self.host_is_closed = true,
                 HostEvent::Completed { cid, cqe, buf, result } => {
                     let expected = self.expected[usize::from(cid)].take().expect("outstanding");
@@ -548,7 +548,7 @@ impl Sim {
             match event {
                 HostEvent::Completed { cid, .. } => self.expected[usize::from(cid)] = None,
                 HostEvent::Closed { .. } => self.host_is_closed = true,
-                HostEvent::Ready { .. } => {}
+                HostEvent::Ready => {}
             }
         }
         self.batch = Some(self.host.unload());

@@ -10,7 +10,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_tcp::controller::{self, ConnConfig};
-use spindle_tcp::host::{self, CloseCause, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, CloseCause, Host as _, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Phase, RxBatch};
 use spindle_transport::{DataPointer, Event, Reply, Transport};
 
@@ -362,7 +362,7 @@ impl Host {
     pub fn pull(&mut self) {
         while let Some(event) = self.conn.next_event() {
             self.seen.push(match event {
-                HostEvent::Ready { .. } => HostSeen::Ready,
+                HostEvent::Ready => HostSeen::Ready,
                 HostEvent::Completed { cid, cqe, buf, result } => {
                     assert_eq!(cqe.cid(), cid);
                     HostSeen::Completed {

@@ -20,7 +20,7 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{self, HostConfig, HostData};
+use spindle_tcp::host::{self, Host, HostConfig, HostData};
 use spindle_tests::direct::{Link, SUBSYSTEM, name};
 use spindle_tests::fuzz::controller::{Begin, Scene};
 use spindle_tests::fuzz::host::{COMMANDS, DATA_BYTES, command, icreq};

@@ -14,10 +14,11 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
+use spindle_transport::host::HostData;
 
 use super::{Link, Setting, Weather};
 use crate::direct::{SUBSYSTEM, name, snapshot};
-use crate::sim::{Data, Rng};
+use crate::sim::Rng;
 
 /// A command that takes longer hangs.
 const TIME_MAX: Duration = Duration::from_secs(60);
@@ -99,7 +100,7 @@ impl Direct {
     ///
     /// # Panics
     /// When it fails, or has no end.
-    pub fn run(&mut self, sqe: Sqe, data: Data) -> Option<Buf> {
+    pub fn run(&mut self, sqe: Sqe, data: HostData) -> Option<Buf> {
         let Direct { core, io, rng, .. } = self;
         finish(io, core, rng, sqe, data).1
     }
@@ -137,14 +138,14 @@ pub fn connect(core: &mut TargetCore<Conn>, pool: &Pool, rng: &mut Rng, io: Sett
         buf.copy_in(0, data.as_bytes());
         let attributes = ConnectAttributes::new().with_disable_sq_flow_control(true);
         let sqe = Sqe::connect(0, qid, 31, 0, attributes);
-        let (cqe, _) = finish(&mut link, core, rng, sqe, Data::ToController(buf));
+        let (cqe, _) = finish(&mut link, core, rng, sqe, HostData::ToController(buf));
         (link, u16::try_from(cqe.result_u32() & 0xffff).expect("16 bits"))
     };
     let (mut admin, cntlid) = queue(core, 0, 0xffff, setting(0));
     let (io, _) = {
         let sqe = Sqe::property_set(0, false, CC, 1 | 6 << 16 | 4 << 20);
         let mut rng = Rng::new(2);
-        finish(&mut admin, core, &mut rng, sqe, Data::None);
+        finish(&mut admin, core, &mut rng, sqe, HostData::None);
         queue(core, 1, cntlid, io)
     };
     (admin, io)
@@ -159,7 +160,7 @@ pub fn finish(
     core: &mut TargetCore<Conn>,
     rng: &mut Rng,
     sqe: Sqe,
-    data: Data,
+    data: HostData,
 ) -> (Cqe, Option<Buf>) {
     assert!(link.submit(sqe, data, rng).is_ok(), "the connection is closed");
     let mut ended = None;
@@ -169,8 +170,10 @@ pub fn finish(
         assert!(since.elapsed() < TIME_MAX, "a command hangs");
         std::thread::yield_now();
         let mut on_event = |event: HostEvent| match event {
-            HostEvent::Completed { cqe, buf, result: Ok(()), .. } => ended = Some((cqe, buf)),
-            HostEvent::Completed { .. } | HostEvent::Closed { .. } => panic!("{event:?}"),
+            HostEvent::Completed { cqe, buf, result: Ok(()), .. } => {
+                ended = Some((cqe, buf.map(|data| data.buf)));
+            }
+            HostEvent::Ready | HostEvent::Completed { .. } | HostEvent::Closed { .. } => panic!("{event:?}"),
         };
         while link.turn(core, rng, &mut on_event) {}
     }

@@ -3,13 +3,15 @@
 use nvme_spec::sqe::SglKind;
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use nvme_spec::{Cqe, SQE_BYTES, Sqe};
-use spindle_rdma::host::{CloseCause, Full, HostData, HostEvent, Why};
+use spindle_rdma::host::{CloseCause, Full, Host, HostEvent, Registered, Why};
 use spindle_rdma::work::Op;
+
+use spindle_transport::host::HostData;
 
 use super::memory::Access;
 use super::queue::Carried;
 use super::{Link, Pair};
-use crate::sim::{Data, Rng};
+use crate::sim::Rng;
 
 /// Where a submission queue entry has its data pointer, and that its kind.
 const SGL_AT: usize = 24;
@@ -20,34 +22,21 @@ impl Link {
     ///
     /// # Panics
     /// When the host's end refuses a command that fits.
-    pub fn submit(&mut self, sqe: Sqe, data: Data, rng: &mut Rng) -> Result<(), Data> {
+    pub fn submit(&mut self, sqe: Sqe, data: HostData, rng: &mut Rng) -> Result<(), HostData> {
         let config = self.setting.host;
         let room = config.in_capsule_bytes as usize / 16;
         let pieces = self.setting.weather.pieces.min(room).min(usize::from(config.descriptors));
-        let data = match data {
-            Data::None => HostData::None,
-            Data::ToController(buf) => {
-                let keys = self.memory.register(&buf, Access::Read, pieces, rng);
-                HostData::ToController(buf, keys)
-            }
-            Data::FromController(buf) => {
-                let keys = self.memory.register(&buf, Access::Write, pieces, rng);
-                HostData::FromController(buf, keys)
-            }
-        };
+        let access = if matches!(data, HostData::FromController(_)) { Access::Write } else { Access::Read };
+        let data = data.map(|buf| {
+            let keys = self.memory.register(&buf, access, pieces, rng);
+            Registered { buf, keys }
+        });
         self.host.submit(sqe, data).map_err(|Full { why, data }| {
             assert_eq!(why, Why::Closed, "the host's end refused a command that fits");
-            match data {
-                HostData::None => Data::None,
-                HostData::ToController(buf, keys) => {
-                    self.memory.deregister(&keys);
-                    Data::ToController(buf)
-                }
-                HostData::FromController(buf, keys) => {
-                    self.memory.deregister(&keys);
-                    Data::FromController(buf)
-                }
-            }
+            data.map(|Registered { buf, keys }| {
+                self.memory.deregister(&keys);
+                buf
+            })
         })
     }
 
@@ -55,8 +44,9 @@ impl Link {
     pub fn next_event(&mut self) -> Option<HostEvent> {
         let event = self.host.next_event()?;
         match &event {
-            HostEvent::Completed { keys: Some(keys), .. } => self.memory.deregister(keys),
+            HostEvent::Completed { buf: Some(data), .. } => self.memory.deregister(&data.keys),
             HostEvent::Completed { .. } => {}
+            HostEvent::Ready => panic!("it was established before"),
             HostEvent::Closed { why } => {
                 assert!(self.memory.is_empty(), "registrations are left");
                 assert!(!matches!(why, CloseCause::Violation(_) | CloseCause::Device), "{why:?}");

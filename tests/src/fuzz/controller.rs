@@ -17,7 +17,7 @@ use spindle_reactor::slab::Slot;
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
 use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::HostData;
+use spindle_tcp::host::{Host, HostData};
 use spindle_tcp::{Phase, RxBatch};
 use spindle_transport::{Connections, Peer, TransportKind};
 

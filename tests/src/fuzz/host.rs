@@ -9,7 +9,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_tcp::RxBatch;
-use spindle_tcp::host::{Conn, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{Conn, Host, HostConfig, HostData, HostEvent};
 
 use super::bytes::Bytes;
 use crate::sim::Rng;
@@ -83,7 +83,7 @@ impl Scene {
         while let Some(event) = self.conn.next_event() {
             assert!(!self.is_closed, "an event after the last: {event:?}");
             match event {
-                HostEvent::Ready { .. } => self.submit_all(),
+                HostEvent::Ready => self.submit_all(),
                 HostEvent::Completed { cid, buf, result, .. } => {
                     let index = usize::from(cid);
                     assert!(cid < COMMANDS, "a completion of a command that was not submitted");

@@ -12,12 +12,13 @@ use spindle_disk::DiskSource;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::ZoneSpec;
 use spindle_transport::Connections;
+use spindle_transport::host::HostData;
 
 use super::bytes::Bytes;
 use crate::fabric::direct::{Direct, connect, end, finish, setting};
 use crate::fabric::{Link, Setting};
+use crate::sim::Rng;
 use crate::sim::disk::PoolDisk;
-use crate::sim::{Data, Rng};
 
 /// Longest capsule: one byte more than its receive holds.
 const CAPSULE_BYTES_MAX: usize = 64 + 4096 + 1;
@@ -117,9 +118,9 @@ pub fn run(bytes: &[u8]) {
     let buf = direct.pool.take(512).expect("the hosts' own");
     let is_pool_free = direct.core.pools().0.free_bytes() > 0;
     let Direct { core, admin, rng: addresses, .. } = &mut direct;
-    finish(admin, core, addresses, Sqe::keep_alive(1), Data::None);
+    finish(admin, core, addresses, Sqe::keep_alive(1), HostData::None);
     if is_pool_free {
-        direct.run(Sqe::read(1, 1, 0, 1), Data::FromController(buf));
+        direct.run(Sqe::read(1, 1, 0, 1), HostData::FromController(buf));
     }
     end(victim, &mut direct.core, &mut rng);
     for link in rest {

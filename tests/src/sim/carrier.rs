@@ -6,21 +6,11 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
+use spindle_transport::host::HostData;
 use spindle_transport::{Transport, TransportKind};
 
 use super::rng::Rng;
 use super::swarm::Swarm;
-
-/// The data of a command.
-#[derive(Debug)]
-pub enum Data {
-    /// None.
-    None,
-    /// It goes to the controller.
-    ToController(Buf),
-    /// It comes from the controller.
-    FromController(Buf),
-}
 
 /// What happened at the host's end.
 #[derive(Debug)]
@@ -63,7 +53,7 @@ pub trait Carrier: Sized {
     fn core(&self) -> usize;
 
     /// Queue a command that fits.
-    fn submit(&mut self, sqe: Sqe, data: Data);
+    fn submit(&mut self, sqe: Sqe, data: HostData);
 
     /// The host's next event.
     fn next_event(&mut self) -> Option<Happened>;

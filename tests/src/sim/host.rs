@@ -8,8 +8,9 @@ use nvme_spec::register::{CC, CSTS};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::mem::Pool;
+use spindle_transport::host::HostData;
 
-use super::carrier::{Carrier, Data, Happened};
+use super::carrier::{Carrier, Happened};
 use super::counts::Counts;
 use super::history::Time;
 use super::place::Place;
@@ -234,7 +235,14 @@ impl<W: Carrier> Queue<W> {
         self.outstanding.iter().flatten().count()
     }
 
-    pub(super) fn submit(&mut self, issue: &mut Issue<'_>, sqe: Sqe, data: Data, place: usize, want: Want) {
+    pub(super) fn submit(
+        &mut self,
+        issue: &mut Issue<'_>,
+        sqe: Sqe,
+        data: HostData,
+        place: usize,
+        want: Want,
+    ) {
         let begin = issue.tick();
         let cid = usize::from(sqe.cid());
         let (turn, may_abort) = (issue.turn, self.aborts[cid] > 0);
@@ -282,7 +290,7 @@ impl<W: Carrier> Queue<W> {
         let sqe = Sqe::connect(0, self.qid, self.entries - 1, kato_ms, cattr);
         self.stage = Stage::Connecting;
         self.replaces = if self.qid == 0 { who.replaces.to_vec() } else { Vec::new() };
-        self.submit(issue, sqe, Data::ToController(buf), 0, Want::Setup);
+        self.submit(issue, sqe, HostData::ToController(buf), 0, Want::Setup);
     }
 
     /// Pull the connection's events and judge them. `cntlid` is learnt from the admin queue.
@@ -337,11 +345,11 @@ impl<W: Carrier> Queue<W> {
                 // CC: EN, IOSQES 6, IOCQES 4.
                 self.stage = Stage::Enabling;
                 let sqe = Sqe::property_set(0, false, CC, 1 | 6 << 16 | 4 << 20);
-                self.submit(issue, sqe, Data::None, 0, Want::Setup);
+                self.submit(issue, sqe, HostData::None, 0, Want::Setup);
             }
             Stage::Enabling => {
                 self.stage = Stage::Reading;
-                self.submit(issue, Sqe::property_get(0, false, CSTS), Data::None, 0, Want::Setup);
+                self.submit(issue, Sqe::property_get(0, false, CSTS), HostData::None, 0, Want::Setup);
             }
             Stage::Reading => {
                 assert_eq!(result & 1, 1, "CSTS.RDY after CC.EN");

@@ -5,8 +5,9 @@ use nvme_spec::register::CC;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
 use spindle_reactor::mem::Buf;
+use spindle_transport::host::HostData;
 
-use super::carrier::{Carrier, Data};
+use super::carrier::Carrier;
 use super::host::{Issue, Pair, Queue, Stage, Want};
 use super::model::fill;
 
@@ -47,13 +48,13 @@ impl<W: Carrier> Queue<W> {
             74..81 => self.pair(issue, at),
             81..84 => {
                 let sqe = Sqe::verify(cid, at.nsid, first as u64, blocks(count));
-                self.submit(issue, sqe, Data::None, place, Want::Verify);
+                self.submit(issue, sqe, HostData::None, place, Want::Verify);
             }
             84..89 => self.copy(issue, at),
             89..92 => {
                 let is_all = issue.rng.permille(500);
                 let sqe = Sqe::flush(cid, if is_all { 0xffff_ffff } else { at.nsid });
-                self.submit(issue, sqe, Data::None, place, Want::Flush { is_all });
+                self.submit(issue, sqe, HostData::None, place, Want::Flush { is_all });
             }
             _ => self.wrong(issue, at),
         }
@@ -70,14 +71,14 @@ impl<W: Carrier> Queue<W> {
         issue.counts.hit(if self.qid == 0 { "resets" } else { "disconnects" });
         self.stage = Stage::Leaving;
         self.wire.excuse();
-        self.submit(issue, sqe, Data::None, 0, Want::Leave);
+        self.submit(issue, sqe, HostData::None, 0, Want::Leave);
     }
 
     fn read(&mut self, issue: &mut Issue<'_>, at: At) {
         let buf = take(issue, at.count);
         let sqe = Sqe::read(at.cid, at.nsid, at.first as u64, blocks(at.count));
         let want = Want::Read { first: at.first, count: at.count };
-        self.submit(issue, sqe, Data::FromController(buf), at.place, want);
+        self.submit(issue, sqe, HostData::FromController(buf), at.place, want);
     }
 
     fn write(&mut self, issue: &mut Issue<'_>, at: At) {
@@ -87,7 +88,7 @@ impl<W: Carrier> Queue<W> {
         let is_durable = issue.rng.permille(200);
         let sqe = Sqe::write(at.cid, at.nsid, at.first as u64, blocks(at.count), is_durable);
         let want = Want::Write { first: at.first, tags, is_durable };
-        self.submit(issue, sqe, Data::ToController(buf), at.place, want);
+        self.submit(issue, sqe, HostData::ToController(buf), at.place, want);
     }
 
     fn zero(&mut self, issue: &mut Issue<'_>, at: At) {
@@ -99,7 +100,7 @@ impl<W: Carrier> Queue<W> {
             if is_durable {
                 sqe.cdw12.set(sqe.cdw12.get() | 1 << 30);
             }
-            self.submit(issue, sqe, Data::None, place, want(is_durable));
+            self.submit(issue, sqe, HostData::None, place, want(is_durable));
             return;
         }
         // Two adjacent ranges, of which the first may be empty.
@@ -114,7 +115,7 @@ impl<W: Carrier> Queue<W> {
         }
         let mut sqe = Sqe::dsm(cid, nsid, 2);
         sqe.cdw11.set(4);
-        self.submit(issue, sqe, Data::ToController(buf), place, want(false));
+        self.submit(issue, sqe, HostData::ToController(buf), place, want(false));
     }
 
     /// What is expected of a block: what was seen there last, or what nobody writes.
@@ -130,7 +131,13 @@ impl<W: Carrier> Queue<W> {
         let tags: Vec<u64> = blocks_of.map(|block| Self::expected(issue, at.place, block)).collect();
         let buf = filled(issue, &tags);
         let sqe = Sqe::compare(at.cid, at.nsid, at.first as u64, blocks(count));
-        self.submit(issue, sqe, Data::ToController(buf), at.place, Want::Compare { first: at.first, tags });
+        self.submit(
+            issue,
+            sqe,
+            HostData::ToController(buf),
+            at.place,
+            Want::Compare { first: at.first, tags },
+        );
     }
 
     fn pair(&mut self, issue: &mut Issue<'_>, at: At) {
@@ -140,11 +147,11 @@ impl<W: Carrier> Queue<W> {
         let index = self.pairs.len();
         let compare = Sqe::compare(cid, nsid, block as u64, 1).with_fuse(Fuse::FIRST);
         let buf = filled(issue, &[expected]);
-        self.submit(issue, compare, Data::ToController(buf), place, Want::Pair { index, half: 0 });
+        self.submit(issue, compare, HostData::ToController(buf), place, Want::Pair { index, half: 0 });
         let second = self.free_cid(issue.rng).expect("room for two was checked");
         let write = Sqe::write(second, nsid, block as u64, 1, false).with_fuse(Fuse::SECOND);
         let buf = filled(issue, &[tag]);
-        self.submit(issue, write, Data::ToController(buf), place, Want::Pair { index, half: 1 });
+        self.submit(issue, write, HostData::ToController(buf), place, Want::Pair { index, half: 1 });
         let begin = *issue.clock;
         self.pairs.push(Pair { place, block, expected, tag, begin, end: None, results: [None, None] });
     }
@@ -183,7 +190,7 @@ impl<W: Carrier> Queue<W> {
             sqe.cdw12.set(sqe.cdw12.get() | 1 << 30);
         }
         let want = Want::Copy { source, first, count, is_durable };
-        self.submit(issue, sqe, Data::ToController(buf), place, want);
+        self.submit(issue, sqe, HostData::ToController(buf), place, want);
     }
 
     /// Commands that must be refused, each in its own way.
@@ -199,19 +206,19 @@ impl<W: Carrier> Queue<W> {
             5 => (Sqe::read(cid, nsid, 0, 2), 1, Status::DATA_SGL_LENGTH_INVALID),
             _ => (Sqe::read(cid, nsid, 0, 1).with_fuse(Fuse::FIRST), 1, Status::INVALID_FIELD),
         };
-        let data = if data == 0 { Data::None } else { Data::FromController(take(issue, data)) };
+        let data = if data == 0 { HostData::None } else { HostData::FromController(take(issue, data)) };
         self.submit(issue, sqe, data, place, Want::Refused(status));
     }
 
     fn issue_admin(&mut self, issue: &mut Issue<'_>) {
         let Some(cid) = self.free_cid(issue.rng) else { return };
         let page = |issue: &Issue<'_>| {
-            Data::FromController(issue.pool.take(4096).expect("the hosts' pool is large"))
+            HostData::FromController(issue.pool.take(4096).expect("the hosts' pool is large"))
         };
         // As hosts do: whatever the others wait for, there is room for a Keep Alive.
         let has_room = self.count() + 3 < usize::from(self.entries);
         match issue.rng.below(if has_room { 5 } else { 1 }) {
-            0 => self.submit(issue, Sqe::keep_alive(cid), Data::None, 0, Want::Other),
+            0 => self.submit(issue, Sqe::keep_alive(cid), HostData::None, 0, Want::Other),
             1 => {
                 let sqe = Sqe::identify(cid, nvme_spec::identify::Cns::CONTROLLER, 0, 0);
                 let page = page(issue);
@@ -224,7 +231,7 @@ impl<W: Carrier> Queue<W> {
             }
             3 if !self.has_async_event() => {
                 let sqe = Sqe::async_event_request(cid);
-                self.submit(issue, sqe, Data::None, 0, Want::AsyncEvent);
+                self.submit(issue, sqe, HostData::None, 0, Want::AsyncEvent);
             }
             _ => {}
         }
@@ -247,7 +254,7 @@ impl<W: Carrier> Queue<W> {
         let victim = u16::try_from(victim).expect("a cid");
         other.begin_abort(victim);
         let want = Want::Abort { qid: other.qid, cid: victim };
-        self.submit(issue, Sqe::abort(cid, other.qid, victim), Data::None, 0, want);
+        self.submit(issue, Sqe::abort(cid, other.qid, victim), HostData::None, 0, want);
     }
 }
 

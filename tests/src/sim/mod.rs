@@ -42,7 +42,6 @@ pub mod swarm;
 pub mod wire;
 pub mod world;
 
-pub use carrier::Data;
 pub use rng::Rng;
 pub use swarm::{Happening, Swarm};
 pub use wire::Wire;

@@ -3,14 +3,15 @@
 use nvme_spec::Sqe;
 use nvme_spec::status::Status;
 use spindle_rdma::controller::{Conn, ConnConfig};
-use spindle_rdma::host::{HostConfig, HostEvent};
+use spindle_rdma::host::HostConfig;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
+use spindle_transport::host::{HostData, HostEvent};
 use spindle_transport::{Connections, TransportKind};
 
-use super::carrier::{Carrier, Data, Happened};
+use super::carrier::{Carrier, Happened};
 use super::rng::Rng;
 use super::swarm::Swarm;
 use crate::fabric::{Link, Setting, Weather};
@@ -134,13 +135,9 @@ impl Carrier for Wire {
         self.link.core
     }
 
-    fn submit(&mut self, sqe: Sqe, data: Data) {
+    fn submit(&mut self, sqe: Sqe, data: HostData) {
         if let Err(data) = self.link.submit(sqe, data, &mut self.rng) {
-            let buf = match data {
-                Data::None => None,
-                Data::ToController(buf) | Data::FromController(buf) => Some(buf),
-            };
-            self.refused.push((sqe.cid(), buf));
+            self.refused.push((sqe.cid(), data.into_buffer()));
         }
     }
 
@@ -154,8 +151,9 @@ impl Carrier for Wire {
             return Some(Happened::Completed { cid, cqe, buf, result: Err(status) });
         }
         Some(match self.link.next_event()? {
-            HostEvent::Completed { cid, cqe, buf, keys: _, result } => {
-                Happened::Completed { cid, cqe, buf, result }
+            HostEvent::Ready => Happened::Ready,
+            HostEvent::Completed { cid, cqe, buf, result } => {
+                Happened::Completed { cid, cqe, buf: buf.map(|data| data.buf), result }
             }
             HostEvent::Closed { .. } => Happened::Closed,
         })

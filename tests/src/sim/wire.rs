@@ -11,11 +11,12 @@ use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{self, Full, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, HostConfig};
 use spindle_tcp::{Phase, RxBatch};
+use spindle_transport::host::{Full, Host, HostData, HostEvent, Why};
 use spindle_transport::{Connections, Peer, TransportKind};
 
-use super::carrier::{Carrier, Data, Happened};
+use super::carrier::{Carrier, Happened};
 use super::rng::Rng;
 use super::swarm::Swarm;
 
@@ -196,18 +197,10 @@ impl Carrier for Wire {
         self.core
     }
 
-    fn submit(&mut self, sqe: Sqe, data: Data) {
-        let data = match data {
-            Data::None => HostData::None,
-            Data::ToController(buf) => HostData::ToController(buf),
-            Data::FromController(buf) => HostData::FromController(buf),
-        };
-        let Err(Full(data)) = self.host.submit(sqe, data) else { return };
-        assert!(self.host.phase() != Phase::Open, "the host's connection refused a command that fits");
-        let buf = match data {
-            HostData::None => None,
-            HostData::ToController(buf) | HostData::FromController(buf) => Some(buf),
-        };
+    fn submit(&mut self, sqe: Sqe, data: HostData) {
+        let Err(Full { why, data }) = self.host.submit(sqe, data) else { return };
+        assert_eq!(why, Why::Closed, "the host's connection refused a command that fits");
+        let buf = data.into_buffer();
         self.refused.push((sqe.cid(), buf));
     }
 
@@ -217,7 +210,7 @@ impl Carrier for Wire {
             return Some(Happened::Completed { cid, cqe: Cqe::new(cid, status), buf, result: Err(status) });
         }
         Some(match self.host.next_event()? {
-            HostEvent::Ready { .. } => Happened::Ready,
+            HostEvent::Ready => Happened::Ready,
             HostEvent::Completed { cid, cqe, buf, result } => Happened::Completed { cid, cqe, buf, result },
             HostEvent::Closed { .. } => Happened::Closed,
         })

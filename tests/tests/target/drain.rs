@@ -7,7 +7,7 @@ use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk};
 use spindle_target::env::Message;
 use spindle_tcp::RxBatch;
-use spindle_tcp::host::{HostData, HostEvent};
+use spindle_tcp::host::{Host, HostData, HostEvent};
 use spindle_tests::direct::Direct;
 use spindle_tests::script::{HOST, Line, Rig, Setup, Want, connect_data, connect_sqe};
 use spindle_transport::{CloseReason, Connections};
@@ -137,7 +137,7 @@ fn data_behind_a_command_that_is_not_taken_any_more_still_arrives() {
     let mut completed = Vec::new();
     let mut on_event = |event| match event {
         HostEvent::Completed { cid, result, .. } => completed.push((cid, result)),
-        other @ (HostEvent::Ready { .. } | HostEvent::Closed { .. }) => panic!("{other:?}"),
+        other @ (HostEvent::Ready | HostEvent::Closed { .. }) => panic!("{other:?}"),
     };
     io_link.turn(core, &mut on_event); // the R2T is here, the data is about to leave
     core.on_message(Message::Shutdown);

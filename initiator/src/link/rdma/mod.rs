@@ -25,7 +25,7 @@ use arrayvec::ArrayVec;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{SQE_BYTES, Sqe};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spindle_rdma::host::{self, CloseCause, Conn, ENTRY_BYTES, HostConfig, HostEvent};
+use spindle_rdma::host::{self, CloseCause, Conn, ENTRY_BYTES, HostConfig, HostEvent, Registered};
 use spindle_rdma::work::{Completion, Op, Work};
 use spindle_rdma_verbs::{
     CmChannel, CmEventKind, CmId, CompletionChannel, CompletionQueue, MemoryRegion, POLL_BATCH, QueuePair,
@@ -35,7 +35,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::net::{Interest, Readiness};
 use spindle_reactor::slab::Slot;
-use spindle_tcp::host::HostData;
+use spindle_transport::host::{Host, HostData};
 
 use super::{LinkEvent, QueueName};
 use crate::error::{Error, Loss};
@@ -131,46 +131,33 @@ impl RdmaLink {
         if !self.conn.is_open() {
             return Err((Why::Down, data));
         }
-        let (buf, is_to_controller) = match data {
-            HostData::None => (None, false),
-            HostData::ToController(buf) => (Some(buf), true),
-            HostData::FromController(buf) => (Some(buf), false),
+        let registered = match data {
+            HostData::None => HostData::None,
+            HostData::ToController(buf) => HostData::ToController(
+                self.register(buf).map_err(|(why, buf)| (why, HostData::ToController(buf)))?,
+            ),
+            HostData::FromController(buf) => HostData::FromController(
+                self.register(buf).map_err(|(why, buf)| (why, HostData::FromController(buf)))?,
+            ),
         };
-        let data = match buf {
-            None => host::HostData::None,
-            Some(buf) => match self.registrations.acquire(&buf) {
-                Ok(keys) if is_to_controller => host::HostData::ToController(buf, keys),
-                Ok(keys) => host::HostData::FromController(buf, keys),
-                Err(error) if is_to_controller => {
-                    return Err((Why::Register { errno: error.errno }, HostData::ToController(buf)));
-                }
-                Err(error) => {
-                    return Err((Why::Register { errno: error.errno }, HostData::FromController(buf)));
-                }
-            },
-        };
-        self.conn.submit(sqe, data).map_err(|full| self.give_back(full))
+        self.conn.submit(sqe, registered).map_err(|full| self.give_back(full))
+    }
+
+    #[inline]
+    fn register(&self, buf: Buf) -> Result<Registered, (Why, Buf)> {
+        match self.registrations.acquire(&buf) {
+            Ok(keys) => Ok(Registered { buf, keys }),
+            Err(error) => Err((Why::Register { errno: error.errno }, buf)),
+        }
     }
 
     #[cold]
     fn give_back(&self, full: host::Full) -> (Why, HostData) {
-        let why = match full.why {
-            host::Why::Closed => Why::Down,
-            host::Why::Cid => Why::Full,
-            host::Why::Pieces { pieces, allowed } => Why::Pieces { pieces, allowed },
-        };
-        let data = match full.data {
-            host::HostData::None => HostData::None,
-            host::HostData::ToController(buf, keys) => {
-                self.registrations.release(&keys);
-                HostData::ToController(buf)
-            }
-            host::HostData::FromController(buf, keys) => {
-                self.registrations.release(&keys);
-                HostData::FromController(buf)
-            }
-        };
-        (why, data)
+        let data = full.data.map(|Registered { buf, keys }| {
+            self.registrations.release(&keys);
+            buf
+        });
+        (full.why.into(), data)
     }
 
     /// True while commands can be submitted.
@@ -181,8 +168,7 @@ impl RdmaLink {
 
     /// What the controller takes.
     pub(super) fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8) {
-        self.conn.set_in_capsule_bytes(in_capsule_bytes);
-        self.conn.set_descriptors(descriptors);
+        self.conn.set_offered(in_capsule_bytes, descriptors);
     }
 
     /// Post what is queued, with one doorbell.
@@ -267,12 +253,14 @@ impl RdmaLink {
     #[inline]
     fn tell(&self, event: HostEvent, on_event: &mut impl FnMut(LinkEvent, bool)) {
         let event = match event {
-            HostEvent::Completed { cid, cqe, buf, keys, result } => {
-                if let Some(keys) = &keys {
-                    self.registrations.release(keys);
-                }
+            HostEvent::Completed { cid, cqe, buf, result } => {
+                let buf = buf.map(|Registered { buf, keys }| {
+                    self.registrations.release(&keys);
+                    buf
+                });
                 LinkEvent::Completed { cid, cqe, buf, result }
             }
+            HostEvent::Ready => return,
             HostEvent::Closed { why } => LinkEvent::Closed(self.loss(why)),
         };
         on_event(event, self.conn.is_open());
@@ -355,7 +343,7 @@ impl RdmaLink {
             (Some(Loss::Work(WcStatus::FLUSHED)), _) | (None, CloseCause::ByPeer) => Loss::ByPeer,
             (Some(loss), _) => loss,
             (None, CloseCause::Requested) => Loss::Requested,
-            (None, CloseCause::WorkFailed | CloseCause::Device) => Loss::Device,
+            (None, CloseCause::Failed | CloseCause::Device) => Loss::Device,
         }
     }
 
@@ -429,7 +417,7 @@ fn take(conn: &mut Conn, memory: &Memory, it: WorkCompletion, cause: &mut Option
         return None;
     }
     if !it.is_ok {
-        conn.fail(CloseCause::WorkFailed);
+        conn.fail(CloseCause::Failed);
         return None;
     }
     // The device has written its part of the memory, and goes on with others: only this part is read.

@@ -10,10 +10,9 @@
 
 use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
-use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 
-use super::{HostEvent, Keys};
+use super::{HostEvent, Registered};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -57,7 +56,7 @@ pub(super) struct Command {
     /// Of this use; never 0.
     pub(super) generation: u16,
     pub(super) sqe: Sqe,
-    pub(super) data: Option<(Buf, Keys)>,
+    pub(super) data: Option<Registered>,
     /// The completion, when `Ended` or `Done`.
     pub(super) cqe: Cqe,
 }
@@ -107,7 +106,7 @@ impl Commands {
 
     /// Start a command; `None` when the CID is in use or there is none like it.
     #[inline]
-    pub(super) fn start(&mut self, sqe: Sqe, carriage: Carriage, data: Option<(Buf, Keys)>) -> Option<()> {
+    pub(super) fn start(&mut self, sqe: Sqe, carriage: Carriage, data: Option<Registered>) -> Option<()> {
         let command = self.commands.get_mut(usize::from(sqe.cid()))?;
         if command.state != State::Free {
             return None;
@@ -166,8 +165,7 @@ impl Commands {
         let cqe = command.cqe;
         let status = cqe.status();
         let result = if status.is_success() { Ok(()) } else { Err(status) };
-        let (buf, keys) = command.data.take().unzip();
-        Some(HostEvent::Completed { cid, cqe, buf, keys, result })
+        Some(HostEvent::Completed { cid, cqe, buf: command.data.take(), result })
     }
 
     /// Any command that is left: ended by its own completion where that came, else by `status`.

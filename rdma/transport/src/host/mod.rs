@@ -16,11 +16,11 @@
 //! registered for as long as the queue pair lives and may be written again: a controller that has answered
 //! discards what comes twice. So only every 16th of those is signalled.
 //!
-//! **The end.** When it ends ([`Conn::close`], [`Conn::fail`], or the controller broke a rule) nothing more
+//! **The end.** When it ends ([`Host::close`], [`Conn::fail`], or the controller broke a rule) nothing more
 //! is posted, and commands are told as lost only after [`Conn::on_gone`]: when the queue pair is no more and
 //! nobody touches their buffers.
 //!
-//! A turn: `next_work`.., `received`, `completed`, `next_event`... Where [`Conn::is_open`] is false the queue
+//! A turn: `next_work`.., `received`, `completed`, `next_event`... Where [`Host::is_open`] is false the queue
 //! pair is to be torn down.
 
 mod commands;
@@ -36,6 +36,8 @@ use nvme_spec::status::Status;
 use nvme_spec::{Cqe, SQE_BYTES, Sgl, Sqe};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
+use spindle_transport::host;
+pub use spindle_transport::host::{Host, Why};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::work::{Completion, Op, Span, Work};
@@ -75,39 +77,21 @@ impl Default for HostConfig {
 
 /// A command's data, and the registration of it.
 #[derive(Debug)]
-pub enum HostData {
-    /// The command moves none.
-    None,
-    /// All of this goes to the controller.
-    ToController(Buf, Keys),
-    /// The controller fills all of this.
-    FromController(Buf, Keys),
+pub struct Registered {
+    /// The data.
+    pub buf: Buf,
+    /// As devices name it.
+    pub keys: Keys,
 }
 
-/// Why a command was not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
-    /// The connection is not open any more.
-    Closed,
-    /// The CID is outstanding, or not below the queue's entries.
-    Cid,
-    /// The buffer is in more pieces than a command can name.
-    Pieces {
-        /// As many as it takes.
-        pieces: usize,
-        /// As many as the controller allows.
-        allowed: usize,
-    },
-}
-
+/// A command's data; the keys are those of all of the buffer.
+pub type HostData = host::HostData<Registered>;
+/// What happened on a connection. Never [`HostEvent::Ready`]: it is made when the queue pair is established.
+pub type HostEvent = host::HostEvent<Violation, Registered>;
+/// Why a connection ended.
+pub type CloseCause = host::CloseCause<Violation>;
 /// The connection cannot take the command now. The data is given back.
-#[derive(Debug)]
-pub struct Full {
-    /// Why not.
-    pub why: Why,
-    /// The command's data.
-    pub data: HostData,
-}
+pub type Full = host::Full<Registered>;
 
 /// A rule that the controller broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -123,44 +107,6 @@ pub enum Violation {
     CompletionLength {
         /// Its length.
         bytes: usize,
-    },
-}
-
-/// Why a connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CloseCause {
-    /// [`Conn::close`] was called.
-    Requested,
-    /// The controller, or the network, ended it.
-    ByPeer,
-    /// A work request failed: the controller does not answer any more, or has refused it.
-    WorkFailed,
-    /// The device completed what was not posted, or failed as a whole.
-    Device,
-    /// The controller broke a rule.
-    Violation(Violation),
-}
-
-/// What happened on a connection.
-#[derive(Debug)]
-pub enum HostEvent {
-    /// A command is over.
-    Completed {
-        /// Its CID, which is free again.
-        cid: u16,
-        /// Its completion; made up where the connection ended first.
-        cqe: Cqe,
-        /// The data that was submitted with it; filled, if the result says so.
-        buf: Option<Buf>,
-        /// The registration of it, to be given back.
-        keys: Option<Keys>,
-        /// `Ok` when the command succeeded.
-        result: Result<(), Status>,
-    },
-    /// The connection is gone. Comes once, last.
-    Closed {
-        /// Why.
-        why: CloseCause,
     },
 }
 
@@ -208,45 +154,15 @@ impl Conn {
         }
     }
 
-    /// Queue a command. Its CID is the caller's choice below the queue's entries; its data pointer is set
-    /// here.
-    ///
-    /// # Errors
-    /// [`Full`] gives the data back when the command cannot be taken.
-    ///
-    /// # Panics
-    /// When the keys are not those of the buffer.
-    #[inline]
-    pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), Full> {
-        if !self.is_open() {
-            return Err(Full { why: Why::Closed, data });
-        }
-        if !self.commands.is_free(sqe.cid()) {
-            return Err(Full { why: Why::Cid, data });
-        }
-        let (sgl, carriage) = match self.carry(&data) {
-            Ok(carried) => carried,
-            Err(why) => return Err(Full { why, data }),
-        };
-        let data = match data {
-            HostData::None => None,
-            HostData::ToController(buf, keys) | HostData::FromController(buf, keys) => Some((buf, keys)),
-        };
-        // It is free: that was looked at above.
-        let _ = self.commands.start(sqe.with_sgl(sgl), carriage, data);
-        self.queued.push_back(sqe.cid());
-        Ok(())
-    }
-
     /// The data pointer of a command with this data (Base 2.0 section 4.1.2; NVMe RDMA Transport 1.0, "SGL
     /// Support").
     #[inline]
     fn carry(&self, data: &HostData) -> Result<(Sgl, Carriage), Why> {
-        let (buf, keys, is_to_controller) = match data {
+        let (Registered { buf, keys }, is_to_controller) = match data {
             // As Linux: a keyed descriptor of nothing.
             HostData::None => return Ok((Sgl::keyed(0, 0, 0, false), Carriage::Entry)),
-            HostData::ToController(buf, keys) => (buf, keys, true),
-            HostData::FromController(buf, keys) => (buf, keys, false),
+            HostData::ToController(data) => (data, true),
+            HostData::FromController(data) => (data, false),
         };
         let bytes = u32::try_from(buf.len()).unwrap_or(u32::MAX);
         assert_eq!(keys.bytes(), u64::from(bytes), "keys of another buffer");
@@ -315,7 +231,7 @@ impl Conn {
     #[inline]
     pub fn descriptors(&self, chain: Slot) -> impl Iterator<Item = Sgl> + '_ {
         let command = self.commands.get(chain).filter(|command| command.carriage == Carriage::List);
-        let keys = command.and_then(|command| command.data.as_ref()).map(|(_, keys)| keys);
+        let keys = command.and_then(|command| command.data.as_ref()).map(|data| &data.keys);
         keys.map_or(&[][..], Keys::pieces).iter().map(descriptor)
     }
 
@@ -323,19 +239,19 @@ impl Conn {
     #[inline]
     #[must_use]
     pub fn buffer(&self, chain: Slot) -> Option<&Buf> {
-        self.commands.get(chain)?.data.as_ref().map(|(buf, _)| buf)
+        self.commands.get(chain)?.data.as_ref().map(|data| &data.buf)
     }
 
     /// The same, for one who carries out the controller's WRITEs by copying.
     pub fn buffer_mut(&mut self, chain: Slot) -> Option<&mut Buf> {
-        self.commands.get_mut(chain)?.data.as_mut().map(|(buf, _)| buf)
+        self.commands.get_mut(chain)?.data.as_mut().map(|data| &mut data.buf)
     }
 
     /// The keys of it.
     #[inline]
     #[must_use]
     pub fn keys(&self, chain: Slot) -> Option<&Keys> {
-        self.commands.get(chain)?.data.as_ref().map(|(_, keys)| keys)
+        self.commands.get(chain)?.data.as_ref().map(|data| &data.keys)
     }
 
     /// What a RECV brought. Its memory is free again when this returns.
@@ -368,7 +284,7 @@ impl Conn {
             return;
         }
         if !is_ok {
-            return self.end(CloseCause::WorkFailed);
+            return self.end(CloseCause::Failed);
         }
         if !is_signalled {
             return;
@@ -385,30 +301,6 @@ impl Conn {
                 self.finished.push_back(command.sqe.cid());
             }
         }
-    }
-
-    /// What happened next. `None`: nothing more until something came.
-    #[inline]
-    pub fn next_event(&mut self) -> Option<HostEvent> {
-        if let Some(cid) = self.finished.pop_front() {
-            return self.commands.end(cid);
-        }
-        match self.phase {
-            Phase::Open | Phase::Ending(_) | Phase::Told => None,
-            Phase::Gone(why) => {
-                let event = self.commands.take_any(Status::HOST_PATHING_ERROR);
-                if event.is_none() {
-                    self.phase = Phase::Told;
-                    return Some(HostEvent::Closed { why });
-                }
-                event
-            }
-        }
-    }
-
-    /// End the connection. What is queued does not leave any more.
-    pub fn close(&mut self) {
-        self.end(CloseCause::Requested);
     }
 
     /// The connection ended, or has to, for a reason that was seen outside.
@@ -437,29 +329,71 @@ impl Conn {
         }
     }
 
-    /// True while commands can be submitted. When it becomes false the queue pair is to be torn down.
-    #[inline]
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.phase == Phase::Open
-    }
-
     /// How many commands are outstanding.
     #[inline]
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.commands.outstanding()
     }
+}
 
-    /// From now on writes up to this many bytes go in the command's capsule, if the device gathers their
-    /// pieces (IOCCSZ x 16 - 64 of Identify Controller).
-    pub fn set_in_capsule_bytes(&mut self, bytes: u32) {
-        self.config.in_capsule_bytes = bytes;
+impl Host for Conn {
+    type Buffer = Registered;
+    type Violation = Violation;
+
+    /// # Panics
+    /// When the keys are not those of the buffer.
+    #[inline]
+    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), Full> {
+        if !self.is_open() {
+            return Err(Full { why: Why::Closed, data });
+        }
+        if !self.commands.is_free(sqe.cid()) {
+            return Err(Full { why: Why::Cid, data });
+        }
+        let (sgl, carriage) = match self.carry(&data) {
+            Ok(carried) => carried,
+            Err(why) => return Err(Full { why, data }),
+        };
+        // It is free: that was looked at above.
+        let _ = self.commands.start(sqe.with_sgl(sgl), carriage, data.into_buffer());
+        self.queued.push_back(sqe.cid());
+        Ok(())
     }
 
-    /// From now on a command may have so many descriptors (MSDBD of Identify Controller; 0: no limit).
-    pub fn set_descriptors(&mut self, count: u8) {
-        self.config.descriptors = if count == 0 { u8::MAX } else { count };
+    #[inline]
+    fn next_event(&mut self) -> Option<HostEvent> {
+        if let Some(cid) = self.finished.pop_front() {
+            return self.commands.end(cid);
+        }
+        match self.phase {
+            Phase::Open | Phase::Ending(_) | Phase::Told => None,
+            Phase::Gone(why) => {
+                let event = self.commands.take_any(Status::HOST_PATHING_ERROR);
+                if event.is_none() {
+                    self.phase = Phase::Told;
+                    return Some(HostEvent::Closed { why });
+                }
+                event
+            }
+        }
+    }
+
+    /// What is queued does not leave any more.
+    fn close(&mut self) {
+        self.end(CloseCause::Requested);
+    }
+
+    /// When it becomes false the queue pair is to be torn down.
+    #[inline]
+    fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
+    /// In the capsule if the device gathers the pieces.
+    fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8) {
+        self.config.in_capsule_bytes = in_capsule_bytes;
+        self.config.descriptors = if descriptors == 0 { u8::MAX } else { descriptors };
     }
 }
 

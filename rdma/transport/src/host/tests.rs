@@ -24,14 +24,11 @@ fn keys(buf: &Buf) -> Keys {
 fn write_of(pool: &Pool, bytes: u32) -> HostData {
     let buf = pool.take(bytes).expect("a buffer");
     let keys = keys(&buf);
-    HostData::ToController(buf, keys)
+    HostData::ToController(Registered { buf, keys })
 }
 
 fn read_of(pool: &Pool, bytes: u32) -> HostData {
-    match write_of(pool, bytes) {
-        HostData::ToController(buf, keys) => HostData::FromController(buf, keys),
-        HostData::None | HostData::FromController(..) => unreachable!("as made above"),
-    }
+    HostData::FromController(write_of(pool, bytes).into_buffer().expect("as made above"))
 }
 
 /// One of 8 entries that puts up to 1024 bytes in the capsule.
@@ -70,11 +67,11 @@ fn post(conn: &mut Conn, cid: u16, data: HostData) -> Work {
 
 fn completed(event: Option<HostEvent>) -> (u16, Option<Buf>, Result<(), Status>) {
     match event {
-        Some(HostEvent::Completed { cid, buf, keys, result, cqe }) => {
-            assert_eq!((buf.is_some(), cqe.cid()), (keys.is_some(), cid));
-            (cid, buf, result)
+        Some(HostEvent::Completed { cid, buf, result, cqe }) => {
+            assert_eq!(cqe.cid(), cid);
+            (cid, buf.map(|data| data.buf), result)
         }
-        Some(HostEvent::Closed { .. }) | None => panic!("no completion: {event:?}"),
+        Some(HostEvent::Ready | HostEvent::Closed { .. }) | None => panic!("no completion: {event:?}"),
     }
 }
 
@@ -85,6 +82,7 @@ fn closed(conn: &mut Conn) -> CloseCause {
     loop {
         match conn.next_event().expect("Closed comes") {
             HostEvent::Completed { result, .. } => assert_eq!(result, Err(Status::HOST_PATHING_ERROR)),
+            HostEvent::Ready => panic!("it was open before"),
             HostEvent::Closed { why } => {
                 assert!(conn.next_event().is_none() && conn.outstanding() == 0);
                 return why;
@@ -112,8 +110,8 @@ fn a_command_without_data_has_a_keyed_descriptor_of_nothing() {
 fn a_read_is_told_to_the_controller_with_the_buffers_own_key() {
     let (mut conn, pool) = (conn(), pool());
     let data = read_of(&pool, BYTES);
-    let HostData::FromController(buf, _) = &data else { unreachable!() };
-    let address = buf.as_slice().expect("one piece").as_ptr() as u64;
+    let HostData::FromController(data_of) = &data else { unreachable!() };
+    let address = data_of.buf.as_slice().expect("one piece").as_ptr() as u64;
     let work = post(&mut conn, 0, data);
     let (sqe, in_capsule) = sent(&work);
     let keyed = sqe.sgl.as_keyed().expect("keyed");
@@ -160,11 +158,11 @@ fn a_buffer_in_pieces_travels_as_a_list_that_the_controller_and_its_capsules_all
     let data = |pool: &Pool| {
         let buf = pool.take(BYTES).expect("a buffer");
         let pieces = vec![piece(0x1000, 1024), piece(0x9000, 2048), piece(0x5000, 1024)];
-        HostData::FromController(buf, Keys::many(pieces))
+        HostData::FromController(Registered { buf, keys: Keys::many(pieces) })
     };
     let refused = conn.submit(sqe(0), data(&pool)).expect_err("MSDBD is 1");
     assert_eq!(refused.why, Why::Pieces { pieces: 3, allowed: 1 });
-    conn.set_descriptors(16);
+    conn.set_offered(1024, 16);
     let work = post(&mut conn, 0, refused.data);
     let (sqe, in_capsule) = sent(&work);
     assert_eq!(sqe.sgl.as_bytes(), [0, 0, 0, 0, 0, 0, 0, 0, 48, 0, 0, 0, 0, 0, 0, 0x31]);
@@ -173,10 +171,11 @@ fn a_buffer_in_pieces_travels_as_a_list_that_the_controller_and_its_capsules_all
     let list: Vec<_> = list.iter().map(|keyed| (keyed.address.get(), keyed.bytes())).collect();
     assert_eq!(list, [(0x1000, 1024), (0x9000, 2048), (0x5000, 1024)]);
     // Capsules with room for two descriptors.
-    conn.set_in_capsule_bytes(47);
+    conn.set_offered(47, 16);
     let refused = conn.submit(self::sqe(1), data(&pool)).expect_err("too many");
     assert_eq!(refused.why, Why::Pieces { pieces: 3, allowed: 2 });
-    let long = HostData::ToController(Buf::zeroes(0x0200_0000), Keys::one(piece(0, 0x0200_0000)));
+    let (buf, keys) = (Buf::zeroes(0x0200_0000), Keys::one(piece(0, 0x0200_0000)));
+    let long = HostData::ToController(Registered { buf, keys });
     let refused = conn.submit(self::sqe(1), long).expect_err("24 bits");
     assert_eq!(refused.why, Why::Pieces { pieces: 3, allowed: 2 });
 }
@@ -184,9 +183,10 @@ fn a_buffer_in_pieces_travels_as_a_list_that_the_controller_and_its_capsules_all
 #[test]
 fn a_write_that_the_device_cannot_gather_is_not_put_in_the_capsule() {
     let (mut conn, pool) = (conn(), pool());
-    conn.set_descriptors(2);
+    conn.set_offered(1024, 2);
     let buf = pool.take(512).expect("a buffer");
-    let data = HostData::ToController(buf, Keys::many(vec![piece(0, 256), piece(0x1000, 256)]));
+    let keys = Keys::many(vec![piece(0, 256), piece(0x1000, 256)]);
+    let data = HostData::ToController(Registered { buf, keys });
     let work = post(&mut conn, 0, data);
     assert_eq!(sent(&work).0.sgl.kind(), SglKind::LAST_SEGMENT_OFFSET);
     assert_eq!(conn.descriptors(work.chain).count(), 2);
@@ -284,7 +284,7 @@ fn a_failed_send_ends_the_connection_and_its_commands_are_lost() {
         assert_eq!((lost, buf.is_some(), result), (cid, true, Err(Status::HOST_PATHING_ERROR)));
     }
     let event = conn.next_event();
-    assert!(matches!(event, Some(HostEvent::Closed { why: CloseCause::WorkFailed })), "{event:?}");
+    assert!(matches!(event, Some(HostEvent::Closed { why: CloseCause::Failed })), "{event:?}");
     assert!(conn.next_event().is_none());
     assert_eq!(pool.free_bytes(), free);
 }
@@ -372,17 +372,10 @@ impl Life {
             _ => write_of(&self.pool, 512),
         };
         let mark = self.next_mark;
-        let data = match data {
-            HostData::None => HostData::None,
-            HostData::ToController(mut buf, keys) => {
-                buf.copy_in(0, &mark.to_le_bytes());
-                HostData::ToController(buf, keys)
-            }
-            HostData::FromController(mut buf, keys) => {
-                buf.copy_in(0, &mark.to_le_bytes());
-                HostData::FromController(buf, keys)
-            }
-        };
+        let data = data.map(|mut data| {
+            data.buf.copy_in(0, &mark.to_le_bytes());
+            data
+        });
         let was_free = self.marks[usize::from(cid)].is_none();
         let is_taken = self.conn.submit(sqe(cid), data).is_ok();
         assert_eq!(is_taken, was_free && self.conn.is_open());
@@ -426,7 +419,7 @@ impl Life {
     fn told(&mut self, event: HostEvent) -> bool {
         let HostEvent::Completed { cid, buf, .. } = event else { return true };
         let mark = self.marks[usize::from(cid)].take().expect("told once");
-        if let Some(buf) = buf {
+        if let Some(Registered { buf, .. }) = buf {
             let mut bytes = [0; 8];
             buf.copy_out(0, &mut bytes);
             assert_eq!(u64::from_le_bytes(bytes), mark, "the buffer of another command");
