@@ -548,6 +548,12 @@ impl<T: Transport> TargetCore<T> {
         (&self.env.pool, &self.env.admin_pool)
     }
 
+    /// The newest configuration that all cores have.
+    #[must_use]
+    pub fn shown(&self) -> &Arc<Snapshot> {
+        &self.env.shown
+    }
+
     /// The configuration in force.
     #[must_use]
     pub fn snapshot(&self) -> &Arc<Snapshot> {

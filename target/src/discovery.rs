@@ -119,13 +119,12 @@ fn entries<'a>(snapshot: &'a Snapshot, host: &'a Nqn) -> impl Iterator<Item = En
     let is_for_all = |listener: &Listener| {
         let is_v4 = listener.address.is_ipv4();
         !listener.address.ip().is_unspecified()
-            || snapshot.listeners.iter().all(|other| other.address.is_ipv4() == is_v4)
+            || snapshot.open_listeners().all(|other| other.address.is_ipv4() == is_v4)
     };
-    let is_same = snapshot.listeners.iter().all(is_for_all);
+    let is_same = snapshot.open_listeners().all(is_for_all);
     let own = Eflags::new().with_duplicate_information(is_same).with_persistent_connection(true);
     let services = snapshot
-        .listeners
-        .iter()
+        .open_listeners()
         .map(move |listener| from_listener(listener, SubsystemType::CURRENT_DISCOVERY, None, own));
     let allowed = snapshot.subsystems.iter().filter(move |subsystem| subsystem.hosts.allows(host));
     let subsystems = allowed.flat_map(move |subsystem| {

@@ -107,6 +107,9 @@ pub struct Listener {
     pub address: SocketAddr,
     /// In-capsule data of I/O queues, in bytes, a multiple of 16.
     pub in_capsule_bytes: u32,
+    /// False: a reload has taken it away. It keeps its place in the list, by which its connections know it,
+    /// and its port identifier.
+    pub is_open: bool,
 }
 
 impl Listener {
@@ -150,7 +153,7 @@ pub struct Snapshot {
     pub generation: u64,
     /// All disks of the process, by [`DiskId`]; one that was removed leaves `None`.
     pub disks: Vec<Option<Arc<dyn DiskSource>>>,
-    /// Listeners; indices are stable within a snapshot.
+    /// Listeners; each keeps its index over all snapshots of a process.
     pub listeners: Vec<Listener>,
     /// Subsystems in the file's order.
     pub subsystems: Vec<Arc<Subsystem>>,
@@ -161,6 +164,11 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// The addresses on which hosts can connect.
+    pub fn open_listeners(&self) -> impl Iterator<Item = &Listener> {
+        self.listeners.iter().filter(|listener| listener.is_open)
+    }
+
     /// The subsystem of this name.
     #[must_use]
     pub fn subsystem(&self, nqn: &Nqn) -> Option<&Arc<Subsystem>> {

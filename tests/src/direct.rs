@@ -63,6 +63,7 @@ pub fn snapshot(
             transport: TransportKind::Tcp,
             address: "127.0.0.1:4420".parse().expect("an address"),
             in_capsule_bytes,
+            is_open: true,
         }],
         subsystems: vec![Arc::new(subsystem)],
         referrals: Vec::new(),

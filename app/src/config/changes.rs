@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 
 use nvme_spec::nqn::Nqn;
 use spindle_target::snapshot::AllowedHosts;
+use spindle_transport::TransportKind;
 
 use super::plan::{DiskKind, ListenerPlan, LogPlan, NamespacePlan, Plan, SubsystemPlan};
 use crate::size::Bytes;
@@ -60,6 +61,10 @@ pub enum Change {
         /// The disk behind it.
         disk: String,
     },
+    /// Another address is listened on; hosts find it in the discovery log.
+    ListenerAdded(TransportKind, SocketAddr),
+    /// An address is not listened on any more. Connections that came by it stay.
+    ListenerRemoved(TransportKind, SocketAddr),
     /// Hosts are told of another discovery service.
     ReferralAdded(SocketAddr),
     /// Hosts are not told of a discovery service any more.
@@ -103,6 +108,7 @@ impl Plan {
         let mut changes = Vec::new();
         self.fixed(previous, &mut changes);
         self.disk_changes(previous, &mut changes);
+        self.listener_changes(previous, &mut changes);
         self.subsystem_changes(previous, &mut changes);
         for referral in &self.referrals {
             if !previous.referrals.contains(referral) {
@@ -138,12 +144,9 @@ impl Plan {
         fixed("limits.disk_commands", &from.disk_commands, &to.disk_commands);
         fixed("rdma", &previous.rdma, &self.rdma);
         fixed("tcp", &without_in_capsule(previous), &without_in_capsule(self));
-        let addresses = |plan: &Plan| {
-            let mut endpoints: Vec<_> = plan.listeners.iter().map(ListenerPlan::endpoint).collect();
-            endpoints.sort();
-            endpoints
-        };
-        fixed("listener.address, transport", &addresses(previous), &addresses(self));
+        // Devices are opened, and memory is registered, for those that there are.
+        let (was, is) = (previous.rdma_addresses(), self.rdma_addresses());
+        fixed("listener.address, transport = \"rdma\"", &was, &is);
         let without_level = |plan: &Plan| LogPlan { level: super::LogLevel::Info, ..plan.log };
         fixed("log.format, peer_lines_per_s", &without_level(previous), &without_level(self));
     }
@@ -167,6 +170,24 @@ impl Plan {
         for disk in previous.disks.iter().filter(|disk| self.disk(&disk.name).is_none()) {
             changes.push(Change::DiskRemoved(disk.name.clone()));
         }
+    }
+
+    /// Of TCP: the others are fixed.
+    fn listener_changes(&self, previous: &Plan, changes: &mut Vec<Change>) {
+        let tcp = |plan: &Plan| -> Vec<_> {
+            let endpoints = plan.listeners.iter().map(ListenerPlan::endpoint);
+            endpoints.filter(|(transport, _)| *transport == TransportKind::Tcp).collect()
+        };
+        let (was, is) = (tcp(previous), tcp(self));
+        let added = is.iter().filter(|endpoint| !was.contains(endpoint));
+        changes.extend(added.map(|(transport, address)| Change::ListenerAdded(*transport, *address)));
+        let removed = was.iter().filter(|endpoint| !is.contains(endpoint));
+        changes.extend(removed.map(|(transport, address)| Change::ListenerRemoved(*transport, *address)));
+    }
+
+    /// The addresses on which it listens over RDMA, in order.
+    pub(super) fn rdma_addresses(&self) -> Vec<SocketAddr> {
+        rdma_addresses(self.listeners.iter().map(ListenerPlan::endpoint))
     }
 
     fn subsystem_changes(&self, previous: &Plan, changes: &mut Vec<Change>) {
@@ -252,6 +273,16 @@ impl SubsystemPlan {
     }
 }
 
+/// The addresses of RDMA among these, in order.
+pub(super) fn rdma_addresses(
+    endpoints: impl Iterator<Item = (TransportKind, SocketAddr)>,
+) -> Vec<SocketAddr> {
+    let is_rdma = |(transport, _): &(TransportKind, SocketAddr)| *transport == TransportKind::Rdma;
+    let mut addresses: Vec<_> = endpoints.filter(is_rdma).map(|(_, address)| address).collect();
+    addresses.sort();
+    addresses
+}
+
 /// All of NVMe/TCP but what listeners have of their own.
 fn without_in_capsule(plan: &Plan) -> super::plan::TcpPlan {
     let mut tcp = plan.tcp;
@@ -305,6 +336,12 @@ impl fmt::Display for Change {
             }
             Change::NamespaceRemoved { nqn, nsid, disk } => {
                 write!(f, "subsystem {nqn}: namespace {nsid} removed, disk {disk:?}")
+            }
+            Change::ListenerAdded(transport, address) => {
+                write!(f, "listener {address} ({transport}) added")
+            }
+            Change::ListenerRemoved(transport, address) => {
+                write!(f, "listener {address} ({transport}) removed")
             }
             Change::ReferralAdded(address) => write!(f, "referral to {address} added"),
             Change::ReferralRemoved(address) => write!(f, "referral to {address} removed"),

@@ -45,6 +45,9 @@ pub enum SnapshotError {
         /// The field.
         field: &'static str,
     },
+    /// Each address has a port identifier for as long as the process runs.
+    #[error("listener: 65535 addresses have been listened on since the start, more have no PORTID; restart")]
+    Listeners,
     /// The medium of a disk is not the one that the file names.
     #[error("disk {disk:?}: medium_id = {wanted:?}: {allowed}")]
     Medium {
@@ -71,15 +74,13 @@ pub enum SnapshotError {
 }
 
 impl SnapshotError {
-    /// What the snapshot before has and this plan cannot have otherwise: connections know their listener by
-    /// its place, and were made for these limits. [`Plan::changes`] refuses it earlier, with all else that is
-    /// fixed.
+    /// What the snapshot before has and this plan cannot have otherwise: devices were opened for these
+    /// addresses, and connections were made for these limits. [`Plan::changes`] refuses it earlier, with all
+    /// else that is fixed.
     fn check_fixed(plan: &Plan, previous: &Snapshot) -> Result<(), SnapshotError> {
         let (limits, before) = (&plan.limits.controller, &previous.limits);
-        let has = |endpoint| plan.listeners.iter().any(|listener| listener.endpoint() == endpoint);
-        let are_same = plan.listeners.len() == previous.listeners.len()
-            && previous.listeners.iter().all(|listener| has(listener.endpoint()));
-        if !are_same {
+        let was = super::changes::rdma_addresses(previous.open_listeners().map(Listener::endpoint));
+        if plan.rdma_addresses() != was {
             return Err(SnapshotError::Fixed { field: "listener.address" });
         }
         if limits.queue_entries != before.queue_entries {
@@ -110,15 +111,9 @@ impl Plan {
         if let Some(previous) = previous {
             SnapshotError::check_fixed(self, previous)?;
         }
+        let listeners = self.listeners_after(previous)?;
         let disks = self.open_disks(previous, drives, absent)?;
         Resizes::prepare(self.sizes(&disks))?.commit()?;
-        let listeners = self.listeners.iter().zip(1..).map(|(listener, port_id)| Listener {
-            port_id,
-            transport: listener.transport,
-            address: listener.address,
-            in_capsule_bytes: listener.in_capsule_bytes,
-        });
-        let listeners = in_order_of(previous, listeners.collect());
         let subsystems =
             self.subsystems.iter().map(|plan| self.subsystem(plan, &disks, &listeners, previous)).collect();
         let referrals = self.referrals.iter().zip(1..).map(|(referral, port_id)| Referral {
@@ -134,6 +129,32 @@ impl Plan {
             referrals: referrals.collect(),
             limits: self.limits.controller.clone(),
         }))
+    }
+
+    /// The listeners of this plan, those that were there before in their old places: connections know theirs
+    /// by its place, also when it is gone.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Listeners`]: there are no more port identifiers.
+    pub fn listeners_after(&self, previous: Option<&Snapshot>) -> Result<Vec<Listener>, SnapshotError> {
+        let mut listeners = previous.map_or_else(Vec::new, |previous| previous.listeners.clone());
+        listeners.iter_mut().for_each(|listener| listener.is_open = false);
+        for plan in &self.listeners {
+            if let Some(known) = listeners.iter_mut().find(|known| known.endpoint() == plan.endpoint()) {
+                known.is_open = true;
+                known.in_capsule_bytes = plan.in_capsule_bytes;
+                continue;
+            }
+            let port_id = u16::try_from(listeners.len() + 1).map_err(|_| SnapshotError::Listeners)?;
+            listeners.push(Listener {
+                port_id,
+                transport: plan.transport,
+                address: plan.address,
+                in_capsule_bytes: plan.in_capsule_bytes,
+                is_open: true,
+            });
+        }
+        Ok(listeners)
     }
 
     /// The addresses of the drives whose disks `snapshot` lacks, as they could not be opened.
@@ -200,8 +221,8 @@ impl Plan {
             self.namespace(nqn, plan, disks, before)
         });
         let endpoints: Vec<_> = self.listeners_of(plan).map(ListenerPlan::endpoint).collect();
-        let offered =
-            listeners.iter().enumerate().filter(|(_, listener)| endpoints.contains(&listener.endpoint()));
+        let is_offered = |listener: &Listener| listener.is_open && endpoints.contains(&listener.endpoint());
+        let offered = listeners.iter().enumerate().filter(|(_, listener)| is_offered(listener));
         Arc::new(Subsystem {
             nqn: plan.nqn,
             serial: plan.serial.clone(),
@@ -267,17 +288,6 @@ impl Drop for Resizes {
     fn drop(&mut self) {
         self.0.iter().for_each(|(disk, _)| disk.cancel_resize());
     }
-}
-
-/// The listeners in the order that they had before: connections know theirs by its index. They are the same.
-fn in_order_of(previous: Option<&Snapshot>, listeners: Vec<Listener>) -> Vec<Listener> {
-    let Some(previous) = previous else { return listeners };
-    let mut ordered = Vec::with_capacity(listeners.len());
-    for before in &previous.listeners {
-        let now = listeners.iter().find(|listener| listener.endpoint() == before.endpoint());
-        ordered.extend(now.map(|now| Listener { port_id: before.port_id, ..now.clone() }));
-    }
-    ordered
 }
 
 /// Log what is found on a device that is newly served, so that a wrong device is noticed. It is served all

@@ -40,24 +40,29 @@ pub enum CoreMessage {
     Accept(Arc<Handover<AdmittedTcp>>),
     /// The same over RDMA.
     AcceptRdma(Arc<Handover<AdmittedRdma>>),
+    /// Addresses to accept on, by one core for all.
+    Listen(Arc<Handover<NewListeners>>),
     /// An RDMA device has gone, come, or told something.
     Rdma(rdma::DeviceMessage),
     /// Memory of the disks of this snapshot, or of the next, is registered with the RDMA devices.
     RdmaMemory(Arc<rdma::RegisteredDisks>),
 }
 
+/// Sockets with their index in the snapshot of this generation.
+pub type NewListeners = (u64, Vec<(Listener, usize)>);
 /// A connection with its place among those without Connect, and its listener's index.
 type AdmittedTcp = (Accepted, Admitted, usize);
 /// The same over RDMA; the request names its listener.
 type AdmittedRdma = (rdma::Request, Admitted);
 
-/// A connection on its way to its core; taken once.
+/// A connection, or listeners, on the way to a core; taken once.
 pub struct Handover<A> {
     accepted: std::sync::Mutex<Option<A>>,
 }
 
 impl<A> Handover<A> {
-    fn new(accepted: A) -> Arc<Self> {
+    /// To be sent.
+    pub fn new(accepted: A) -> Arc<Self> {
         Arc::new(Handover { accepted: std::sync::Mutex::new(Some(accepted)) })
     }
 
@@ -117,6 +122,8 @@ pub struct CoreSetup {
     pub stop: Arc<AtomicBool>,
 }
 
+/// The core that accepts connections for all.
+pub const ACCEPTOR: usize = 0;
 /// Log lines that hosts can cause at once, in seconds of their rate.
 const LOG_BURST_SECONDS: u32 = 5;
 /// Longest sleep: time-outs are looked at after it.
@@ -147,6 +154,8 @@ pub struct CoreLoop {
     arrivals: Arrivals<AdmittedTcp, AdmittedRdma>,
     accept_log: RateLimit,
     refused_log: RateLimit,
+    /// Listeners that are not accepted from before all cores know them.
+    new_listeners: Option<NewListeners>,
     /// The listener that is accepted from first in the next turn.
     first_listener: usize,
     /// A descriptor to be given up where there are no others; only on a core that accepts.
@@ -218,6 +227,7 @@ impl CoreLoop {
             arrivals: Arrivals::new(),
             accept_log: RateLimit::new(1, 5),
             refused_log: RateLimit::new(1, 5),
+            new_listeners: None,
             first_listener: 0,
             spare: if setup.listeners.is_empty() { None } else { spare() },
             setup,
@@ -253,6 +263,9 @@ impl CoreLoop {
             self.setup.mailbox.drain();
         }
         let mut has_worked = self.receive_messages();
+        if self.new_listeners.is_some() {
+            self.open_listeners();
+        }
         self.shell.set_shared(self.rdma.as_ref().is_some_and(rdma::Shell::has_connections));
         let due = &mut self.due;
         has_worked |= self.shell.poll(&mut self.core, now, &mut |ready| due.note(ready));
@@ -327,12 +340,67 @@ impl CoreLoop {
         }
     }
 
+    /// Accept from new listeners, once all cores know them: a connection is placed on any.
+    #[cold]
+    fn open_listeners(&mut self) {
+        let generation = self.core.shown().generation;
+        let Some((_, listeners)) = self.new_listeners.take_if(|(wanted, _)| generation >= *wanted) else {
+            return;
+        };
+        for (listener, index) in listeners {
+            let known = self.core.snapshot().listeners.get(index);
+            // Taken away again meanwhile.
+            let Some(known) = known.filter(|known| known.is_open) else { continue };
+            let (address, port_id) = (known.address, known.port_id);
+            let key = LISTENERS + index as u64;
+            match self.shell.readiness().add(&listener, key, Interest::READ) {
+                Ok(()) => {
+                    tracing::info!(%address, port_id, "listening (NVMe/TCP, discovery included)");
+                    self.setup.listeners.push((listener, index));
+                }
+                Err(error) => tracing::error!(%address, %error, "cannot listen: the socket is not watched"),
+            }
+        }
+        if self.spare.is_none() {
+            self.spare = spare();
+        }
+        // What came before they were watched.
+        self.due.accept = true;
+    }
+
+    /// The newest configuration may have fewer.
+    #[cold]
+    fn close_listeners(&mut self) {
+        let CoreLoop { core, setup, shell, .. } = self;
+        setup.listeners.retain(|(listener, index)| {
+            let is_open = core.snapshot().listeners.get(*index).is_some_and(|known| known.is_open);
+            if !is_open {
+                let _ = shell.readiness().remove(listener);
+            }
+            is_open
+        });
+    }
+
     fn receive_messages(&mut self) -> bool {
         let mut has_worked = false;
         while let Some((_, message)) = self.setup.mailbox.receive() {
             has_worked = true;
             match message {
-                CoreMessage::Target(message) => self.core.on_message(message),
+                CoreMessage::Target(message) => {
+                    let is_snapshot = matches!(message, Message::Snapshot(_));
+                    self.core.on_message(message);
+                    if is_snapshot {
+                        self.close_listeners();
+                    }
+                }
+                CoreMessage::Listen(handover) => {
+                    if let Some((generation, mut listeners)) = handover.take() {
+                        // Two reloads in a row: both wait for the later one.
+                        listeners
+                            .extend(self.new_listeners.take().into_iter().flat_map(|(_, earlier)| earlier));
+                        self.new_listeners = Some((generation, listeners));
+                    }
+                }
                 CoreMessage::Accept(handover) => {
                     if let Some(accepted) = handover.take() {
                         self.arrivals.push(Arrival::Tcp(accepted));

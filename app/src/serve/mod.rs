@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use self::served::Served;
 use core_loop::{CoreLoop, CoreMessage, CoreSetup, RdmaSetup};
-use registrar::Registrar;
+use registrar::{Next, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, SignalsInfo};
@@ -132,7 +132,7 @@ fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<
             Ok(_) | Err(RecvTimeoutError::Disconnected) => break,
         };
         if let Some(next) = next {
-            running.change_to(next);
+            running.change_to((next, served.take_listeners()));
         }
     }
     let mut deadline = served.plan().drain_deadline;
@@ -190,13 +190,14 @@ impl Running {
         start(plan, snapshot, signals)
     }
 
-    /// All cores change to this snapshot.
-    fn change_to(&self, next: Arc<Snapshot>) {
+    /// All cores change to this snapshot, and one of them listens on what is new in it.
+    fn change_to(&self, next: Next) {
         let next = match &self.registrar {
             Some(registrar) => registrar.send(next),
             None => Err(next),
         };
-        if let Err(next) = next {
+        // That thread has ended by a panic: what needs no memory of disks can be changed without it.
+        if let Err((next, _)) = next {
             self.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
         }
     }
@@ -263,7 +264,7 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
     let admission = Admission::new(plan.limits.unconnected_per_address);
     let stop = Arc::new(AtomicBool::new(false));
-    let mut listeners = Some(listen(snapshot)?);
+    let mut listeners = Some(listen(&snapshot.listeners, &[])?);
     let mut rdma = open_rdma(plan, snapshot)?;
     let (ready, is_ready) = mpsc::channel();
     let mut threads = Vec::new();
@@ -322,7 +323,8 @@ fn wait_ready(
     (0..cores).map(|_| is_ready.recv().unwrap_or_else(|_| panicked())).collect()
 }
 
-fn listen(snapshot: &Snapshot) -> Result<Vec<(Socket, usize)>, ServeError> {
+/// Sockets of the TCP listeners that are open in `listeners` and were not in `before`, with their index.
+fn listen(listeners: &[Listener], before: &[Listener]) -> Result<Vec<(Socket, usize)>, ServeError> {
     let bind = |(index, listener): (usize, &Listener)| {
         let address = listener.address;
         match Socket::bind(address, BACKLOG) {
@@ -330,8 +332,12 @@ fn listen(snapshot: &Snapshot) -> Result<Vec<(Socket, usize)>, ServeError> {
             Err(source) => Err(ServeError::Listen { address, source }),
         }
     };
-    let is_tcp = |(_, listener): &(usize, &Listener)| listener.transport == TransportKind::Tcp;
-    snapshot.listeners.iter().enumerate().filter(is_tcp).map(bind).collect()
+    let is_new = |(index, listener): &(usize, &Listener)| {
+        listener.transport == TransportKind::Tcp
+            && listener.is_open
+            && !before.get(*index).is_some_and(|before| before.is_open)
+    };
+    listeners.iter().enumerate().filter(is_new).map(bind).collect()
 }
 
 /// The devices and addresses of RDMA listeners; nothing is opened where there is none.
@@ -356,7 +362,7 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
 /// Listeners of a transport, NQNs and the line that a host types.
 fn announce(snapshot: &Snapshot, transport: TransportKind) {
     let is_meant = |listener: &&Listener| listener.transport == transport;
-    for listener in snapshot.listeners.iter().filter(is_meant) {
+    for listener in snapshot.open_listeners().filter(is_meant) {
         let (address, port_id) = (listener.address, listener.port_id);
         match transport {
             TransportKind::Tcp => {
@@ -367,7 +373,7 @@ fn announce(snapshot: &Snapshot, transport: TransportKind) {
             }
         }
     }
-    let is_there = snapshot.listeners.iter().any(|listener| is_meant(&listener));
+    let is_there = snapshot.open_listeners().any(|listener| is_meant(&listener));
     for subsystem in &snapshot.subsystems {
         for namespace in subsystem.active().filter(|_| is_there) {
             let geometry = namespace.source.geometry();

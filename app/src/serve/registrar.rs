@@ -22,14 +22,18 @@ use spindle_disk::DiskSource;
 use spindle_rdma::shell::{DiskArea, RegisteredDisks, SharedDevice};
 use spindle_reactor::mailbox::Remote;
 use spindle_reactor::mem::Area;
+use spindle_reactor::net::Listener;
 use spindle_target::env::Message;
 use spindle_target::snapshot::Snapshot;
 
 use super::ServeError;
-use super::core_loop::CoreMessage;
+use super::core_loop::{ACCEPTOR, CoreMessage, Handover};
 
 /// The thread's end of the work; see the module.
-pub struct Registrar(Sender<Arc<Snapshot>>);
+pub struct Registrar(Sender<Next>);
+
+/// What the cores are to change to, and the sockets of listeners that are new in it.
+pub type Next = (Arc<Snapshot>, Vec<(Listener, usize)>);
 
 /// What the thread has.
 struct Work {
@@ -67,22 +71,26 @@ impl Registrar {
 
     /// The cores change to this snapshot when its memory is registered. Gives it back when the thread is
     /// gone.
-    pub fn send(&self, snapshot: Arc<Snapshot>) -> Result<(), Arc<Snapshot>> {
-        self.0.send(snapshot).map_err(|back| back.0)
+    pub fn send(&self, next: Next) -> Result<(), Next> {
+        self.0.send(next).map_err(|back| back.0)
     }
 }
 
 impl Work {
-    fn run(&self, first: Arc<Snapshot>, receive: &Receiver<Arc<Snapshot>>) {
+    fn run(&self, first: Arc<Snapshot>, receive: &Receiver<Next>) {
         self.register(&first);
         let mut known = sources(&first);
         // What is removed is let go of.
         drop(first);
-        while let Ok(next) = receive.recv() {
+        while let Ok((next, listeners)) = receive.recv() {
             self.prepare(&known, &next);
             known = sources(&next);
             self.register(&next);
+            let generation = next.generation;
             self.tell(&CoreMessage::Target(Message::Snapshot(next)));
+            if !listeners.is_empty() {
+                self.send(ACCEPTOR, &CoreMessage::Listen(Handover::new((generation, listeners))));
+            }
         }
     }
 
@@ -109,16 +117,18 @@ impl Work {
     }
 
     fn tell(&self, message: &CoreMessage) {
-        for core in 0..self.cores {
-            let mut message = message.clone();
-            // A full mailbox is emptied within a turn, unless all is coming to its end.
-            while let Err(back) = self.remote.send(core, message) {
-                if self.stop.load(Ordering::Relaxed) {
-                    return;
-                }
-                message = back;
-                std::thread::yield_now();
+        (0..self.cores).for_each(|core| self.send(core, message));
+    }
+
+    fn send(&self, core: usize, message: &CoreMessage) {
+        let mut message = message.clone();
+        // A full mailbox is emptied within a turn, unless all is coming to its end.
+        while let Err(back) = self.remote.send(core, message) {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
             }
+            message = back;
+            std::thread::yield_now();
         }
     }
 }
@@ -188,7 +198,7 @@ mod tests {
         let registrar = Registrar::start(&[], pools, first, 1, mailbox.remote(), Arc::default());
         let registrar = registrar.expect("a thread");
         for _ in 0..2 {
-            assert!(registrar.send(Arc::clone(&next)).is_ok());
+            assert!(registrar.send((Arc::clone(&next), Vec::new())).is_ok());
             while !matches!(mailbox.receive(), Some((_, CoreMessage::Target(Message::Snapshot(_))))) {
                 std::thread::yield_now();
             }

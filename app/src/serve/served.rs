@@ -14,8 +14,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use spindle_nvme_pcie::{Drive, DriveError, PciAddress};
+use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::Snapshot;
 
+use super::ServeError;
 use crate::config::{Change, Config, DriveSource, Plan, SnapshotError};
 use crate::log::LogControl;
 
@@ -37,6 +39,8 @@ pub struct Served {
     tries: Vec<Try>,
     /// Why a new size cannot be served, as it was said: not said again.
     why: String,
+    /// Sockets of listeners that are new in the snapshot, with their index.
+    listeners: Vec<(Socket, usize)>,
 }
 
 /// An absent drive that was there when it was looked for.
@@ -53,12 +57,17 @@ struct Try {
 impl Served {
     /// Serving has begun with this.
     pub fn new(config: Config, snapshot: Arc<Snapshot>, drives: Arc<dyn DriveSource>) -> Served {
-        Served { config, snapshot, drives, tries: Vec::new(), why: String::new() }
+        Served { config, snapshot, drives, tries: Vec::new(), why: String::new(), listeners: Vec::new() }
     }
 
     /// What the file says.
     pub fn plan(&self) -> &Plan {
         self.config.plan()
+    }
+
+    /// The sockets of listeners that are new in the snapshot which was returned last.
+    pub fn take_listeners(&mut self) -> Vec<(Socket, usize)> {
+        std::mem::take(&mut self.listeners)
     }
 
     /// Read the file again. `Some`: the snapshot that the cores are to change to.
@@ -87,6 +96,14 @@ impl Served {
             tracing::error!("SIGHUP: all stays as it was");
             return None;
         }
+        // Before anything is changed: an address that is in use is a refusal.
+        let sockets = match self.listen(next.plan()) {
+            Ok(sockets) => sockets,
+            Err(error) => {
+                tracing::error!("SIGHUP: all stays as it was: {error}");
+                return None;
+            }
+        };
         // New drives as well as absent ones are opened by the looks that follow.
         let mut absent = absent(next.plan(), &self.snapshot);
         absent.retain(|address| !self.is_open(*address));
@@ -99,6 +116,7 @@ impl Served {
                     "configuration read again"
                 );
                 self.config = next;
+                self.listeners = sockets;
                 // Whoever asks for it may have mended a drive.
                 let now = Instant::now();
                 self.tries.iter_mut().for_each(|tried| tried.next = now);
@@ -110,6 +128,12 @@ impl Served {
                 None
             }
         }
+    }
+
+    fn listen(&self, next: &Plan) -> Result<Vec<(Socket, usize)>, ServeError> {
+        let start = |error: SnapshotError| ServeError::Start(error.to_string());
+        let listeners = next.listeners_after(Some(&self.snapshot)).map_err(start)?;
+        super::listen(&listeners, &self.snapshot.listeners)
     }
 
     /// A namespace of the drive is served.

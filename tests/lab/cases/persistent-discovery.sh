@@ -1,4 +1,4 @@
-# persistent discovery: the controller stays, and tells the host when a subsystem appears
+# persistent discovery: the controller stays, and tells the host when a subsystem appears; listeners come and go
 { reactor; disk_ram d0 32MiB; disk_ram d1 32MiB; listener; subsystem "$NQN" d0; } | config
 start_target
 log=$(nvme discover "${PORTAL[@]}" "${HOST_A[@]}" --persistent --keep-alive-tmo=5)
@@ -32,3 +32,23 @@ grep -qE "subnqn: +$NQN1\$" <<<"$log" || fail "the new subsystem is not in: $log
 [ "$(generation <<<"$log")" -gt "$before" ] || fail "the generation was $before, and is still: $log"
 has_state live || fail 'the discovery controller did not stay'
 disconnect
+
+# Listeners come and go, too: hosts find the new one in the log, and who is connected by one that goes stays.
+if [ "$TRANSPORT $TARGET_KIND" = 'tcp spindle' ]; then
+    { cat "$WORK/more"; listener "$ADDRESS:4421"; } >"$CONFIG"
+    reload_target
+    is_told() { nvme discover "${PORTAL[@]}" "${HOST_A[@]}" >"$WORK/told" && grep -qE 'trsvcid: +4421$' "$WORK/told"; }
+    within 15 is_told
+    PORTAL=(-t tcp -a "$ADDRESS" -s 4421)
+    connect_block -n "$NQN1"
+    cp "$WORK/more" "$CONFIG"
+    reload_target
+    is_closed() { ! tcp_listens 4421; }
+    within 15 is_closed
+    refused '' nvme connect "${PORTAL[@]}" "${HOST_B[@]}" -n "$NQN1"
+    pattern "$WORK/data" 65536
+    write_blocks "$WORK/data" 0
+    read_blocks "$WORK/back" 0 65536
+    cmp "$WORK/data" "$WORK/back"
+    has_state live || fail 'the connection by the listener that is gone did not stay'
+fi

@@ -140,6 +140,7 @@ impl Setup {
                 transport: TransportKind::Tcp,
                 address,
                 in_capsule_bytes: 4096,
+                is_open: true,
             }],
             subsystems: vec![Arc::new(subsystem)],
             referrals: Vec::new(),

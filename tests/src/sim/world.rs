@@ -134,6 +134,7 @@ fn snapshot(
             transport,
             address,
             in_capsule_bytes: swarm.in_capsule_bytes,
+            is_open: true,
         }],
         subsystems: vec![Arc::new(subsystem)],
         referrals: Vec::new(),

@@ -1,10 +1,9 @@
 //! Initiator against target in two processes on loopback, and hosts that stop anywhere in the protocol.
 //!
 //! `commands`: the matrix of commands and disks. `closing`: abrupt closes in every state. `restart`: kill -9,
-//! reload. `initiators`: what others' initiators do. `descriptors`, `unread_log`: what the machine may run
-//! out of. `namespaces`, `drain`, `discovery`,
-//! `smart`: what they say. `full_sockets`: buffers smaller than a reply.
-//! `unconnected`: peers that never send Connect.
+//! reload. `listeners`: they come and go. `initiators`: what others' initiators do. `descriptors`,
+//! `unread_log`: what the machine may run out of. `namespaces`, `drain`, `discovery`, `smart`: what they say.
+//! `full_sockets`: buffers smaller than a reply. `unconnected`: peers that never send Connect.
 #![forbid(unsafe_code)]
 
 mod closing;
@@ -14,6 +13,7 @@ mod discovery;
 mod drain;
 mod full_sockets;
 mod initiators;
+mod listeners;
 mod namespaces;
 mod options;
 mod restart;

@@ -217,7 +217,7 @@ fn a_snapshot_does_not_change_what_connections_were_made_with() {
     let text = two_disks();
     let first = snapshot(&plan(&text), None);
     for (more, field) in [
-        ("[[listener]]\naddress = \"127.0.0.1:4421\"", "listener.address"),
+        ("[[listener]]\naddress = \"127.0.0.1:4421\"\ntransport = \"rdma\"", "listener.address"),
         ("[limits]\nqueue_entries = 64", "limits.queue_entries"),
         ("[limits]\ntransfer = \"64KiB\"", "limits.transfer"),
     ] {
@@ -228,6 +228,28 @@ fn a_snapshot_does_not_change_what_connections_were_made_with() {
     let first = snapshot(&plan(&[one, &text].concat()), None);
     let second = snapshot(&plan(&[&text, one].concat()), Some(&first));
     assert_eq!(first.listeners, second.listeners, "the order of the file may change, theirs does not");
+}
+
+#[test]
+fn a_listener_keeps_its_place_and_its_port_identifier_whatever_comes_and_goes() {
+    let with = |ports: &[u16]| {
+        let listener = |port: &u16| format!("[[listener]]\naddress = \"127.0.0.1:{port}\"\n");
+        let listeners: String = ports.iter().map(listener).collect();
+        plan(&[&listeners, ram("a").as_str(), &subsystem("s", &["a"])].concat())
+    };
+    let mut now = snapshot(&with(&[4420]), None);
+    for (ports, expected, offered) in [
+        (&[4421, 4420][..], &[(4420, true), (4421, true)][..], &[0, 1][..]),
+        (&[4421], &[(4420, false), (4421, true)], &[1]),
+        (&[4422, 4421], &[(4420, false), (4421, true), (4422, true)], &[1, 2]),
+        (&[4420], &[(4420, true), (4421, false), (4422, false)], &[0]),
+    ] {
+        now = snapshot(&with(ports), Some(&now));
+        let found: Vec<_> =
+            now.listeners.iter().map(|listener| (listener.address.port(), listener.is_open)).collect();
+        assert_eq!((found.as_slice(), now.subsystems[0].listeners.as_slice()), (expected, offered));
+        assert!(now.listeners.iter().zip(1..).all(|(listener, port_id)| listener.port_id == port_id));
+    }
 }
 
 #[test]
@@ -259,6 +281,9 @@ fn a_reload_lists_what_it_does() {
             "listener 127.0.0.1:4420: in_capsule from 4096 to 8192",
         ]
     );
+    let elsewhere = changes(&from, &from.replace("127.0.0.1:4420", "127.0.0.1:4421"));
+    let (come, gone) = ("listener 127.0.0.1:4421 (tcp) added", "listener 127.0.0.1:4420 (tcp) removed");
+    assert_eq!(elsewhere[..2], [come, gone]);
     let back = changes(&to.concat(), &from);
     for part in [
         "subsystem nqn.2026-01.test:t removed",
@@ -290,7 +315,7 @@ fn a_reload_refuses_by_name_what_cannot_change() {
         assert!(found.contains(&format!("{expected}: refused, {fixed}")), "{expected} in {found:?}");
     }
     for (more, field) in [
-        ("[[listener]]\naddress = \"127.0.0.1:4421\"", "listener.address"),
+        ("[[listener]]\naddress = \"127.0.0.1:4421\"\ntransport = \"rdma\"", "listener.address"),
         ("[tcp]\nreceive_batch = \"64KiB\"", "tcp"),
         ("[log]\nformat = \"json\"", "log.format"),
         ("[pool]\nadmin_count = 64", "pool.admin_buffer, admin_count"),

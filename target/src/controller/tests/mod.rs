@@ -176,7 +176,7 @@ pub(crate) struct World {
 }
 
 fn listener(port_id: u16, transport: TransportKind, address: &str) -> Listener {
-    Listener { port_id, transport, address: address.parse().unwrap(), in_capsule_bytes: 4096 }
+    Listener { port_id, transport, address: address.parse().unwrap(), in_capsule_bytes: 4096, is_open: true }
 }
 
 fn socket(text: &str) -> SocketAddr {
