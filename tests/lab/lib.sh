@@ -119,8 +119,8 @@ no_kernel_warnings() {
     local bad
     # First of all, as nearly always there is nothing.
     bad=$(
-        dmesg -x | awk -v level="^[a-z]+ *:(emerg|alert|crit|err|warn) *: " '
-            /WARNING:|BUG:|Call Trace|blocked for more than|I\/O error|rcu.*stall/ || $0 ~ level { sub(/^[a-z]+ *:[a-z]+ *: /, ""); print }'
+        dmesg -x | awk -v level="^[a-z0-9]+ *:(emerg|alert|crit|err|warn) *: " '
+            /WARNING:|BUG:|Call Trace|blocked for more than|I\/O error|rcu.*stall/ || $0 ~ level { sub(/^[a-z0-9]+ *:[a-z]+ *: /, ""); print }'
     )
     [ -n "$bad" ] || return 0
     local expected='^$|hrtimer: interrupt took|perf: interrupt took too long|hogged CPU for|long keepalive RTT'

@@ -20,7 +20,7 @@ use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
 use spindle_target::shared::Registry;
-use spindle_target::snapshot::Snapshot;
+use spindle_target::snapshot::{Listener as Listening, Snapshot};
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::{FOREIGN_KEYS, Incoming, Shell, ShellConfig};
 use spindle_transport::admission::{Admission, Admitted};
@@ -154,8 +154,10 @@ pub struct CoreLoop {
     arrivals: Arrivals<AdmittedTcp, AdmittedRdma>,
     accept_log: RateLimit,
     refused_log: RateLimit,
-    /// Listeners that are not accepted from before all cores know them.
-    new_listeners: Option<NewListeners>,
+    /// With the generation that has them: a connection is placed on any core, so all have to know them first.
+    new_listeners: Vec<(u64, (Listener, usize))>,
+    /// The generation that the listeners are of.
+    listens_as_of: u64,
     /// The listener that is accepted from first in the next turn.
     first_listener: usize,
     /// A descriptor to be given up where there are no others; only on a core that accepts.
@@ -183,6 +185,7 @@ impl CoreLoop {
         // A device that goes is let go of: the shell alone holds it.
         setup.rdma.devices = Arc::default();
         let now = Clock::now();
+        let first = snapshot.generation;
         let core = TargetCore::new(CoreSettings {
             core: setup.core,
             cores: setup.cores,
@@ -197,8 +200,8 @@ impl CoreLoop {
         })
         .map_err(|error| start(&error))?;
         let shell = Shell::new(setup.shell, setup.connections).map_err(|error| start(&error))?;
-        for (index, (listener, _)) in setup.listeners.iter().enumerate() {
-            let key = LISTENERS + index as u64;
+        for (listener, index) in &setup.listeners {
+            let key = LISTENERS + *index as u64;
             shell.readiness().add(listener, key, Interest::READ).map_err(|error| start(&error))?;
         }
         shell
@@ -227,7 +230,8 @@ impl CoreLoop {
             arrivals: Arrivals::new(),
             accept_log: RateLimit::new(1, 5),
             refused_log: RateLimit::new(1, 5),
-            new_listeners: None,
+            new_listeners: Vec::new(),
+            listens_as_of: first,
             first_listener: 0,
             spare: if setup.listeners.is_empty() { None } else { spare() },
             setup,
@@ -263,8 +267,9 @@ impl CoreLoop {
             self.setup.mailbox.drain();
         }
         let mut has_worked = self.receive_messages();
-        if self.new_listeners.is_some() {
-            self.open_listeners();
+        // Hosts are told at the same time.
+        if self.core.shown().generation != self.listens_as_of {
+            self.change_listeners();
         }
         self.shell.set_shared(self.rdma.as_ref().is_some_and(rdma::Shell::has_connections));
         let due = &mut self.due;
@@ -340,45 +345,38 @@ impl CoreLoop {
         }
     }
 
-    /// Accept from new listeners, once all cores know them: a connection is placed on any.
+    /// All cores have another configuration: accept from the listeners that it has, and from no other.
     #[cold]
-    fn open_listeners(&mut self) {
-        let generation = self.core.shown().generation;
-        let Some((_, listeners)) = self.new_listeners.take_if(|(wanted, _)| generation >= *wanted) else {
-            return;
-        };
-        for (listener, index) in listeners {
-            let known = self.core.snapshot().listeners.get(index);
-            // Taken away again meanwhile.
-            let Some(known) = known.filter(|known| known.is_open) else { continue };
-            let (address, port_id) = (known.address, known.port_id);
-            let key = LISTENERS + index as u64;
-            match self.shell.readiness().add(&listener, key, Interest::READ) {
+    fn change_listeners(&mut self) {
+        let shown = Arc::clone(self.core.shown());
+        self.listens_as_of = shown.generation;
+        let is_open = |index: usize| shown.listeners.get(index).filter(|listener| listener.is_open);
+        let CoreLoop { setup, shell, new_listeners, .. } = self;
+        setup.listeners.retain(|(listener, index)| {
+            let is_kept = is_open(*index).is_some();
+            if !is_kept {
+                let _ = shell.readiness().remove(listener);
+            }
+            is_kept
+        });
+        for (listener, index) in
+            new_listeners.extract_if(.., |new| new.0 <= shown.generation).map(|new| new.1)
+        {
+            // Else it was taken away again meanwhile.
+            let Some(Listening { address, port_id, .. }) = is_open(index) else { continue };
+            match shell.readiness().add(&listener, LISTENERS + index as u64, Interest::READ) {
                 Ok(()) => {
                     tracing::info!(%address, port_id, "listening (NVMe/TCP, discovery included)");
-                    self.setup.listeners.push((listener, index));
+                    setup.listeners.push((listener, index));
                 }
                 Err(error) => tracing::error!(%address, %error, "cannot listen: the socket is not watched"),
             }
         }
-        if self.spare.is_none() {
+        if !setup.listeners.is_empty() && self.spare.is_none() {
             self.spare = spare();
         }
         // What came before they were watched.
         self.due.accept = true;
-    }
-
-    /// The newest configuration may have fewer.
-    #[cold]
-    fn close_listeners(&mut self) {
-        let CoreLoop { core, setup, shell, .. } = self;
-        setup.listeners.retain(|(listener, index)| {
-            let is_open = core.snapshot().listeners.get(*index).is_some_and(|known| known.is_open);
-            if !is_open {
-                let _ = shell.readiness().remove(listener);
-            }
-            is_open
-        });
     }
 
     fn receive_messages(&mut self) -> bool {
@@ -386,20 +384,10 @@ impl CoreLoop {
         while let Some((_, message)) = self.setup.mailbox.receive() {
             has_worked = true;
             match message {
-                CoreMessage::Target(message) => {
-                    let is_snapshot = matches!(message, Message::Snapshot(_));
-                    self.core.on_message(message);
-                    if is_snapshot {
-                        self.close_listeners();
-                    }
-                }
+                CoreMessage::Target(message) => self.core.on_message(message),
                 CoreMessage::Listen(handover) => {
-                    if let Some((generation, mut listeners)) = handover.take() {
-                        // Two reloads in a row: both wait for the later one.
-                        listeners
-                            .extend(self.new_listeners.take().into_iter().flat_map(|(_, earlier)| earlier));
-                        self.new_listeners = Some((generation, listeners));
-                    }
+                    let (generation, listeners) = handover.take().unwrap_or_default();
+                    self.new_listeners.extend(listeners.into_iter().map(|listener| (generation, listener)));
                 }
                 CoreMessage::Accept(handover) => {
                     if let Some(accepted) = handover.take() {

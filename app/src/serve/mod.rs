@@ -16,6 +16,7 @@ mod registrar;
 mod served;
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -23,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::served::Served;
-use core_loop::{CoreLoop, CoreMessage, CoreSetup, RdmaSetup};
+use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreSetup, Handover, RdmaSetup};
 use registrar::{Next, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -197,13 +198,19 @@ impl Running {
             None => Err(next),
         };
         // That thread has ended by a panic: what needs no memory of disks can be changed without it.
-        if let Err((next, _)) = next {
+        if let Err((next, listeners)) = next {
+            let listeners = Handover::new((next.generation, listeners));
+            self.send(ACCEPTOR..ACCEPTOR + 1, &CoreMessage::Listen(listeners));
             self.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
         }
     }
 
     fn broadcast(&self, message: &CoreMessage) {
-        for (core, thread) in self.threads.iter().enumerate() {
+        self.send(0..self.threads.len(), message);
+    }
+
+    fn send(&self, cores: Range<usize>, message: &CoreMessage) {
+        for (core, thread) in self.threads.iter().enumerate().filter(|(core, _)| cores.contains(core)) {
             let mut message = message.clone();
             // A full mailbox is emptied within a turn, unless its core has failed.
             while let Err(back) = self.remote.send(core, message) {

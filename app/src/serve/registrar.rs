@@ -86,11 +86,11 @@ impl Work {
             self.prepare(&known, &next);
             known = sources(&next);
             self.register(&next);
-            let generation = next.generation;
-            self.tell(&CoreMessage::Target(Message::Snapshot(next)));
+            // First: it is accepted from them when all cores have the snapshot.
             if !listeners.is_empty() {
-                self.send(ACCEPTOR, &CoreMessage::Listen(Handover::new((generation, listeners))));
+                self.send(ACCEPTOR, &CoreMessage::Listen(Handover::new((next.generation, listeners))));
             }
+            self.tell(&CoreMessage::Target(Message::Snapshot(next)));
         }
     }
 

@@ -8,6 +8,8 @@
 //!
 //! What it does not do: it tells nobody; the snapshots that it returns are for the cores.
 
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -28,6 +30,9 @@ mod tests;
 const AGAIN: Duration = Duration::from_secs(60);
 /// Between two looks at drives that are not there, and at sizes.
 const LOOK_PERIOD: Duration = Duration::from_secs(5);
+/// How long a listener that an earlier reload has taken away may still have its address: until all cores have
+/// that configuration, which waits for memory to be registered where there is RDMA.
+const CLOSING_MAX: Duration = Duration::from_secs(3);
 /// Between two looks at drives that are being opened.
 const OPENING_PERIOD: Duration = Duration::from_millis(100);
 
@@ -96,6 +101,8 @@ impl Served {
             tracing::error!("SIGHUP: all stays as it was");
             return None;
         }
+        let notes = next.plan().notes.iter().filter(|note| !self.plan().notes.contains(note));
+        notes.for_each(|note| tracing::warn!("{note}"));
         // Before anything is changed: an address that is in use is a refusal.
         let sockets = match self.listen(next.plan()) {
             Ok(sockets) => sockets,
@@ -133,7 +140,25 @@ impl Served {
     fn listen(&self, next: &Plan) -> Result<Vec<(Socket, usize)>, ServeError> {
         let start = |error: SnapshotError| ServeError::Start(error.to_string());
         let listeners = next.listeners_after(Some(&self.snapshot)).map_err(start)?;
-        super::listen(&listeners, &self.snapshot.listeners)
+        let give_up = Instant::now() + CLOSING_MAX;
+        loop {
+            match super::listen(&listeners, &self.snapshot.listeners) {
+                Err(ServeError::Listen { address, source })
+                    if source.kind() == ErrorKind::AddrInUse
+                        && self.has_closed(address)
+                        && Instant::now() < give_up =>
+                {
+                    std::thread::park_timeout(Duration::from_millis(10));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// A reload has taken away a listener that may still have this address.
+    fn has_closed(&self, address: SocketAddr) -> bool {
+        let mut listeners = self.snapshot.listeners.iter().filter(|listener| !listener.is_open);
+        listeners.any(|listener| listener.address.port() == address.port())
     }
 
     /// A namespace of the drive is served.

@@ -248,12 +248,16 @@ fn parse(cx: &Context<'_>, sqe: &Sqe, data: &ConnectData, limits: &Limits) -> Re
     })
 }
 
-/// The subsystem, if it is offered on this listener to this host.
+/// The subsystem, if it is offered on this listener to this host. Where a reload has taken the listener away
+/// meanwhile, hosts that are connected get the queues that they have begun to connect.
 fn find_subsystem<'a>(cx: &Context<'a>, asked: &Asked) -> Result<&'a Arc<Subsystem>, ConnectRefusal> {
+    let listener = cx.peer.listener;
+    let is_gone = cx.snapshot.listeners.get(listener).is_some_and(|listener| !listener.is_open);
+    let is_offered = |subsystem: &Subsystem| subsystem.listeners.contains(&listener);
     let subsystem = cx
         .snapshot
         .subsystem(&asked.subsystem_nqn)
-        .filter(|subsystem| subsystem.listeners.contains(&cx.peer.listener))
+        .filter(|subsystem| is_offered(subsystem) || is_gone && asked.qid != 0)
         .ok_or_else(|| ConnectRefusal::invalid(Reason::Subsystem, ConnectInvalid::SUBNQN))?;
     if !subsystem.hosts.allows(&asked.host_nqn) {
         return Err(ConnectRefusal::with_status(Reason::HostNotAllowed, Status::CONNECT_INVALID_HOST.dnr()));

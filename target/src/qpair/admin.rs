@@ -150,8 +150,10 @@ impl<T: Transport> Qpair<T> {
         let Ok(data) = ConnectData::ref_from_bytes(bytes) else { return };
         let is_admin = Connect::new(&request.sqe).qid() == 0;
         let mut context = context(env, &self.peer);
-        if !is_admin {
-            // Another core may know before this one that all have the newest: it is here, whatever is shown.
+        let is_known = env.shown.listeners.get(self.peer.listener).is_some_and(|listener| listener.is_open);
+        if !is_admin || !is_known {
+            // Another core may know before this one that all have the newest, and accept by a listener that
+            // is new in it: it is here, whatever is shown.
             context.snapshot = &env.snapshot;
         }
         match controller::connect(&context, &request.sqe, data, &limits) {

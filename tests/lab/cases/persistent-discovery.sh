@@ -45,7 +45,9 @@ if [ "$TRANSPORT $TARGET_KIND" = 'tcp spindle' ]; then
     reload_target
     is_closed() { ! tcp_listens 4421; }
     within 15 is_closed
-    refused '' nvme connect "${PORTAL[@]}" "${HOST_B[@]}" -n "$NQN1"
+    # Not s1: nvme-cli would say that it is connected, without a look.
+    expect_kernel_log 'nvme nvme[0-9]+: failed to connect socket: -111'
+    refused '' nvme connect "${PORTAL[@]}" "${HOST_B[@]}" -n "$NQN"
     pattern "$WORK/data" 65536
     write_blocks "$WORK/data" 0
     read_blocks "$WORK/back" 0 65536

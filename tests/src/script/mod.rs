@@ -70,6 +70,8 @@ pub struct Setup {
     pub bulk_unit: u32,
     /// Who may connect.
     pub hosts: AllowedHosts,
+    /// Which listeners are open.
+    pub listeners: Vec<bool>,
 }
 
 impl Setup {
@@ -86,6 +88,7 @@ impl Setup {
             transfer_bytes: 128 << 10,
             bulk_unit: 0,
             hosts: AllowedHosts::Any,
+            listeners: vec![true],
         }
     }
 
@@ -128,20 +131,20 @@ impl Setup {
             hosts: self.hosts.clone(),
             cntlid_range: (1, 100),
             io_queues_max: 16,
-            listeners: vec![0],
+            listeners: (0..self.listeners.len()).filter(|index| self.listeners[*index]).collect(),
             namespaces: self.namespaces.iter().zip(1..).map(namespace).collect(),
         };
-        let address = "127.0.0.1:4420".parse().expect("an address");
+        let listener = |(port_id, is_open): (u16, &bool)| Listener {
+            port_id,
+            transport: TransportKind::Tcp,
+            address: ([127, 0, 0, 1], 4419 + port_id).into(),
+            in_capsule_bytes: 4096,
+            is_open: *is_open,
+        };
         Arc::new(Snapshot {
             generation,
             disks: self.disks.clone(),
-            listeners: vec![Listener {
-                port_id: 1,
-                transport: TransportKind::Tcp,
-                address,
-                in_capsule_bytes: 4096,
-                is_open: true,
-            }],
+            listeners: (1..).zip(&self.listeners).map(listener).collect(),
             subsystems: vec![Arc::new(subsystem)],
             referrals: Vec::new(),
             limits: ControllerLimits {
@@ -219,6 +222,8 @@ pub struct Rig {
     pub notices: Vec<Notice>,
     /// Messages between cores, by sender and receiver; delivered by [`Rig::turn`].
     pub mail: Vec<VecDeque<Message>>,
+    /// By which connections come.
+    pub listener: usize,
     /// Messages stay where they are.
     pub is_mail_held: bool,
     generation: u64,
@@ -258,6 +263,7 @@ impl Rig {
             .collect();
         let home = cores.iter().map(free_bytes).collect();
         Rig {
+            listener: 0,
             mail: (0..setup.cores * setup.cores).map(|_| VecDeque::new()).collect(),
             cores,
             registry,
@@ -279,7 +285,7 @@ impl Rig {
     pub fn accept(&mut self, core: usize) -> Queue {
         let peer = Peer {
             transport: TransportKind::Tcp,
-            listener: 0,
+            listener: self.listener,
             remote: "127.0.0.1:9".parse().expect("an address"),
             local: "127.0.0.1:4420".parse().expect("an address"),
         };

@@ -200,6 +200,7 @@ impl Carrier for Wire {
     fn submit(&mut self, sqe: Sqe, data: HostData) {
         let Err(Full { why, data }) = self.host.submit(sqe, data) else { return };
         assert_eq!(why, Why::Closed, "the host's connection refused a command that fits");
+        assert!(self.host.phase() != Phase::Open, "a command before the connection is ready");
         let buf = data.into_buffer();
         self.refused.push((sqe.cid(), buf));
     }

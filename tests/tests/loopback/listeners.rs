@@ -75,6 +75,15 @@ fn a_reload_adds_and_takes_away_listeners_and_hosts_that_are_connected_stay() {
         folder.write(&other);
         served.signal(Signal::HUP);
         served.wait_for(&format!("listener {first} (tcp) removed"));
+        served.wait_for("configuration read again");
+        // And at once again as it was: its address may be in use for a moment.
+        folder.write(&[one.as_str(), &more].concat());
+        served.signal(Signal::HUP);
+        served.wait_for(&format!("listener {first} (tcp) added"));
+        served.wait_for("configuration read again");
+        folder.write(&other);
+        served.signal(Signal::HUP);
+        served.wait_for(&format!("listener {first} (tcp) removed"));
         wait_until_closed(first);
         assert!(Controller::connect(&target(first), &Options::default()).is_err());
         wait_until_offered(second, &[second.port()]);

@@ -102,6 +102,30 @@ fn a_namespace_is_shown_only_when_every_core_has_its_disk() {
 }
 
 #[test]
+fn a_listener_that_is_new_takes_hosts_at_once_and_one_that_goes_lets_those_finish_that_it_has() {
+    let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![pool_disk(512)]) });
+    let (_admin, cntlid) = rig.admin(0, 0);
+    rig.setup.listeners = vec![false, true];
+    // Core 0 has not heard that core 1 has it. That a connection comes by the new one is proof enough.
+    rig.is_mail_held = true;
+    rig.publish_to(0);
+    rig.publish_to(1);
+    rig.listener = 1;
+    let (_other, _) = rig.admin(0, 0);
+    // What the first host has begun to connect by the old one.
+    rig.listener = 0;
+    let io = rig.io(0, Want::io(cntlid, 1));
+    assert_ok(&rig.read(&io, Sqe::read(1, 1, 0, 1), 512));
+    rig.is_mail_held = false;
+    rig.turn();
+    let io = rig.io(1, Want::io(cntlid, 2));
+    assert_ok(&rig.read(&io, Sqe::read(1, 1, 0, 1), 512));
+    let (_, answer) = rig.connect(0, Want::admin());
+    assert_eq!(answer.status.code(), Status::CONNECT_INVALID_PARAMETERS, "it is gone");
+    rig.finish();
+}
+
+#[test]
 fn a_host_that_is_newly_allowed_connects_when_every_core_lets_it() {
     // Its admin queue was taken by the quick core, and its I/O queue refused with DNR by the slow one.
     let mut rig = Rig::new(Setup {
