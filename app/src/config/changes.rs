@@ -126,29 +126,26 @@ impl Plan {
 
     /// What memory and threads were made for at the start.
     fn fixed(&self, previous: &Plan, changes: &mut Vec<Change>) {
-        let mut fixed = |field: &str, from: &dyn Debug, to: &dyn Debug| {
-            refuse(changes, field, from, to, AT_START);
-        };
-        fixed("reactor.cores", &previous.reactor.cores, &self.reactor.cores);
-        fixed("reactor.pin", &previous.reactor.is_pinned, &self.reactor.is_pinned);
-        fixed("reactor.idle", &previous.reactor.idle, &self.reactor.idle);
-        fixed("pool.pages", &previous.pool.pages, &self.pool.pages);
-        fixed("pool.zone", &previous.pool.zones, &self.pool.zones);
-        fixed("pool.admin_buffer, admin_count", &previous.pool.admin_zones, &self.pool.admin_zones);
+        fixed(changes, "reactor.cores", &previous.reactor.cores, &self.reactor.cores);
+        fixed(changes, "reactor.pin", &previous.reactor.is_pinned, &self.reactor.is_pinned);
+        fixed(changes, "reactor.idle", &previous.reactor.idle, &self.reactor.idle);
+        fixed(changes, "pool.pages", &previous.pool.pages, &self.pool.pages);
+        fixed(changes, "pool.zone", &previous.pool.zones, &self.pool.zones);
+        fixed(changes, "pool.admin_buffer, admin_count", &previous.pool.admin_zones, &self.pool.admin_zones);
         let (from, to) = (&previous.limits, &self.limits);
-        fixed("limits.queue_entries", &from.controller.queue_entries, &to.controller.queue_entries);
-        fixed("limits.transfer", &from.controller.transfer_bytes, &to.controller.transfer_bytes);
-        fixed("limits.connections", &from.connections, &to.connections);
+        fixed(changes, "limits.queue_entries", &from.controller.queue_entries, &to.controller.queue_entries);
+        fixed(changes, "limits.transfer", &from.controller.transfer_bytes, &to.controller.transfer_bytes);
+        fixed(changes, "limits.connections", &from.connections, &to.connections);
         let (was, is) = (&from.unconnected_per_address, &to.unconnected_per_address);
-        fixed("limits.unconnected_per_address", was, is);
-        fixed("limits.disk_commands", &from.disk_commands, &to.disk_commands);
-        fixed("rdma", &previous.rdma, &self.rdma);
-        fixed("tcp", &without_in_capsule(previous), &without_in_capsule(self));
+        fixed(changes, "limits.unconnected_per_address", was, is);
+        fixed(changes, "limits.disk_commands", &from.disk_commands, &to.disk_commands);
+        fixed(changes, "rdma", &previous.rdma, &self.rdma);
+        fixed(changes, "tcp", &without_in_capsule(previous), &without_in_capsule(self));
         // Devices are opened, and memory is registered, for those that there are.
         let (was, is) = (previous.rdma_addresses(), self.rdma_addresses());
-        fixed("listener.address, transport = \"rdma\"", &was, &is);
+        fixed(changes, "listener.address, transport = \"rdma\"", &was, &is);
         let without_level = |plan: &Plan| LogPlan { level: super::LogLevel::Info, ..plan.log };
-        fixed("log.format, peer_lines_per_s", &without_level(previous), &without_level(self));
+        fixed(changes, "log.format, peer_lines_per_s", &without_level(previous), &without_level(self));
     }
 
     fn disk_changes(&self, previous: &Plan, changes: &mut Vec<Change>) {
@@ -220,24 +217,29 @@ impl Plan {
     }
 
     fn settings(&self, previous: &Plan, changes: &mut Vec<Change>) {
-        let mut setting = |field: &str, from: &dyn Debug, to: &dyn Debug| set(changes, field, from, to);
         let (from, to) = (&previous.limits, &self.limits);
-        setting("limits.io_queues", &from.io_queues_max, &to.io_queues_max);
-        setting("limits.bulk_unit", &from.controller.bulk_unit, &to.controller.bulk_unit);
-        setting(
+        set(changes, "limits.io_queues", &from.io_queues_max, &to.io_queues_max);
+        set(changes, "limits.bulk_unit", &from.controller.bulk_unit, &to.controller.bulk_unit);
+        set(
+            changes,
             "limits.keep_alive_ms_max",
             &from.controller.keep_alive_ms_max,
             &to.controller.keep_alive_ms_max,
         );
         let keep_alive = |plan: &Plan| plan.limits.controller.discovery_keep_alive_ms;
-        setting("discovery.keep_alive_ms", &keep_alive(previous), &keep_alive(self));
-        setting("log.level", &previous.log.level, &self.log.level);
-        setting("shutdown.deadline_ms", &previous.drain_deadline, &self.drain_deadline);
+        set(changes, "discovery.keep_alive_ms", &keep_alive(previous), &keep_alive(self));
+        set(changes, "log.level", &previous.log.level, &self.log.level);
+        set(changes, "shutdown.deadline_ms", &previous.drain_deadline, &self.drain_deadline);
         for listener in &self.listeners {
             let same = |other: &&ListenerPlan| other.endpoint() == listener.endpoint();
             if let Some(before) = previous.listeners.iter().find(same) {
                 let field = format!("listener {}: in_capsule", listener.address);
-                setting(&field, &before.in_capsule_bytes, &listener.in_capsule_bytes);
+                let (was, is) = (&before.in_capsule_bytes, &listener.in_capsule_bytes);
+                match listener.transport {
+                    TransportKind::Tcp => set(changes, &field, was, is),
+                    // The receives that a core's connections share have room for what it was.
+                    TransportKind::Rdma => fixed(changes, &field, was, is),
+                }
             }
         }
     }
@@ -304,16 +306,26 @@ fn polls(kind: &DiskKind) -> bool {
     matches!(kind, DiskKind::File { is_polled: true, .. })
 }
 
-fn refuse(changes: &mut Vec<Change>, field: &str, from: &dyn Debug, to: &dyn Debug, reason: &'static str) {
-    let (from, to) = (format!("{from:?}"), format!("{to:?}"));
+fn fixed<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
+    refuse(changes, field, from, to, AT_START);
+}
+
+fn refuse<T: Debug + PartialEq>(
+    changes: &mut Vec<Change>,
+    field: &str,
+    from: &T,
+    to: &T,
+    reason: &'static str,
+) {
     if from != to {
+        let (from, to) = (format!("{from:?}"), format!("{to:?}"));
         changes.push(Change::Refused { field: field.to_owned(), from, to, reason });
     }
 }
 
-fn set(changes: &mut Vec<Change>, field: &str, from: &dyn Debug, to: &dyn Debug) {
-    let (from, to) = (format!("{from:?}"), format!("{to:?}"));
+fn set<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
     if from != to {
+        let (from, to) = (format!("{from:?}"), format!("{to:?}"));
         changes.push(Change::Setting { field: field.to_owned(), from, to });
     }
 }

@@ -326,6 +326,11 @@ fn a_reload_refuses_by_name_what_cannot_change() {
             changes.iter().find(|change| change.is_refused()).map(Change::to_string).unwrap_or_default();
         assert!(found.starts_with(field), "{field} in {found:?}");
     }
+    let more = "[[listener]]\naddress = \"127.0.0.1:4421\"\ntransport = \"rdma\"\nin_capsule =";
+    let rdma = |bytes: u32| format!("{from}{more} {bytes}\n");
+    let changes = plan(&rdma(8192)).changes(&plan(&rdma(4096)));
+    let found: Vec<_> = changes.iter().map(Change::to_string).collect();
+    assert_eq!(found, [format!("listener 127.0.0.1:4421: in_capsule from 4096 to 8192: refused, {fixed}")]);
     let blocks = refused(from.replacen("size =", "block_bytes = 4096\nsize =", 1));
     assert_eq!(
         blocks,
