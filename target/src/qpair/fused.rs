@@ -11,6 +11,7 @@
 use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
 use spindle_disk::{BufferFrom, DiskError};
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::Slot;
 use spindle_transport::Transport;
 
@@ -18,6 +19,9 @@ use super::io::field;
 use super::request::{IoCommand, IoOp, Refusal, State};
 use super::{Qpair, Work, status_of, token};
 use crate::env::Env;
+
+/// How long a first half waits for its second: hosts send both at once. As long as for data.
+pub const FUSED_TIMEOUT: Nanos = Nanos::from_secs(30);
 
 impl<T: Transport> Qpair<T> {
     /// A command passed its checks and is half of a pair, or follows a first half.
@@ -74,6 +78,22 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn end_first(&mut self, env: &mut Env, status: Status) {
         if let Some(first) = self.fused_first.take() {
             self.end_half(env, first, Refusal::at(status, field::FLAGS));
+        }
+    }
+
+    /// A first half has waited too long. What it holds would be its host's for as long as it is connected,
+    /// and others wait for memory.
+    pub(super) fn end_lone_first(&mut self, env: &mut Env) {
+        match (self.fused_first, self.lone_first) {
+            (Some(first), Some((slot, until))) if first == slot => {
+                if env.now >= until {
+                    self.end_first(env, Status::ABORTED_MISSING_FUSED);
+                }
+            }
+            (first, _) => {
+                let until = Nanos(env.now.0.saturating_add(FUSED_TIMEOUT.0));
+                self.lone_first = first.map(|slot| (slot, until));
+            }
         }
     }
 

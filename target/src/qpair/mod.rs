@@ -54,6 +54,7 @@ use crate::shared::ControllerShared;
 use crate::snapshot::{Snapshot, Subsystem};
 pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT};
 use fetches::{Fetches, Progress};
+pub use fused::FUSED_TIMEOUT;
 use memory::{needs_memory, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
 
@@ -114,6 +115,8 @@ pub struct Qpair<T: Transport> {
     /// Larger Reads and Writes may be cut into pieces of so many bytes.
     bulk_unit: u32,
     fused_first: Option<Slot>,
+    /// The first half that was there when time was looked at, and until when it may wait.
+    lone_first: Option<(Slot, Nanos)>,
     held: ArrayVec<Slot, ASYNC_EVENTS_MAX>,
     fetches: Fetches,
     /// Bytes of disks' memory that it holds for data which its host is to bring.
@@ -195,6 +198,7 @@ impl<T: Transport> Qpair<T> {
             is_sq_flow_off: false,
             bulk_unit: u32::MAX,
             fused_first: None,
+            lone_first: None,
             held: ArrayVec::new(),
             fetches: Fetches::default(),
             charged: 0,
@@ -734,8 +738,9 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Time has passed: data that does not come, Connect and keep-alive time-outs.
+    /// Time has passed: data or a second half that does not come, Connect and keep-alive time-outs.
     pub(crate) fn on_time(&mut self, env: &mut Env) {
+        self.end_lone_first(env);
         if self.is_stalled(env) {
             self.host_error(env, "the data that its commands need does not come");
             return;

@@ -18,6 +18,7 @@ use spindle_disk::{Abilities, DiskSource};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target::env::Message;
+use spindle_target::qpair::FUSED_TIMEOUT;
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_transport::DataPointer;
@@ -311,6 +312,22 @@ impl<'a> Program<'a> {
         self.control.set_all(Fault::Drop, 0);
         // Each step of a long command may be held for many turns: they would be more than there are here.
         self.control.set_all(Fault::Delay, 0);
+        self.bring_all();
+        // Only then: it is long enough for other time-outs, too.
+        if self.peers.iter().any(|peer| self.has(peer, State::Fused)) {
+            self.rig.pass(Nanos(FUSED_TIMEOUT.0 + Nanos::from_secs(1).0));
+            self.bring_all();
+        }
+        self.check_ended();
+        self.rig.finish();
+    }
+
+    fn has(&self, peer: &Peer, state: State) -> bool {
+        self.rig.states(&peer.queue).iter().any(|(its, _)| *its == state)
+    }
+
+    /// Disks and hosts give everything that is waited for.
+    fn bring_all(&mut self) {
         for _ in 0..400 {
             self.control.release_dropped();
             // A Connect that waits for what its host has left at the disks is tried again by time.
@@ -324,12 +341,15 @@ impl<'a> Program<'a> {
                 self.rig.sent(&queue);
             }
         }
+    }
+
+    fn check_ended(&self) {
         for peer in &self.peers {
             if peer.queue.line.closed().is_some() {
                 continue;
             }
             let states = self.rig.states(&peer.queue);
-            let is_endless = |(state, _): &(State, usize)| matches!(state, State::Held | State::Fused);
+            let is_endless = |(state, _): &(State, usize)| *state == State::Held;
             assert!(states.iter().all(is_endless), "requests that never end: {states:?}");
             let left: usize = states.iter().map(|(_, count)| count).sum();
             // Event requests at a reset or a shutdown: they have no answer.
@@ -341,6 +361,5 @@ impl<'a> Program<'a> {
                 peer.sent
             );
         }
-        self.rig.finish();
     }
 }

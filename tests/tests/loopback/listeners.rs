@@ -33,7 +33,7 @@ fn wait_until_offered(address: SocketAddr, ports: &[u16]) {
     }
 }
 
-/// Until nobody listens there any more.
+/// Until the address refuses connections.
 fn wait_until_closed(address: SocketAddr) {
     let since = Instant::now();
     while TcpStream::connect(address).is_ok() {

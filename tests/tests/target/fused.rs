@@ -5,6 +5,8 @@ use nvme_spec::sqe::Fuse;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_disk::{BlockRange, DiskError, Geometry};
+use spindle_reactor::clock::Nanos;
+use spindle_target::qpair::FUSED_TIMEOUT;
 use spindle_target::qpair::request::State;
 use spindle_tests::script::{Answer, Asked, Host, Probe, Queue, Rig, Setup};
 use spindle_transport::DataPointer;
@@ -145,6 +147,34 @@ fn a_first_half_followed_by_anything_but_its_second_misses_it() {
             rig.finish();
         }
     }
+}
+
+#[test]
+fn a_first_half_whose_second_does_not_come_gives_its_memory_back_and_the_queue_goes_on() {
+    // Once it kept its buffers for as long as its host was connected, and others waited as long.
+    let zones = vec![(4096, 2)];
+    let mut rig = Rig::new(Setup { zones, ..Setup::small(vec![pool_disk(512), pool_disk(512)]) });
+    let (lone, other) = (rig.host(), rig.host());
+    rig.send(&lone.io, first(1, 5), 512);
+    rig.bring(&lone.io, COMPARE, &[0; 512]);
+    rig.send(&other.io, Sqe::read(1, 1, 0, 1), 512);
+    rig.turn();
+    assert_eq!(rig.states(&other.io), [(State::NeedBuffer, 1)], "all memory is the first half's");
+    rig.pass(Nanos(FUSED_TIMEOUT.0 - Nanos::from_secs(1).0));
+    assert_eq!(rig.states(&lone.io), [(State::Fused, 1)]);
+    rig.pass(Nanos::from_secs(2));
+    assert_refused(&rig.answer(&lone.io).expect("an answer"), Status::ABORTED_MISSING_FUSED);
+    assert_ok(&rig.answer(&other.io).expect("an answer"));
+    // The next one has its own time.
+    rig.send(&lone.io, first(1, 5), 512);
+    rig.bring(&lone.io, COMPARE, &[0; 512]);
+    rig.pass(Nanos::from_secs(2));
+    rig.send(&lone.io, second(1, 5), 512);
+    rig.bring(&lone.io, WRITE, &[1; 512]);
+    let (compare, write) = pair(&mut rig, &lone.io);
+    assert_ok(&compare);
+    assert_ok(&write);
+    rig.finish();
 }
 
 #[test]
