@@ -10,11 +10,12 @@ use std::path::Path;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use spindle_disk::medium_id;
+use spindle_reactor::run::Idle;
 use uuid::Uuid;
 
 use crate::cli::CheckArgs;
 use crate::config::{
-    Change, Config, ConfigErrors, DiskKind, DiskPlan, Hosts, Idle, LogFormat, Plan, SubsystemPlan, When,
+    Change, Config, ConfigErrors, DiskKind, DiskPlan, Hosts, LogFormat, Plan, SubsystemPlan, When,
     connect_line, reachable, reference, rounded, sums, total,
 };
 use crate::report::say;
@@ -46,7 +47,7 @@ fn describe(plan: &Plan) -> String {
     let pinned = if plan.reactor.is_pinned { "pinned" } else { "not pinned" };
     let idle = match plan.reactor.idle {
         Idle::Spin => "polling always".to_owned(),
-        Idle::Adaptive { spin_us } => format!("polling, asleep after {spin_us} us without work"),
+        Idle::SleepAfter(time) => format!("polling, asleep after {} us without work", time.as_us()),
     };
     let _ = writeln!(text, "  cores       {}, {pinned}, {idle}", cores.join(", "));
     for listener in &plan.listeners {

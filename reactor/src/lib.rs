@@ -14,6 +14,7 @@ pub mod mailbox;
 pub mod mem;
 pub mod net;
 pub mod rate;
+pub mod run;
 pub mod slab;
 pub mod uring;
 

@@ -21,7 +21,7 @@ use spindle_disk::{CoreContext, Done, OpenError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pool, SHARE_BYTES};
 use spindle_reactor::slab::{Slab, Slot};
-use spindle_transport::Transport;
+use spindle_transport::{Transport, TransportKind};
 
 use crate::controller::Controller;
 use crate::env::{AbortFrom, DONE_BATCH, Env, Message};
@@ -89,8 +89,8 @@ pub struct TargetCore<T: Transport> {
     unconnected: Unconnected,
     /// Queue pairs with waiting requests; whose turn was longest ago comes first.
     waiting: VecDeque<Slot>,
-    /// Queue pairs that may have something to send.
-    touched: Vec<Slot>,
+    /// Queue pairs that may have something to send, by transport.
+    touched: [Vec<Slot>; TransportKind::ALL.len()],
     /// Connections that are gone, for the shell.
     closed: Vec<(Slot, T)>,
     /// Scratch list of ids.
@@ -146,7 +146,7 @@ impl<T: Transport> TargetCore<T> {
             qpairs: Slab::with_capacity(connections),
             unconnected: Unconnected::default(),
             waiting: VecDeque::with_capacity(connections),
-            touched: Vec::with_capacity(connections),
+            touched: TransportKind::ALL.map(|_| Vec::with_capacity(connections)),
             closed: Vec::with_capacity(connections),
             ids: Vec::with_capacity(connections),
             first: None,
@@ -207,9 +207,9 @@ impl<T: Transport> TargetCore<T> {
     #[must_use]
     pub fn connection_bytes(entries: u16) -> usize {
         let entries = usize::from(entries);
-        // Named in six lists of the core.
+        // Named in seven lists of the core.
         Slab::<Qpair<T>>::bytes_for(1)
-            + 6 * size_of::<Slot>()
+            + 7 * size_of::<Slot>()
             // What it holds of the pool and of the reserve.
             + 2 * SHARE_BYTES
             + Slab::<Request>::bytes_for(entries)
@@ -241,7 +241,7 @@ impl<T: Transport> TargetCore<T> {
             return;
         }
         if touches && qpair.touch() {
-            self.touched.push(id);
+            self.touched[qpair.peer.transport as usize].push(id);
         }
         if qpair.has_waiting() && !qpair.is_listed {
             qpair.is_listed = true;
@@ -492,7 +492,13 @@ impl<T: Transport> TargetCore<T> {
     /// The next queue pair that may have something to send; each is named once.
     #[inline]
     pub fn next_touched(&mut self) -> Option<Slot> {
-        while let Some(id) = self.touched.pop() {
+        TransportKind::ALL.into_iter().find_map(|transport| self.next_touched_over(transport))
+    }
+
+    /// The next of them that is over this transport.
+    #[inline]
+    pub fn next_touched_over(&mut self, transport: TransportKind) -> Option<Slot> {
+        while let Some(id) = self.touched[transport as usize].pop() {
             if let Some(qpair) = self.qpairs.get_mut(id) {
                 qpair.untouch();
                 return Some(id);
@@ -515,7 +521,7 @@ impl<T: Transport> TargetCore<T> {
         };
         !self.waiting.iter().any(is_worth_a_try)
             && self.env.outbox.is_empty()
-            && self.touched.is_empty()
+            && self.touched.iter().all(Vec::is_empty)
             && self.is_disk_idle()
     }
 

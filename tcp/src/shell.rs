@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   poll:   hot connections ── recv into the core's one batch ──> Conn ── Connections::step ──> sendmsg
-//!           cold ones wait in epoll, which is asked every few microseconds
+//!           cold ones wait in the reactor's epoll, which says when one has something (on_ready)
 //!   flush:  connections that disks, timers or messages gave something to send
 //! ```
 //!
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use arrayvec::{ArrayString, ArrayVec};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::net::{Interest, Readiness, Ready, Received, Sent, Socket};
+use spindle_reactor::net::{Interest, Received, Sent, Socket, Watcher};
 use spindle_reactor::slab::Slot;
 use spindle_transport::admission::Admitted;
 use spindle_transport::{Connections, Holds, Peer};
@@ -55,8 +55,6 @@ impl Default for ShellConfig {
 
 /// Silence after which a connection goes to epoll: longer than a host's think time between two commands.
 const COLD_AFTER: Nanos = Nanos::from_ms(1);
-/// How often epoll is asked while there are hot connections: seldom enough to cost them little.
-const EPOLL_PERIOD: Nanos = Nanos::from_us(20);
 /// How often the connections' own time-outs are looked at.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
 /// Rounds over the hot connections in a turn, while none has anything, when there are few.
@@ -105,23 +103,16 @@ pub struct Incoming {
 /// One core's sockets. See the module.
 pub struct Shell {
     config: ShellConfig,
-    readiness: Readiness,
-    ready: Vec<Ready>,
+    watcher: Watcher,
     batch: Option<RxBatch>,
     /// By the index of the connection's slot.
     links: Vec<Option<Link>>,
     hot: Vec<Slot>,
+    /// Since the last turn a connection was served that epoll had told of.
+    has_served: bool,
     now: Nanos,
-    next_epoll: Nanos,
-    /// See [`Shell::set_shared`].
-    is_shared: bool,
     next_timer: Nanos,
-    /// Connections watched by epoll.
-    watched: usize,
 }
-
-/// Readiness keys above the range of slots are other users' (listeners, wakers).
-pub const FOREIGN_KEYS: u64 = 1 << 32;
 
 /// Most bytes that a connection takes here and in its [`Conn`], beside the `Conn` itself, with a queue of
 /// `entries`.
@@ -131,30 +122,20 @@ pub fn connection_bytes(entries: u16) -> usize {
 }
 
 impl Shell {
-    /// A shell for at most `connections`.
-    ///
-    /// # Errors
-    /// The system's, when it gives no epoll.
-    pub fn new(config: ShellConfig, connections: usize) -> std::io::Result<Shell> {
-        Ok(Shell {
+    /// A shell for at most `connections`, which are watched by `watcher`; the keys of what is ready come to
+    /// [`Shell::on_ready`].
+    #[must_use]
+    pub fn new(config: ShellConfig, connections: usize, watcher: Watcher) -> Shell {
+        Shell {
             config,
-            readiness: Readiness::new()?,
-            ready: Vec::with_capacity(256),
+            watcher,
             batch: Some(RxBatch::new(config.batch_bytes)),
             links: (0..connections).map(|_| None).collect(),
             hot: Vec::with_capacity(connections),
+            has_served: false,
             now: Nanos::ZERO,
-            next_epoll: Nanos::ZERO,
-            is_shared: false,
             next_timer: Nanos::ZERO,
-            watched: 0,
-        })
-    }
-
-    /// The set of watched descriptors, so that a core can add its own (with keys from [`FOREIGN_KEYS`] on).
-    #[must_use]
-    pub fn readiness(&self) -> &Readiness {
-        &self.readiness
+        }
     }
 
     /// Take over an accepted connection. False: there is no room, and the socket is closed.
@@ -218,16 +199,10 @@ impl Shell {
         self.hot.len()
     }
 
-    /// One turn of receiving, stepping and sending. `foreign` gets the keys of descriptors that are not
-    /// connections. True when there was anything to do.
-    pub fn poll<C: Connections<Conn: Holds<Conn>>>(
-        &mut self,
-        core: &mut C,
-        now: Nanos,
-        foreign: &mut impl FnMut(Ready),
-    ) -> bool {
+    /// One turn of receiving, stepping and sending. True when there was anything to do.
+    pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
-        let mut has_worked = false;
+        let mut has_worked = std::mem::take(&mut self.has_served);
         // With few connections an empty round costs less than the rest of the core's turn, and the next
         // command may come any moment: it is found sooner.
         for _ in 0..EMPTY_ROUNDS_MAX {
@@ -236,22 +211,11 @@ impl Shell {
                 break;
             }
         }
-        if now >= self.next_epoll || self.hot.is_empty() && !self.is_shared {
-            self.next_epoll = now + EPOLL_PERIOD;
-            has_worked |= self.poll_readiness(core, Some(Duration::ZERO), foreign);
-        }
         if now >= self.next_timer {
             self.next_timer = now + TIMER_PERIOD;
             self.on_time(core, now);
         }
         has_worked
-    }
-
-    /// Others on this core have connections that are asked in every turn: while none here is hot, epoll is
-    /// not asked in every turn, which is a system call, but as often as when one is.
-    #[inline]
-    pub fn set_shared(&mut self, is_shared: bool) {
-        self.is_shared = is_shared;
     }
 
     /// Ask every hot connection once.
@@ -270,51 +234,23 @@ impl Shell {
         has_worked
     }
 
-    /// Sleep until a descriptor has something to do, at most `timeout`; not at all while a connection is hot.
-    pub fn sleep<C: Connections<Conn: Holds<Conn>>>(
-        &mut self,
-        core: &mut C,
-        timeout: Duration,
-        foreign: &mut impl FnMut(Ready),
-    ) {
-        let timeout = if self.hot.is_empty() { timeout } else { Duration::ZERO };
-        self.poll_readiness(core, Some(timeout), foreign);
-    }
-
-    /// Send all connections to epoll, so that the core can sleep.
+    /// Send all connections to epoll, so that the core can sleep. One that cannot be watched stays hot.
     pub fn cool(&mut self) {
-        // Each once: who cannot be watched stays hot.
+        // Each once.
         for at in (0..self.hot.len()).rev() {
             let id = self.hot[at];
             self.set_cold(id);
         }
     }
 
-    fn poll_readiness<C: Connections<Conn: Holds<Conn>>>(
-        &mut self,
-        core: &mut C,
-        timeout: Option<Duration>,
-        foreign: &mut impl FnMut(Ready),
-    ) -> bool {
-        let mut ready = std::mem::take(&mut self.ready);
-        if self.readiness.poll(timeout, &mut ready).is_err() {
-            ready.clear();
-        }
-        let has_worked = !ready.is_empty();
-        for event in ready.drain(..) {
-            if event.key >= FOREIGN_KEYS {
-                foreign(event);
-                continue;
-            }
-            let id = Slot::from_wire(u32::try_from(event.key).unwrap_or(u32::MAX));
-            if self.link(id).is_none() {
-                continue;
-            }
+    /// A connection has something, as its watcher says by this key.
+    pub fn on_ready<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos, key: u32) {
+        self.now = now;
+        let id = Slot::from_wire(key);
+        if self.link(id).is_some() {
             self.set_hot(id);
-            self.serve(core, id);
+            self.has_served |= self.serve(core, id);
         }
-        self.ready = ready;
-        has_worked
     }
 
     #[inline]
@@ -325,8 +261,7 @@ impl Shell {
     fn set_hot(&mut self, id: Slot) {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
         if link.interest.take().is_some() {
-            let _ = self.readiness.remove(&link.socket);
-            self.watched -= 1;
+            let _ = self.watcher.remove(&link.socket);
         }
         link.active = self.now;
         if !link.is_hot {
@@ -342,9 +277,8 @@ impl Shell {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
         link.is_hot = false;
         let interest = Interest { read: true, write: link.is_full };
-        if self.readiness.add(&link.socket, u64::from(id.to_wire()), interest).is_ok() {
+        if self.watcher.add(&link.socket, id.to_wire(), interest).is_ok() {
             link.interest = Some(interest);
-            self.watched += 1;
         } else {
             // Without epoll it stays hot: slower, not deaf.
             link.is_hot = true;
@@ -514,8 +448,7 @@ impl Shell {
             if let Some(link) = self.links.get_mut(id.index()).and_then(Option::take)
                 && link.interest.is_some()
             {
-                let _ = self.readiness.remove(&link.socket);
-                self.watched -= 1;
+                let _ = self.watcher.remove(&link.socket);
             }
         }
     }

@@ -12,6 +12,11 @@ pub enum TransportKind {
     Rdma,
 }
 
+impl TransportKind {
+    /// All of them, in the order of their discriminants, which begin at 0.
+    pub const ALL: [TransportKind; 2] = [TransportKind::Tcp, TransportKind::Rdma];
+}
+
 impl std::fmt::Display for TransportKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -8,6 +8,7 @@ use std::fmt::{self, Debug};
 use std::net::SocketAddr;
 
 use nvme_spec::nqn::Nqn;
+use spindle_reactor::run::Idle;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_transport::TransportKind;
 
@@ -128,7 +129,7 @@ impl Plan {
     fn fixed(&self, previous: &Plan, changes: &mut Vec<Change>) {
         fixed(changes, "reactor.cores", &previous.reactor.cores, &self.reactor.cores);
         fixed(changes, "reactor.pin", &previous.reactor.is_pinned, &self.reactor.is_pinned);
-        fixed(changes, "reactor.idle", &previous.reactor.idle, &self.reactor.idle);
+        fixed(changes, "reactor.idle", &idle(previous), &idle(self));
         fixed(changes, "pool.pages", &previous.pool.pages, &self.pool.pages);
         fixed(changes, "pool.zone", &previous.pool.zones, &self.pool.zones);
         fixed(changes, "pool.admin_buffer, admin_count", &previous.pool.admin_zones, &self.pool.admin_zones);
@@ -304,6 +305,14 @@ fn for_good(kind: &DiskKind) -> DiskKind {
 
 fn polls(kind: &DiskKind) -> bool {
     matches!(kind, DiskKind::File { is_polled: true, .. })
+}
+
+/// As the file says it.
+fn idle(plan: &Plan) -> String {
+    match plan.reactor.idle {
+        Idle::Spin => "spin".to_owned(),
+        Idle::SleepAfter(time) => format!("adaptive, adaptive_spin_us = {}", time.as_us()),
+    }
 }
 
 fn fixed<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {

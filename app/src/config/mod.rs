@@ -42,7 +42,7 @@ pub use drives::{DriveSource, DrivesHere};
 pub use error::ConfigErrors;
 use machine::Machine;
 pub use memory::{When, rounded, sums, total};
-pub use plan::{DiskKind, DiskPlan, Idle, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
+pub use plan::{DiskKind, DiskPlan, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
 pub use reach::{connect_line, reachable};
 pub use schema::reference;
 pub use snapshot::SnapshotError;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_reactor::run::Idle;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits};
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::ShellConfig;
@@ -58,18 +59,6 @@ impl ReactorPlan {
     pub fn cpus(&self) -> Vec<Option<usize>> {
         self.cores.iter().map(|core| self.is_pinned.then_some(*core)).collect()
     }
-}
-
-/// What a core does without work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Idle {
-    /// Polls on.
-    Spin,
-    /// Polls for a while, then sleeps until something arrives.
-    Adaptive {
-        /// How long it polls.
-        spin_us: u64,
-    },
 }
 
 /// Buffers of each core.

@@ -9,7 +9,6 @@
 //!
 //! What it does not do: no data passes here; `core_loop` has the cores.
 
-mod arrivals;
 pub mod conn;
 pub mod core_loop;
 mod registrar;
@@ -287,7 +286,6 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
             disk_depth: plan.limits.disk_commands,
             peer_lines_per_s: plan.log.peer_lines_per_s,
             registry: Arc::clone(&registry),
-            mailbox,
             listeners: listeners.take().unwrap_or_default(),
             loads: Arc::clone(&loads),
             admission: Arc::clone(&admission),
@@ -300,7 +298,7 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
         let first = Arc::clone(snapshot);
         let run = move || {
             let _on_panic = on_panic;
-            match CoreLoop::new(setup, first) {
+            match CoreLoop::new(setup, mailbox, first) {
                 Ok(core) => {
                     let _ = ready.send(Ok(core.pool().clone()));
                     core.run();

@@ -21,7 +21,7 @@ mod readiness;
 mod socket;
 
 pub use listener::{Accepted, Listener};
-pub use readiness::{Interest, Readiness, Ready, Waker};
+pub use readiness::{Interest, Readiness, Ready, Waker, Watcher};
 pub use rustix::io::Errno;
 pub use socket::{Received, Sent, Socket};
 

@@ -68,7 +68,7 @@ const EVENTS_MAX: usize = 256;
 
 /// A set of watched descriptors (epoll, level-triggered).
 pub struct Readiness {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     events: Box<[epoll::Event]>,
 }
 
@@ -86,7 +86,13 @@ impl Readiness {
     pub fn new() -> io::Result<Readiness> {
         let fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-        Ok(Readiness { fd, events: vec![nothing; EVENTS_MAX].into_boxed_slice() })
+        Ok(Readiness { fd: Arc::new(fd), events: vec![nothing; EVENTS_MAX].into_boxed_slice() })
+    }
+
+    /// What adds descriptors to this set and takes them out again, with keys that begin at `base`.
+    #[must_use]
+    pub fn watcher(&self, base: u64) -> Watcher {
+        Watcher { fd: Arc::clone(&self.fd), base }
     }
 
     /// Watch `source`, told as `key`.
@@ -135,6 +141,33 @@ impl Readiness {
         };
         ready.extend(self.events[..told].iter().map(|event| Ready::from(*event)));
         Ok(ready.len())
+    }
+}
+
+/// One user of a [`Readiness`] that several share: its keys are its own, and the set has them behind its
+/// base.
+#[derive(Debug)]
+pub struct Watcher {
+    fd: Arc<OwnedFd>,
+    base: u64,
+}
+
+impl Watcher {
+    /// As [`Readiness::add`].
+    ///
+    /// # Errors
+    /// The system's, as when it is watched already.
+    pub fn add(&self, source: impl AsFd, key: u32, interest: Interest) -> io::Result<()> {
+        let key = self.base + u64::from(key);
+        Ok(epoll::add(&self.fd, source, epoll::EventData::new_u64(key), interest.flags())?)
+    }
+
+    /// As [`Readiness::remove`].
+    ///
+    /// # Errors
+    /// The system's, as when it is not watched.
+    pub fn remove(&self, source: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.fd, source)?)
     }
 }
 

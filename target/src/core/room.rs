@@ -17,7 +17,7 @@ use crate::qpair::Qpair;
 pub(super) struct Unconnected {
     /// In the order in which they were accepted. Some are connected or gone by now.
     line: VecDeque<Slot>,
-    /// Those that end for newcomers. Some are gone by now.
+    /// Those that end for newcomers. Some are gone by now, or connected before they could be ended.
     leaving: Vec<Slot>,
 }
 
@@ -58,7 +58,7 @@ impl<T: Transport> TargetCore<T> {
             return true;
         }
         let TargetCore { unconnected, qpairs, .. } = &mut *self;
-        unconnected.leaving.retain(|id| qpairs.contains(*id));
+        unconnected.leaving.retain(|id| is_unconnected(qpairs, *id));
         if unconnected.leaving.len() < newcomers
             && let Some(id) = unconnected.pop_oldest(qpairs)
         {

@@ -72,6 +72,18 @@ fn newcomers_wait_for_places_that_take_their_time_to_be_free() {
 }
 
 #[test]
+fn one_that_is_connected_before_it_could_be_ended_is_not_waited_for() {
+    let mut rig = rig(2);
+    let (first, second) = (rig.accept(0), rig.accept(0));
+    // The other transport is to end it, and has not had its turn yet.
+    assert!(!rig.cores[0].make_room(1, |_, id| assert_eq!(id, first.id)));
+    assert!(rig.try_connect(&first, Want::admin(), HOST).status.is_success());
+    assert!(rig.cores[0].make_room(1, end_at_once));
+    assert!(rig.cores[0].qpair(second.id).is_none() && rig.cores[0].qpair(first.id).is_some());
+    rig.finish();
+}
+
+#[test]
 fn none_ends_for_a_newcomer_while_the_target_shuts_down() {
     let mut rig = rig(1);
     rig.accept(0);

@@ -305,7 +305,7 @@ fn a_reload_refuses_by_name_what_cannot_change() {
     let fixed = "is fixed at the start; restart to change it";
     for (more, expected) in [
         ("[reactor]\ncores = [1]", "reactor.cores from [0] to [1]"),
-        ("[reactor]\nidle = \"spin\"", "reactor.idle from Adaptive { spin_us: 200 } to Spin"),
+        ("[reactor]\nidle = \"spin\"", "reactor.idle from \"adaptive, adaptive_spin_us = 200\" to \"spin\""),
         ("[pool]\npages = \"base\"", "pool.pages from Transparent to Base"),
         ("[limits]\nqueue_entries = 64", "limits.queue_entries from 256 to 64"),
         ("[limits]\nconnections = 64", "limits.connections from 2048 to 64"),

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_reactor::run::Idle;
 use spindle_reactor::slab::Slot;
 use spindle_target::snapshot::AllowedHosts;
 
 use super::*;
 use crate::config::memory::{When, rounded, sums, total};
-use crate::config::plan::{DiskKind, Idle, LogFormat, LogLevel};
+use crate::config::plan::{DiskKind, LogFormat, LogLevel};
 use crate::config::{connect_line, reachable};
 
 #[test]
@@ -103,7 +105,7 @@ fn a_file_with_a_listener_only_has_all_defaults() {
     let plan = plan(LISTENER);
     assert_eq!(plan.reactor.cores, [0], "the first that the process may use");
     assert_eq!(plan.reactor.cpus(), [Some(0)]);
-    assert_eq!(plan.reactor.idle, Idle::Adaptive { spin_us: 200 });
+    assert_eq!(plan.reactor.idle, Idle::SleepAfter(Nanos::from_us(200)));
     assert_eq!(plan.pool.pages, Pages::Transparent);
     assert_eq!(plan.tcp.conn, spindle_tcp::controller::ConnConfig::default());
     assert_eq!(plan.tcp.shell, spindle_tcp::shell::ShellConfig::default());

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{PIECES_MAX, Pages, ZoneSpec, can_serve};
+use spindle_reactor::run::Idle;
 use spindle_target::snapshot::ControllerLimits;
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::ShellConfig;
@@ -25,7 +26,7 @@ use super::document::{Errors, Node, Place};
 use super::machine::Machine;
 use super::memory;
 use super::plan::{
-    DiskKind, DiskPlan, Idle, LimitsPlan, LogFormat, LogLevel, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
+    DiskKind, DiskPlan, LimitsPlan, LogFormat, LogLevel, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
 };
 use super::schema;
 use super::tree::At;
@@ -108,7 +109,7 @@ fn reactor(node: &Node, machine: &Machine, errors: &Errors, notes: &mut Vec<Stri
     }
     let idle = match node.get::<String>("idle").as_str() {
         "spin" => Idle::Spin,
-        _ => Idle::Adaptive { spin_us: node.get("adaptive_spin_us") },
+        _ => Idle::SleepAfter(Nanos::from_us(node.get("adaptive_spin_us"))),
     };
     if idle == Idle::Spin && cores.len() >= machine.cores.len() {
         notes.push(format!(

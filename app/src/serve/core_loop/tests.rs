@@ -25,7 +25,6 @@ fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
         connections: 64,
         disk_depth: 16,
         registry: Arc::default(),
-        mailbox,
         listeners: vec![(listener, 0)],
         loads: Arc::new([AtomicUsize::new(0)]),
         admission: Admission::new(per_address),
@@ -35,7 +34,7 @@ fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
         peer_lines_per_s: 1,
         stop: Arc::default(),
     };
-    (CoreLoop::new(setup, snapshot).expect("started"), address)
+    (CoreLoop::new(setup, mailbox, snapshot).expect("started"), address)
 }
 
 #[test]
@@ -46,10 +45,10 @@ fn a_turn_accepts_a_few_connections_and_the_next_turns_the_others() {
     // Connected as far as the kernel is concerned: all of them wait in the backlog.
     let hosts: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).expect("connects")).collect();
     let mut turns = 0;
-    while core.core.usage().connections < hosts.len() {
-        let before = core.core.usage().connections;
+    while core.shared.target.usage().connections < hosts.len() {
+        let before = core.shared.target.usage().connections;
         core.turn();
-        let taken = core.core.usage().connections - before;
+        let taken = core.shared.target.usage().connections - before;
         assert!(taken <= FEW, "{taken} in one turn");
         turns += usize::from(taken > 0);
     }
@@ -71,13 +70,13 @@ fn an_address_with_too_many_that_are_not_connected_is_closed_and_not_left_to_wai
     while hosts.iter().filter(|host| is_closed(host)).count() < 3 {
         core.turn();
     }
-    assert_eq!(core.core.usage().connections, 5);
+    assert_eq!(core.shared.target.usage().connections, 5);
     drop(hosts);
-    while core.core.usage().connections > 0 {
+    while core.shared.target.usage().connections > 0 {
         core.turn();
     }
     let _again = TcpStream::connect(address).expect("connects");
-    while core.core.usage().connections == 0 {
+    while core.shared.target.usage().connections == 0 {
         core.turn();
     }
 }

@@ -1,0 +1,217 @@
+//! [`Adapters`]: the RDMA connections of a core, and the listeners of those on the core that accepts for all.
+
+use nvme_spec::rdma::CmStatus;
+use spindle_rdma::controller::ConnConfig as RdmaConfig;
+use spindle_rdma::shell::{RegisteredDisks, Shell, ShellSetup, Source};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Area;
+use spindle_reactor::net::{Interest, Watcher};
+use spindle_reactor::run::{Poller, Turn};
+use spindle_target::snapshot::Snapshot;
+use spindle_tcp::controller::ConnConfig;
+use spindle_transport::TransportKind;
+
+use super::shared::Core;
+use super::{AdmittedRdma, CoreMessage, CoreSetup, Handover};
+use crate::serve::{ServeError, announce};
+
+/// Connection requests that are given to their cores in a turn.
+const PLACED_PER_TURN: usize = 16;
+
+/// See the module.
+pub struct Adapters {
+    shell: Shell,
+    watcher: Watcher,
+    conn: ConnConfig,
+}
+
+impl Adapters {
+    /// The shell with its addresses taken. It listens when the disks' memory is registered:
+    /// [`crate::serve::registrar`].
+    ///
+    /// # Errors
+    /// [`ServeError`] with the reason.
+    pub fn new(
+        setup: &CoreSetup,
+        snapshot: &Snapshot,
+        areas: &[Area],
+        watcher: Watcher,
+    ) -> Result<Adapters, ServeError> {
+        let failed = |error: &dyn std::fmt::Display| ServeError::Start(format!("RDMA: {error}"));
+        let in_capsule = snapshot.listeners.iter().map(|listener| listener.in_capsule_bytes);
+        let mut shell = Shell::new(&ShellSetup {
+            config: setup.rdma.shell,
+            core: setup.core,
+            devices: &setup.rdma.devices,
+            areas,
+            connections: setup.connections,
+            in_capsule_bytes: in_capsule.max().unwrap_or(0),
+            entries_max: setup.conn.queue_entries,
+        })
+        .map_err(|error| failed(&error))?;
+        for (address, index) in &setup.rdma.listeners {
+            let refused = |error| ServeError::ListenRdma { address: *address, source: error };
+            shell.bind(*address, *index).map_err(refused)?;
+        }
+        for (source, descriptor) in shell.take_descriptors() {
+            watcher.add(descriptor, key(source), Interest::READ).map_err(|error| failed(&error))?;
+        }
+        Ok(Adapters { shell, watcher, conn: setup.conn })
+    }
+
+    /// The disks' memory can be used. The first time also the listeners are opened.
+    #[cold]
+    fn take_memory(&mut self, core: &Core, own: usize, memory: &RegisteredDisks) {
+        for (disk, error) in self.shell.set_disks(memory.disks().to_vec()) {
+            tracing::error!(
+                core = own,
+                disk,
+                error,
+                "memory of the disk cannot be registered: not served over RDMA until that succeeds"
+            );
+        }
+        let opened = self.shell.start_listening();
+        for (address, result) in &opened {
+            if let Err(error) = result {
+                tracing::error!(%address, %error, "cannot listen over RDMA: it is tried again");
+            }
+        }
+        if !opened.is_empty() {
+            announce(core.target.snapshot(), TransportKind::Rdma);
+        }
+    }
+
+    /// Wait for what a new device has to tell, too.
+    #[cold]
+    fn watch(&mut self, core: usize) {
+        for (source, descriptor) in self.shell.take_descriptors() {
+            if let Err(error) = self.watcher.add(descriptor, key(source), Interest::READ) {
+                tracing::error!(core, %error, "events of an RDMA device cannot be waited for");
+            }
+        }
+    }
+
+    /// Give connection requests to the cores with the fewest connections.
+    fn place(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) {
+        for _ in 0..PLACED_PER_TURN {
+            let Some(request) = self.shell.next_request() else { return };
+            // One without an address is refused by being dropped.
+            let Some(remote) = request.remote() else { continue };
+            let Some(admitted) = core.admit(remote, turn.now) else {
+                request.reject(CmStatus::NO_RESOURCES);
+                continue;
+            };
+            let least = core.least_loaded();
+            if least == turn.core() {
+                core.arrivals.rdma.push((request, admitted));
+            } else {
+                turn.send(least, CoreMessage::AcceptRdma(Handover::new((request, admitted))));
+            }
+        }
+    }
+
+    /// Take over some of the connections that wait for it; the others have the next turn.
+    fn take_arrivals(&mut self, core: &mut Core, now: Nanos) {
+        while core.arrivals.has_next_rdma() && core.make_room(|target, id| self.shell.evict(target, id)) {
+            let Some(request) = core.arrivals.rdma.take_next() else { return };
+            self.take_over(core, request, now);
+        }
+    }
+
+    fn take_over(&mut self, core: &mut Core, (request, admitted): AdmittedRdma, now: Nanos) {
+        let listener = core.target.snapshot().listeners.get(request.listener);
+        let tcp = &self.conn;
+        let config = RdmaConfig {
+            in_capsule_bytes: listener.map_or(tcp.in_capsule_bytes, |listener| listener.in_capsule_bytes),
+            queue_entries: tcp.queue_entries,
+            transfer_bytes: tcp.transfer_bytes,
+            close_timeout: tcp.close_timeout,
+            ..RdmaConfig::default()
+        };
+        self.shell.accept(&mut core.target, (request, admitted), config, now);
+    }
+}
+
+impl Poller<Core, CoreMessage> for Adapters {
+    fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
+        let mut has_worked = self.shell.poll(&mut core.target, turn.now);
+        while let Some(message) = self.shell.next_message() {
+            turn.send_to_others(&CoreMessage::Rdma(message));
+        }
+        if self.shell.has_descriptors() {
+            self.watch(turn.core());
+        }
+        self.place(core, turn);
+        while let Some(id) = core.next_evicted(TransportKind::Rdma) {
+            has_worked = true;
+            self.shell.evict(&mut core.target, id);
+        }
+        if !core.arrivals.rdma.is_empty() {
+            has_worked = true;
+            self.take_arrivals(core, turn.now);
+        }
+        has_worked
+    }
+
+    fn on_ready(&mut self, _core: &mut Core, _turn: &mut Turn<'_, CoreMessage>, key: u32) {
+        match key {
+            COMPLETIONS => self.shell.on_ready(Source::Completions),
+            MANAGER => self.shell.on_ready(Source::Manager),
+            _ => self.shell.on_ready(Source::Device),
+        }
+    }
+
+    fn on_message(
+        &mut self,
+        core: &mut Core,
+        turn: &mut Turn<'_, CoreMessage>,
+        message: CoreMessage,
+    ) -> Option<CoreMessage> {
+        match message {
+            CoreMessage::AcceptRdma(handover) => {
+                if let Some(request) = handover.take() {
+                    core.arrivals.rdma.push(request);
+                }
+            }
+            CoreMessage::Rdma(message) => self.shell.on_message(&mut core.target, message),
+            CoreMessage::RdmaMemory(memory) => self.take_memory(core, turn.core(), &memory),
+            CoreMessage::Target(_) | CoreMessage::Accept(_) | CoreMessage::Listen(_) => return Some(message),
+        }
+        None
+    }
+
+    fn flush(&mut self, core: &mut Core, _turn: &mut Turn<'_, CoreMessage>) {
+        while let Some(id) = core.target.next_touched_over(TransportKind::Rdma) {
+            self.shell.flush(&mut core.target, id);
+        }
+    }
+
+    fn is_active(&self) -> bool {
+        self.shell.has_connections()
+    }
+
+    fn is_quiet(&self, core: &Core) -> bool {
+        core.arrivals.rdma.is_empty()
+    }
+
+    fn prepare_sleep(&mut self, _core: &mut Core) -> bool {
+        self.shell.prepare_sleep()
+    }
+
+    fn wants_yield(&self) -> bool {
+        self.shell.wants_yield()
+    }
+}
+
+/// Keys of descriptors.
+const COMPLETIONS: u32 = 0;
+const MANAGER: u32 = 1;
+const DEVICE: u32 = 2;
+
+fn key(source: Source) -> u32 {
+    match source {
+        Source::Completions => COMPLETIONS,
+        Source::Manager => MANAGER,
+        Source::Device => DEVICE,
+    }
+}

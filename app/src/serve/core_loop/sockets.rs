@@ -1,0 +1,115 @@
+//! [`Sockets`]: the TCP connections of a core.
+
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::net::Watcher;
+use spindle_reactor::rate::RateLimit;
+use spindle_reactor::run::{Poller, Turn};
+use spindle_tcp::controller::ConnConfig;
+use spindle_tcp::shell::{Incoming, Shell, ShellConfig};
+use spindle_transport::{Peer, TransportKind};
+
+use super::shared::Core;
+use super::{AdmittedTcp, CoreMessage};
+
+/// See the module.
+pub struct Sockets {
+    shell: Shell,
+    conn: ConnConfig,
+    /// Most connections of the core.
+    connections: usize,
+    /// When it is tried again to have all sockets watched, after one was not.
+    next_cool: Nanos,
+    log: RateLimit,
+}
+
+/// How long the core stays awake when a socket cannot be watched.
+const COOL_PERIOD: Nanos = Nanos::from_ms(1);
+
+impl Sockets {
+    pub fn new(config: ShellConfig, conn: ConnConfig, connections: usize, watcher: Watcher) -> Sockets {
+        let shell = Shell::new(config, connections, watcher);
+        Sockets { shell, conn, connections, next_cool: Nanos::ZERO, log: RateLimit::new(1, 5) }
+    }
+
+    /// Take over some of the connections that wait for it; the others have the next turn.
+    fn take_arrivals(&mut self, core: &mut Core, now: Nanos) {
+        while core.arrivals.tcp.has_next() && core.make_room(|target, id| self.shell.evict(target, id)) {
+            let Some(accepted) = core.arrivals.tcp.take_next() else { return };
+            self.take_over(core, accepted, now);
+        }
+    }
+
+    fn take_over(&mut self, core: &mut Core, (accepted, admitted, listener): AdmittedTcp, now: Nanos) {
+        let remote = accepted.peer;
+        let peer = Peer { transport: TransportKind::Tcp, listener, remote, local: accepted.local };
+        let mut config = self.conn;
+        if let Some(listener) = core.target.snapshot().listeners.get(listener) {
+            config.in_capsule_bytes = listener.in_capsule_bytes;
+        }
+        let incoming = Incoming { socket: accepted.socket, peer, config, admitted };
+        let is_taken = self.shell.accept(&mut core.target, incoming, now);
+        if !is_taken
+            && !core.target.is_draining()
+            && let Some(allowed) = self.log.allow(now)
+        {
+            let (connections, untold) = (self.connections, allowed.suppressed);
+            tracing::warn!(%remote, connections, untold, "no room for a connection on this core");
+        }
+    }
+}
+
+impl Poller<Core, CoreMessage> for Sockets {
+    fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
+        let mut has_worked = self.shell.poll(&mut core.target, turn.now);
+        if !core.arrivals.tcp.is_empty() {
+            has_worked = true;
+            self.take_arrivals(core, turn.now);
+        }
+        // Behind our own newcomers: the places are for those over RDMA, which have their turn next.
+        while let Some(id) = core.next_evicted(TransportKind::Tcp) {
+            has_worked = true;
+            self.shell.evict(&mut core.target, id);
+        }
+        has_worked
+    }
+
+    fn on_ready(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>, key: u32) {
+        self.shell.on_ready(&mut core.target, turn.now, key);
+    }
+
+    fn on_message(
+        &mut self,
+        core: &mut Core,
+        _turn: &mut Turn<'_, CoreMessage>,
+        message: CoreMessage,
+    ) -> Option<CoreMessage> {
+        let CoreMessage::Accept(handover) = message else { return Some(message) };
+        if let Some(accepted) = handover.take() {
+            core.arrivals.tcp.push(accepted);
+        }
+        None
+    }
+
+    fn flush(&mut self, core: &mut Core, _turn: &mut Turn<'_, CoreMessage>) {
+        while let Some(id) = core.target.next_touched_over(TransportKind::Tcp) {
+            self.shell.flush(&mut core.target, id);
+        }
+    }
+
+    fn is_active(&self) -> bool {
+        self.shell.hot_count() > 0
+    }
+
+    fn is_quiet(&self, core: &Core) -> bool {
+        core.arrivals.tcp.is_empty() && core.now >= self.next_cool
+    }
+
+    fn prepare_sleep(&mut self, core: &mut Core) -> bool {
+        self.shell.cool();
+        let is_cool = self.shell.hot_count() == 0;
+        if !is_cool {
+            self.next_cool = core.now + COOL_PERIOD;
+        }
+        is_cool
+    }
+}

@@ -1,0 +1,232 @@
+//! Pollers that note what they are told, driven turn by turn and by the loop.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+use crate::mailbox::mesh;
+use crate::net::Waker;
+
+/// What the pollers of a test share: what each was told, by its number.
+#[derive(Default)]
+struct Told {
+    turns: u64,
+    ready: Vec<(usize, u32)>,
+    messages: Vec<(usize, u32)>,
+    flushes: Vec<usize>,
+    sleeps: usize,
+    /// Ends when so many messages have come.
+    until: usize,
+}
+
+impl Shared for Told {
+    fn begin_turn(&mut self, _now: Nanos, _wall_ms: u64) {
+        self.turns += 1;
+    }
+
+    fn is_done(&self) -> bool {
+        self.until > 0 && self.messages.len() >= self.until
+    }
+}
+
+/// A poller that takes the messages of its number, and is otherwise as it was made.
+#[derive(Default)]
+struct Fake {
+    number: usize,
+    /// Lowered when it is told, as a socket is by being read.
+    waker: Option<Waker>,
+    is_active: bool,
+    is_busy: bool,
+    has_come: bool,
+    sends: Vec<(usize, u32)>,
+    has_room: Arc<AtomicUsize>,
+}
+
+impl Poller<Told, u32> for Fake {
+    fn poll(&mut self, _told: &mut Told, turn: &mut Turn<'_, u32>) -> bool {
+        let has_any = !self.sends.is_empty();
+        for (to, message) in self.sends.drain(..) {
+            turn.send(to, message);
+        }
+        self.has_room.store(usize::from(turn.has_room()), Ordering::Relaxed);
+        has_any
+    }
+
+    fn on_ready(&mut self, told: &mut Told, _turn: &mut Turn<'_, u32>, key: u32) {
+        if let Some(waker) = &self.waker {
+            waker.drain();
+        }
+        told.ready.push((self.number, key));
+    }
+
+    fn on_message(&mut self, told: &mut Told, _turn: &mut Turn<'_, u32>, message: u32) -> Option<u32> {
+        if message as usize % 10 != self.number {
+            return Some(message);
+        }
+        told.messages.push((self.number, message));
+        None
+    }
+
+    fn flush(&mut self, told: &mut Told, _turn: &mut Turn<'_, u32>) {
+        if told.flushes.len() < 8 {
+            told.flushes.push(self.number);
+        }
+    }
+
+    fn is_active(&self) -> bool {
+        self.is_active
+    }
+
+    fn is_quiet(&self, _told: &Told) -> bool {
+        !self.is_busy
+    }
+
+    fn prepare_sleep(&mut self, told: &mut Told) -> bool {
+        told.sleeps += 1;
+        !self.has_come
+    }
+}
+
+type Pollers = Vec<Box<dyn Poller<Told, u32>>>;
+
+fn alone(idle: Idle) -> Reactor<u32> {
+    Reactor::new(mesh(1, 8).expect("mailboxes").pop().expect("one"), idle).expect("epoll")
+}
+
+fn numbered(numbers: std::ops::Range<usize>) -> Pollers {
+    let fake = |number| Box::new(Fake { number, ..Fake::default() }) as Box<dyn Poller<Told, u32>>;
+    numbers.map(fake).collect()
+}
+
+#[test]
+fn a_message_goes_to_the_first_poller_that_takes_it_and_one_of_none_goes_to_none() {
+    let mut mailboxes = mesh(1, 8).expect("mailboxes");
+    let remote = mailboxes[0].remote();
+    let mut reactor = Reactor::new(mailboxes.remove(0), Idle::Spin).expect("epoll");
+    let (mut told, mut pollers) = (Told::default(), numbered(0..3));
+    [2, 11, 9, 0, 22].into_iter().for_each(|message| remote.send(0, message).expect("room"));
+    assert!(reactor.turn(&mut told, &mut pollers));
+    assert_eq!(told.messages, [(2, 2), (1, 11), (0, 0), (2, 22)]);
+    assert_eq!(told.flushes, [0, 1, 2], "once each, in their order");
+    // The waker that has announced it is lowered, and looked at no more.
+    reactor.turn(&mut told, &mut pollers);
+    assert!(!reactor.turn(&mut told, &mut pollers));
+}
+
+#[test]
+fn a_descriptor_is_told_to_who_watches_it_by_the_key_that_he_gave_it() {
+    let mut reactor = alone(Idle::Spin);
+    let (mut told, mut pollers) = (Told::default(), Pollers::new());
+    let mut wakers = Vec::new();
+    for number in 0..3 {
+        let waker = Waker::new().expect("a waker");
+        let key = if number == 1 { u32::MAX } else { 7 };
+        let watcher = reactor.watcher(u32::try_from(number).expect("small"));
+        watcher.add(&waker, key, Interest::READ).expect("watched");
+        pollers.push(Box::new(Fake { number, waker: Some(waker.clone()), ..Fake::default() }));
+        wakers.push((waker, watcher));
+    }
+    assert!(!reactor.turn(&mut told, &mut pollers));
+    wakers[1].0.wake();
+    wakers[2].0.wake();
+    assert!(reactor.turn(&mut told, &mut pollers));
+    told.ready.sort_unstable();
+    assert_eq!(told.ready, [(1, u32::MAX), (2, 7)]);
+    // Taken out of it, it is told no more.
+    wakers[2].1.remove(&wakers[2].0).expect("was watched");
+    wakers[2].0.wake();
+    assert!(!reactor.turn(&mut told, &mut pollers));
+}
+
+#[test]
+fn while_a_poller_looks_for_itself_descriptors_are_looked_at_all_the_same_but_not_in_every_turn() {
+    let mut reactor = alone(Idle::Spin);
+    let waker = Waker::new().expect("a waker");
+    reactor.watcher(1).add(&waker, 5, Interest::READ).expect("watched");
+    let active = Fake { is_active: true, ..Fake::default() };
+    let mut pollers: Pollers = vec![Box::new(active), Box::new(Fake { number: 1, ..Fake::default() })];
+    waker.wake();
+    let mut told = Told::default();
+    while told.ready.len() < 100 {
+        reactor.turn(&mut told, &mut pollers);
+    }
+    // Level-triggered: each look tells it.
+    assert!(told.turns > 200, "{} looks in {} turns", told.ready.len(), told.turns);
+}
+
+#[test]
+fn messages_without_room_are_kept_and_sent_in_their_order() {
+    let mut mailboxes = mesh(2, 2).expect("mailboxes");
+    let mut other = mailboxes.pop().expect("two");
+    let mut reactor = Reactor::new(mailboxes.remove(0), Idle::Spin).expect("epoll");
+    let has_room = Arc::new(AtomicUsize::new(9));
+    let sends = (0..7).map(|message| (1, message)).collect();
+    let fake = Fake { sends, has_room: Arc::clone(&has_room), ..Fake::default() };
+    let (mut told, mut pollers): (_, Pollers) = (Told::default(), vec![Box::new(fake)]);
+    let mut came = Vec::new();
+    let mut rooms = Vec::new();
+    while came.len() < 7 {
+        reactor.turn(&mut told, &mut pollers);
+        rooms.push(has_room.load(Ordering::Relaxed));
+        came.extend(std::iter::from_fn(|| other.receive()).map(|(_, message)| message));
+    }
+    assert_eq!(came, [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(rooms, [0, 0, 0, 1], "two in each turn, and who asks is told");
+}
+
+#[test]
+fn a_core_that_sleeps_wakes_by_a_message_and_by_a_descriptor() {
+    let mut mailboxes = mesh(1, 8).expect("mailboxes");
+    let remote = mailboxes[0].remote();
+    let mut reactor = Reactor::new(mailboxes.remove(0), Idle::SleepAfter(Nanos::ZERO)).expect("epoll");
+    let waker = Waker::new().expect("a waker");
+    reactor.watcher(0).add(&waker, 3, Interest::READ).expect("watched");
+    let fake = Fake { waker: Some(waker.clone()), ..Fake::default() };
+    let (mut told, mut pollers): (_, Pollers) = (Told { until: 3, ..Told::default() }, vec![Box::new(fake)]);
+    let sender = std::thread::spawn(move || {
+        for message in [10, 20, 30] {
+            waker.wake();
+            remote.send(0, message).expect("room");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    });
+    reactor.run(&mut told, &mut pollers, &AtomicBool::new(false));
+    sender.join().expect("no panic");
+    assert_eq!(told.messages, [(0, 10), (0, 20), (0, 30)]);
+    assert!(told.ready.contains(&(0, 3)));
+}
+
+#[test]
+fn a_core_sleeps_neither_while_a_poller_is_busy_nor_when_one_has_something_at_the_last_moment() {
+    // Asleep it is told of the descriptor, which nothing looks at otherwise between two turns.
+    let run = |fake: Fake| {
+        let mut reactor = alone(Idle::SleepAfter(Nanos::ZERO));
+        let waker = Waker::new().expect("a waker");
+        reactor.watcher(0).add(&waker, 3, Interest::READ).expect("watched");
+        let (mut told, mut pollers): (_, Pollers) = (Told::default(), vec![Box::new(fake)]);
+        assert!(!reactor.turn(&mut told, &mut pollers));
+        waker.wake();
+        reactor.idle(&mut told, &mut pollers);
+        (told.sleeps, told.ready.len(), reactor.mailbox.is_asleep())
+    };
+    assert_eq!(run(Fake::default()), (1, 1, false));
+    assert_eq!(run(Fake { is_busy: true, ..Fake::default() }), (0, 0, false));
+    assert_eq!(run(Fake { has_come: true, ..Fake::default() }), (1, 0, false));
+}
+
+#[test]
+fn a_turn_allocates_nothing() {
+    let mut reactor = alone(Idle::Spin);
+    let waker = Waker::new().expect("a waker");
+    reactor.watcher(0).add(&waker, 1, Interest::READ).expect("watched");
+    let mut told = Told { ready: Vec::with_capacity(256), ..Told::default() };
+    let mut pollers = numbered(0..2);
+    waker.wake();
+    (0..10).for_each(|_| assert!(reactor.turn(&mut told, &mut pollers)));
+    let before = crate::alloc_count::allocations_here();
+    for _ in 0..100 {
+        reactor.turn(&mut told, &mut pollers);
+    }
+    assert_eq!(crate::alloc_count::allocations_here(), before);
+    assert_eq!(told.ready.len(), 110);
+}
