@@ -12,13 +12,14 @@ until "$SPINDLE" discover "127.0.0.1:$PORT" >"$WORK/discovered" 2>&1; do
     sleep 0.1
 done
 tcp=$(ms)
-! is_listening rdma || fail "RDMA listens before TCP has answered ($tcp ms): TCP waited for its memory"
 within 30 is_listening rdma
 rdma=$(ms)
 echo "from the start: an answer over TCP after $tcp ms, RDMA listens after $rdma ms"
 within 5 grep -q 'listening (NVMe/RDMA' "$target_log"
-order=$(grep -oE 'listening \(NVMe/(TCP|RDMA)|memory of disks is registered' "$target_log" | tr '\n' ';')
-expect 'the order in the log' "$order" 'listening (NVMe/TCP;memory of disks is registered;listening (NVMe/RDMA;'
+# By its log, and not by when this script sees it: to end a process takes a guest as long as the memory.
+order=$(grep -oE 'listening \(NVMe/(TCP|RDMA)|connected to nqn.*discovery|memory of disks is registered' "$target_log" | tr '\n' ';')
+expect 'the order in the log' "$order" \
+    'listening (NVMe/TCP;connected to nqn.2014-08.org.nvmexpress.discovery;memory of disks is registered;listening (NVMe/RDMA;'
 connect_block
 verify_fio rdma --bs=128k --size=16M --iodepth=8
 disconnect
