@@ -318,6 +318,15 @@ impl<'a> Program<'a> {
             self.rig.pass(Nanos(FUSED_TIMEOUT.0 + Nanos::from_secs(1).0));
             self.bring_all();
         }
+        // A transport that was told to close is gone in time, whatever its peer does. Till then others wait
+        // for what its queue holds.
+        for at in 0..self.peers.len() {
+            let queue = self.peers[at].queue.clone();
+            if queue.line.closed().is_some() && self.rig.cores[queue.core].qpair(queue.id).is_some() {
+                self.rig.hang_up(&queue);
+            }
+        }
+        self.bring_all();
         self.check_ended();
         self.rig.finish();
     }
