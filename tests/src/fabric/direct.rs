@@ -22,6 +22,8 @@ use crate::sim::Rng;
 
 /// A command that takes longer hangs.
 const TIME_MAX: Duration = Duration::from_secs(60);
+/// Turns until a command that has its memory has ended, and its answer is acknowledged.
+pub const TURNS_MAX: u32 = 200;
 /// In-capsule data of an I/O queue.
 pub const IN_CAPSULE_BYTES: u32 = 4096;
 
@@ -175,7 +177,12 @@ pub fn finish(
             }
             HostEvent::Ready | HostEvent::Completed { .. } | HostEvent::Closed { .. } => panic!("{event:?}"),
         };
-        while link.turn(core, rng, &mut on_event) {}
+        // On to where nothing moves; a core with too little memory for another's command goes on for ever.
+        for _ in 0..TURNS_MAX {
+            if !link.turn(core, rng, &mut on_event) {
+                break;
+            }
+        }
     }
     ended.expect("it has")
 }

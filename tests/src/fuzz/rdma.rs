@@ -9,19 +9,23 @@ use std::sync::Arc;
 
 use nvme_spec::Sqe;
 use spindle_disk::DiskSource;
+use spindle_rdma::host::HostEvent;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::ZoneSpec;
 use spindle_transport::Connections;
 use spindle_transport::host::HostData;
 
 use super::bytes::Bytes;
-use crate::fabric::direct::{Direct, connect, end, finish, setting};
+use crate::fabric::direct::{Direct, TURNS_MAX, connect, end, finish, setting};
 use crate::fabric::{Link, Setting};
 use crate::sim::Rng;
 use crate::sim::disk::PoolDisk;
 
 /// Longest capsule: one byte more than its receive holds.
 const CAPSULE_BYTES_MAX: usize = 64 + 4096 + 1;
+
+/// The longest time-out of a command that keeps memory is 30 s, with what it takes to notice.
+const ANOTHER_WAITS_SECS_MAX: u32 = 60;
 
 /// A step.
 #[derive(Debug, Clone, Copy)]
@@ -72,21 +76,56 @@ fn step(bytes: &mut Bytes<'_>, direct: &mut Direct, victim: &mut Link, rng: &mut
         Step::Lose => victim.lose(true),
         Step::LoseInSilence => victim.lose(false),
         Step::Disconnect => victim.target_disconnected(core),
-        Step::Time => {
-            *now += Nanos::from_ms(700);
-            core.set_time(*now, now.as_ms());
-            if let Some(conn) = victim.id.and_then(|id| core.transport(id)) {
-                conn.on_time(*now);
-                conn.watch(*now);
-            }
-        }
+        Step::Time => pass(Nanos::from_ms(700), direct, victim, now),
     }
+    work(direct, victim, rng);
+}
+
+fn pass(time: Nanos, direct: &mut Direct, victim: &Link, now: &mut Nanos) {
+    *now += time;
+    direct.core.set_time(*now, now.as_ms());
+    if let Some(conn) = victim.id.and_then(|id| direct.core.transport(id)) {
+        conn.on_time(*now);
+        conn.watch(*now);
+    }
+}
+
+fn work(direct: &mut Direct, victim: &mut Link, rng: &mut Rng) {
     victim.touch();
     for _ in 0..20 {
-        victim.shake(core, rng, 3);
+        victim.shake(&mut direct.core, rng, 3);
     }
-    core.poll();
-    while core.next_touched().is_some() {}
+    direct.core.poll();
+    while direct.core.next_touched().is_some() {}
+}
+
+/// The other host reads. The victim may have the memory that it needs, for as long as its time-outs let it.
+fn another_host_reads(direct: &mut Direct, victim: &mut Link, rng: &mut Rng, now: &mut Nanos) {
+    let buf = direct.pool.take(512).expect("the hosts' own");
+    let Direct { io, rng: addresses, .. } = direct;
+    let sent = io.submit(Sqe::read(1, 1, 0, 1), HostData::FromController(buf), addresses);
+    assert!(sent.is_ok(), "the connection is closed");
+    for _ in 0..ANOTHER_WAITS_SECS_MAX {
+        let mut has_ended = false;
+        for _ in 0..TURNS_MAX {
+            let Direct { core, io, rng: addresses, .. } = direct;
+            let has_worked = io.turn(core, addresses, &mut |event| match event {
+                HostEvent::Completed { result: Ok(()), .. } => has_ended = true,
+                HostEvent::Ready | HostEvent::Completed { .. } | HostEvent::Closed { .. } => {
+                    panic!("{event:?}")
+                }
+            });
+            if has_ended {
+                return;
+            }
+            if !has_worked {
+                break;
+            }
+        }
+        pass(Nanos::from_secs(1), direct, victim, now);
+        work(direct, victim, rng);
+    }
+    panic!("another host waits for longer than the victim may take");
 }
 
 /// The body.
@@ -115,13 +154,9 @@ pub fn run(bytes: &[u8]) {
         step(&mut bytes, &mut direct, victim, &mut rng, &mut now);
     }
     // The other host has noticed nothing.
-    let buf = direct.pool.take(512).expect("the hosts' own");
-    let is_pool_free = direct.core.pools().0.free_bytes() > 0;
     let Direct { core, admin, rng: addresses, .. } = &mut direct;
     finish(admin, core, addresses, Sqe::keep_alive(1), HostData::None);
-    if is_pool_free {
-        direct.run(Sqe::read(1, 1, 0, 1), HostData::FromController(buf));
-    }
+    another_host_reads(&mut direct, victim, &mut rng, &mut now);
     end(victim, &mut direct.core, &mut rng);
     for link in rest {
         link.become_hostile();
