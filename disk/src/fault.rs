@@ -22,6 +22,7 @@ mod control;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Area, Buf};
 
 pub use control::{Broken, Fault, FaultControl, OpKind};
@@ -432,10 +433,10 @@ impl Disk for FaultCore {
         self.begin(plan, Call::Copy { from, to, fua })
     }
 
-    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+    fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
         self.polls += 1;
         let mut inner_done = std::mem::take(&mut self.inner_done);
-        let mut is_busy = self.inner.poll(&mut inner_done);
+        let mut is_busy = self.inner.poll(now, &mut inner_done);
         for done in inner_done.drain(..) {
             let done = self.on_inner_done(done);
             self.ready.extend(done);

@@ -33,6 +33,7 @@ pub mod signature;
 pub mod source;
 
 use nvme_spec::status::{Status, StatusType};
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
@@ -311,8 +312,9 @@ pub trait Disk {
     }
 
     /// Collect what has ended, at most what fits `done`'s spare capacity (it is never grown), and send what
-    /// was submitted since the last call to the device. True when there was anything to do.
-    fn poll(&mut self, done: &mut Vec<Done>) -> bool;
+    /// was submitted since the last call to the device. `now` never goes back; whatever waits for a time
+    /// counts by it. True when there was anything to do.
+    fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool;
 
     /// Cut short the commands of `owner`, which is gone. None of them is begun any more, and none that failed
     /// is given to the medium again; a long one ends with the piece that the medium has. Each still comes

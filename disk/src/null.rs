@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
@@ -125,7 +126,7 @@ impl Disk for NullCore {
     }
 
     #[inline]
-    fn poll(&mut self, _done: &mut Vec<Done>) -> bool {
+    fn poll(&mut self, _now: Nanos, _done: &mut Vec<Done>) -> bool {
         false
     }
 
@@ -173,7 +174,7 @@ mod tests {
         let done = disk.submit(Token(8), Op::Write { fua: true }, range, Some(data)).expect("at once");
         assert!(done.buf.is_some());
         assert!(disk.submit(Token(9), Op::Deallocate, range, None).is_some());
-        assert_eq!((disk.in_flight(), disk.poll(&mut Vec::new())), (0, false));
+        assert_eq!((disk.in_flight(), disk.poll(Nanos::ZERO, &mut Vec::new())), (0, false));
     }
 
     #[test]

@@ -21,6 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, Pages};
 
 use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
@@ -357,7 +358,7 @@ impl Disk for RamCore {
     }
 
     #[inline]
-    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+    fn poll(&mut self, _now: Nanos, done: &mut Vec<Done>) -> bool {
         if self.zeroings.is_empty() {
             return false;
         }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
 use crate::{BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Op, Token};
@@ -139,7 +140,7 @@ impl Driver {
 
     /// One turn.
     pub(crate) fn poll(&mut self) -> bool {
-        let is_busy = self.disk.poll(&mut self.done);
+        let is_busy = self.disk.poll(Nanos::ZERO, &mut self.done);
         self.ended.append(&mut self.done);
         is_busy
     }

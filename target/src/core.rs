@@ -281,11 +281,11 @@ impl<T: Transport> TargetCore<T> {
     }
 
     fn poll_disks(&mut self) -> bool {
-        let mut has_worked = false;
+        let (mut has_worked, now) = (false, self.env.now);
         for index in 0..self.env.disks.len() {
             let mut done = std::mem::take(&mut self.env.done);
             if let Some(disk) = self.env.disk(index) {
-                has_worked |= disk.poll(&mut done);
+                has_worked |= disk.poll(now, &mut done);
             }
             for ended in done.drain(..) {
                 self.on_done(ended);

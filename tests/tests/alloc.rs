@@ -13,6 +13,7 @@ use spindle_disk::{
 use spindle_nvme_pcie::Settings;
 use spindle_nvme_pcie::emulator::EmulatorSpec;
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_tests::direct::Direct;
 use spindle_tests::drive::threads::Threads;
@@ -228,7 +229,7 @@ fn drive_round(world: &mut World, done: &mut Vec<Done>, number: u64) -> u64 {
     while left > 0 {
         emulator.step();
         let before = allocations_here();
-        disk.poll(done);
+        disk.poll(Nanos::ZERO, done);
         count += allocations_here() - before;
         // What a compare expects is whatever was in the buffer.
         let is_fine = |done: &Done| matches!(done.result, Ok(()) | Err(DiskError::CompareDiffers));

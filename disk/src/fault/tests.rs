@@ -1,5 +1,6 @@
 //! Tests of the fault layer over a RAM disk and a null disk.
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
 use super::*;
@@ -50,18 +51,18 @@ fn story(seed: u64) -> Vec<(u64, Result<(), DiskError>)> {
     for token in 0..400 {
         let at_once = disk.submit(Token(token), Op::Read, ONE, None);
         ended.extend(at_once.map(|done| (done.token.0, done.result)));
-        disk.poll(&mut done);
+        disk.poll(Nanos::ZERO, &mut done);
         ended.extend(done.drain(..).map(|done| (done.token.0, done.result)));
     }
     for _ in 0..64 {
-        disk.poll(&mut done);
+        disk.poll(Nanos::ZERO, &mut done);
         ended.extend(done.drain(..).map(|done| (done.token.0, done.result)));
     }
     assert_eq!(disk.in_flight() as u64, control.injected(Fault::Drop), "only the dropped are left");
-    assert!(!disk.poll(&mut done), "nothing to do for what is dropped");
+    assert!(!disk.poll(Nanos::ZERO, &mut done), "nothing to do for what is dropped");
     control.release_dropped();
     for _ in 0..64 {
-        disk.poll(&mut done);
+        disk.poll(Nanos::ZERO, &mut done);
         ended.extend(done.drain(..).map(|done| (done.token.0, done.result)));
     }
     assert_eq!(disk.in_flight(), 0);
@@ -114,7 +115,7 @@ fn a_delayed_write_takes_effect_before_or_after_the_delay_but_before_its_end() {
             late += 1
         }
         let mut done = Vec::with_capacity(1);
-        let polls = (1..=4).find(|_| disk.poll(&mut done) && !done.is_empty());
+        let polls = (1..=4).find(|_| disk.poll(Nanos::ZERO, &mut done) && !done.is_empty());
         assert!(polls.is_some(), "ends within 4 polls");
         assert_eq!(done[0].token.0, u64::from(fill));
         assert_eq!(fill_of(&mut *disk, ONE), fill);
@@ -191,7 +192,7 @@ fn what_the_disk_does_itself_fails_as_its_parts_do_and_is_held() {
     assert_eq!((done.result, disk.in_flight()), (Err(DiskError::Internal), 1));
     control.release_dropped();
     let mut done = Vec::with_capacity(1);
-    assert!(disk.poll(&mut done));
+    assert!(disk.poll(Nanos::ZERO, &mut done));
     assert_eq!((done[0].token, done[0].result), (Token(0), Ok(())));
 }
 
@@ -204,11 +205,11 @@ fn a_dropped_compare_and_write_ends_when_it_is_released() {
     assert!(disk.compare_and_write(Token(4), ONE, Buf::zeroes(4096), data).is_none());
     let mut done = Vec::with_capacity(4);
     for _ in 0..100 {
-        assert!(!disk.poll(&mut done) && done.is_empty());
+        assert!(!disk.poll(Nanos::ZERO, &mut done) && done.is_empty());
     }
     assert_eq!(disk.in_flight(), 1);
     control.release_dropped();
-    assert!(disk.poll(&mut done));
+    assert!(disk.poll(Nanos::ZERO, &mut done));
     assert_eq!((done[0].token, done[0].result, disk.in_flight()), (Token(4), Ok(()), 0));
     assert_eq!(fill_of(&mut *disk, ONE), 8);
 }
@@ -222,7 +223,7 @@ fn reordered_commands_end_in_an_order_that_the_seed_draws() {
             assert!(disk.submit(Token(token), Op::Read, ONE, None).is_none());
         }
         let mut done = Vec::with_capacity(8);
-        assert!(disk.poll(&mut done));
+        assert!(disk.poll(Nanos::ZERO, &mut done));
         done.iter().map(|done| done.token.0).collect::<Vec<_>>()
     };
     let orders: std::collections::HashSet<_> = (0..20).map(order).collect();
@@ -239,7 +240,7 @@ fn what_does_not_fit_the_list_of_done_comes_in_the_next_poll() {
     }
     let mut done = Vec::with_capacity(2);
     for expected in [2, 2, 1] {
-        assert!(disk.poll(&mut done));
+        assert!(disk.poll(Nanos::ZERO, &mut done));
         assert_eq!((done.len(), done.capacity()), (expected, 2));
         done.clear();
     }

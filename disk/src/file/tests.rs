@@ -1,5 +1,6 @@
 //! Tests of the file disk; the model test of all kinds is in `testing::model`.
 
+use spindle_reactor::clock::Nanos;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -408,7 +409,7 @@ fn a_core_does_not_clear_a_guard_over_its_own_write_in_flight() {
     assert!(!holder.is_clear(&mut hold));
     let mut done = Vec::with_capacity(1);
     for _ in 0..1_000_000_000u64 {
-        writer.poll(&mut done);
+        writer.poll(Nanos::ZERO, &mut done);
         if !done.is_empty() {
             break;
         }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 
@@ -383,7 +384,7 @@ impl<M: Medium> Disk for MediumCore<M> {
         None
     }
 
-    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+    fn poll(&mut self, _now: Nanos, done: &mut Vec<Done>) -> bool {
         self.send();
         let mut is_busy = self.collect();
         self.step_gate();

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 use super::guard::Guard;
@@ -107,7 +108,7 @@ fn only_what_was_to_be_durable_is_told_to_the_medium() {
     let end = |core: &mut MediumCore<Failing>| -> Done {
         let mut done = Vec::with_capacity(1);
         while done.is_empty() {
-            core.poll(&mut done);
+            core.poll(Nanos::ZERO, &mut done);
         }
         done.remove(0)
     };
@@ -220,7 +221,7 @@ fn a_write_with_fua_that_is_told_of_an_older_loss_does_not_hide_it_from_the_next
             let mut done = Vec::with_capacity(1);
             done.extend(core.submit(Token(1), op, range, buf));
             while done.is_empty() {
-                core.poll(&mut done);
+                core.poll(Nanos::ZERO, &mut done);
             }
             done.remove(0)
         };

@@ -12,6 +12,7 @@ use nvme_spec::identify::{IdentifyController, IdentifyNamespace};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::FromZeros;
 use rustix::io::Errno;
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::uring::{PassCommand, PassDone, PassError};
 
@@ -404,7 +405,7 @@ fn a_ring_that_breaks_ends_everything_as_gone() {
         assert!(core.submit(crate::Token(token), Op::Read, range, context.pool.take(4096)).is_none());
     }
     let mut done = Vec::with_capacity(8);
-    core.poll(&mut done);
+    core.poll(Nanos::ZERO, &mut done);
     assert_eq!(done.len(), 6);
     assert!(done.iter().all(|done| done.result == Err(DiskError::Gone)));
     let refused = core.submit(crate::Token(9), Op::Flush, range, None).expect("at once");

@@ -1,5 +1,6 @@
 //! Tests of the RAM disk that need its insides; the model test of all kinds is in `tests/model.rs`.
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pool, ZoneSpec};
 
 use super::*;
@@ -40,7 +41,7 @@ fn drain(disk: &mut RamCore, turns_max: u32) -> (u32, Vec<u64>) {
     let mut turns = 0;
     while disk.in_flight() > 0 {
         assert!(turns < turns_max, "not done after {turns} turns");
-        assert!(disk.poll(&mut done));
+        assert!(disk.poll(Nanos::ZERO, &mut done));
         turns += 1;
     }
     assert!(done.iter().all(|done| done.result == Ok(())));
@@ -101,11 +102,11 @@ fn a_long_zeroing_of_a_submitter_that_is_gone_stops() {
     let (gone, other) = (Token(7 << 32 | 1), Token(8 << 32 | 1));
     assert!(disk.submit(gone, Op::Deallocate, whole, None).is_none());
     let mut done = Vec::with_capacity(4);
-    assert!(disk.poll(&mut done));
+    assert!(disk.poll(Nanos::ZERO, &mut done));
     assert!(disk.submit(other, Op::Deallocate, BlockRange { lba: 15 * 2048, blocks: 2048 }, None).is_none());
     assert_eq!((disk.forget(Owner(7)), disk.forget(Owner(9))), (1, 0));
     while disk.in_flight() > 0 {
-        assert!(disk.poll(&mut done));
+        assert!(disk.poll(Nanos::ZERO, &mut done));
     }
     let ended: Vec<_> = done.iter().map(|done| (done.token, done.result)).collect();
     assert_eq!(ended, [(gone, Err(DiskError::Cancelled)), (other, Ok(()))]);
@@ -122,14 +123,14 @@ fn a_full_list_of_done_stops_the_turn_and_is_not_grown() {
         assert!(disk.submit(Token(token), Op::Deallocate, range, None).is_none());
     }
     let mut done = Vec::with_capacity(2);
-    assert!(disk.poll(&mut done));
+    assert!(disk.poll(Nanos::ZERO, &mut done));
     assert_eq!((done.len(), done.capacity(), disk.in_flight()), (2, 2, 1));
-    assert!(disk.poll(&mut done));
+    assert!(disk.poll(Nanos::ZERO, &mut done));
     assert_eq!((done.len(), done.capacity(), disk.in_flight()), (2, 2, 1));
     done.clear();
-    assert!(disk.poll(&mut done));
+    assert!(disk.poll(Nanos::ZERO, &mut done));
     assert_eq!((done.len(), disk.in_flight()), (1, 0));
-    assert!(!disk.poll(&mut done));
+    assert!(!disk.poll(Nanos::ZERO, &mut done));
 }
 
 #[test]
@@ -139,10 +140,10 @@ fn a_ragged_zeroing_waits_for_a_frame() {
     let mut held: Vec<Buf> = std::iter::from_fn(|| disk.take(BlockRange { lba: 0, blocks: 8 })).collect();
     assert!(disk.submit(Token(4), Op::Deallocate, BlockRange { lba: 2, blocks: 3 }, None).is_none());
     let mut done = Vec::with_capacity(1);
-    assert!(disk.poll(&mut done));
+    assert!(disk.poll(Nanos::ZERO, &mut done));
     assert!(done.is_empty(), "no frame is free");
     held.pop();
-    assert!(disk.poll(&mut done));
+    assert!(disk.poll(Nanos::ZERO, &mut done));
     assert_eq!(done.len(), 1);
     assert!(reads_as(&mut disk, 0, 2, 9) && reads_as(&mut disk, 2, 3, 0) && reads_as(&mut disk, 5, 3, 9));
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 use crate::{
@@ -113,8 +114,8 @@ impl Disk for AbleCore {
         Some(Done { buf: None, ..done })
     }
 
-    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
-        self.0.poll(done)
+    fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
+        self.0.poll(now, done)
     }
 
     fn forget(&mut self, owner: Owner) -> usize {

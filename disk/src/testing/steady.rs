@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use spindle_reactor::alloc_count::allocations_here;
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages};
 
 use super::{TempPath, pool};
@@ -37,7 +38,7 @@ fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, block
     // A flush of a file takes as long as the file system and its disk take.
     let begun = Instant::now();
     while left > 0 && begun.elapsed() < TIME_MAX {
-        disk.poll(done);
+        disk.poll(Nanos::ZERO, done);
         left -= done.len() as u64;
         done.clear();
         std::thread::yield_now();

@@ -23,6 +23,7 @@ use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_disk::guard;
 use spindle_disk::{Abilities, BlockRange, Disk, DiskError, Done, Geometry, Op, Owner, Token};
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 
@@ -608,7 +609,7 @@ impl Disk for NvmeCore {
         self.submit_swap(token, range, expected, data)
     }
 
-    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+    fn poll(&mut self, _now: Nanos, done: &mut Vec<Done>) -> bool {
         let word = self.member.word();
         if word != self.word {
             self.obey(word);

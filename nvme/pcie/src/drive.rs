@@ -348,6 +348,7 @@ mod tests {
     use crate::emulator::{Emulator, EmulatorSpec};
     use crate::member::Order;
     use spindle_disk::{BlockRange, Disk, Op, Token};
+    use spindle_reactor::clock::Nanos;
     use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
     /// Steps the emulator beside the managers.
@@ -391,7 +392,7 @@ mod tests {
         let place = shared.state().guard(1).join().expect("a line");
         let mut core = NvmeCore::new(Arc::clone(&member), shared, namespace, disk.rules, place);
         assert!(!member.has_answered());
-        core.poll(&mut Vec::with_capacity(4));
+        core.poll(Nanos::ZERO, &mut Vec::with_capacity(4));
         assert!(member.has_answered(), "or the manager waits for ever, and the requests with it");
     }
 
@@ -410,7 +411,7 @@ mod tests {
         done.extend(core.submit(Token(1), Op::Read, BlockRange { lba: 0, blocks }, buf));
         while done.is_empty() {
             assert!(Instant::now() < end, "it was not served");
-            core.poll(&mut done);
+            core.poll(Nanos::ZERO, &mut done);
             std::thread::yield_now();
         }
         done.clear();

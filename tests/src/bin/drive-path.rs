@@ -9,6 +9,7 @@
 use spindle_disk::{BlockRange, Disk, Done, Op, Token};
 use spindle_nvme_pcie::Settings;
 use spindle_nvme_pcie::emulator::EmulatorSpec;
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_tests::drive::world::World;
 
@@ -23,7 +24,7 @@ fn counted_submit(disk: &mut dyn Disk, token: Token, op: Op, range: BlockRange, 
 
 #[inline(never)]
 fn counted_poll(disk: &mut dyn Disk, done: &mut Vec<Done>) {
-    disk.poll(done);
+    disk.poll(Nanos::ZERO, done);
 }
 
 fn main() {

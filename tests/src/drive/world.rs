@@ -5,6 +5,7 @@ use std::sync::Arc;
 use spindle_disk::{CoreContext, Disk, DiskSource, Done};
 use spindle_nvme_pcie::emulator::{Emulator, EmulatorSpec};
 use spindle_nvme_pcie::{Drive, Manager, NvmeDisk, Settings};
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
 /// Most ends that a poll brings.
@@ -97,7 +98,7 @@ impl World {
     /// A poll of one core: what has ended.
     pub fn poll(&mut self, index: usize) -> std::vec::Drain<'_, Done> {
         if let Some(disk) = self.cores.get_mut(index).and_then(|core| core.disk.as_mut()) {
-            disk.poll(&mut self.done);
+            disk.poll(Nanos::ZERO, &mut self.done);
         }
         self.done.drain(..)
     }

@@ -6,6 +6,7 @@ use spindle_disk::{
     Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, Owner,
     ResizeError, Token, Usage,
 };
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 /// What a disk was asked to do.
@@ -169,8 +170,8 @@ impl Disk for ProbeCore {
         self.inner.copy(token, from, to, fua)
     }
 
-    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
-        self.inner.poll(done)
+    fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
+        self.inner.poll(now, done)
     }
 
     fn forget(&mut self, owner: Owner) -> usize {

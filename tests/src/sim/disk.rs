@@ -6,6 +6,7 @@ use spindle_disk::{
     Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, Owner,
     ResizeError, Token, Usage,
 };
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 /// A disk that reads into and writes from the pool's buffers.
@@ -145,7 +146,7 @@ impl Disk for PoolCore {
         Some(Done { token, result, buf: Some(data) })
     }
 
-    fn poll(&mut self, _done: &mut Vec<Done>) -> bool {
+    fn poll(&mut self, _now: Nanos, _done: &mut Vec<Done>) -> bool {
         false
     }
 

@@ -9,6 +9,7 @@ use spindle_disk::{
     Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, Owner,
     ResizeError, Token, Usage,
 };
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 use super::history::Left;
@@ -479,7 +480,7 @@ impl Disk for MediumCore {
         self.begin(Running { token, call, first, left, fails_after: None, buf, expected, not_before: 0 })
     }
 
-    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
+    fn poll(&mut self, _now: Nanos, done: &mut Vec<Done>) -> bool {
         self.polls += 1;
         lock(&self.state).do_late(&self.spec);
         let count = self.running.len();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{Abilities, BlockRange, CoreContext, DiskSource, Op, Token};
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool};
 
 use super::history::{History, Left, NEVER, Time, What};
@@ -168,7 +169,7 @@ impl Place {
                     if !done.is_empty() {
                         break;
                     }
-                    disk.poll(&mut done);
+                    disk.poll(Nanos::ZERO, &mut done);
                 }
                 let done = done.pop().expect("an answer");
                 let buf = done.buf.filter(|_| done.result.is_ok()).expect("the content");

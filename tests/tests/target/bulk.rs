@@ -10,6 +10,7 @@ use spindle_disk::{
     BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, Owner, ResizeError, Token,
     Usage,
 };
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target::counters::IoTotals;
 use spindle_target::qpair::request::State;
@@ -593,8 +594,8 @@ impl Disk for KeepingCore {
         Some(Done { buf: None, ..done })
     }
 
-    fn poll(&mut self, done: &mut Vec<Done>) -> bool {
-        self.0.poll(done)
+    fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
+        self.0.poll(now, done)
     }
 
     fn forget(&mut self, owner: Owner) -> usize {

@@ -1,5 +1,6 @@
 //! What goes wrong with commands and with the controller: time-outs, Aborts, resets, giving up.
 
+use spindle_reactor::clock::Nanos;
 use std::time::Duration;
 
 use nvme_spec::Status;
@@ -281,7 +282,7 @@ pub(super) fn turns(world: &mut World, core: &mut dyn Disk, count: u64) -> Vec<D
     let mut done = Vec::with_capacity(16);
     for _ in 0..count {
         world.turn();
-        core.poll(&mut done);
+        core.poll(Nanos::ZERO, &mut done);
     }
     done
 }

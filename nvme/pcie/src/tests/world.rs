@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Op, Owner, Token};
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
 use crate::drive::Drive;
@@ -192,7 +193,7 @@ impl World {
         self.emulator.step();
         for (index, core) in self.cores.iter_mut().enumerate() {
             if has_turn(index) {
-                core.poll(&mut self.done);
+                core.poll(Nanos::ZERO, &mut self.done);
             }
         }
     }
