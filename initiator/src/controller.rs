@@ -10,6 +10,7 @@
 
 mod admin;
 mod bring_up;
+mod opening;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -26,6 +27,8 @@ use crate::error::{Error, Loss};
 use crate::namespace::Namespace;
 use crate::options::{Options, Target};
 use crate::qpair::{Qpair, Ticket};
+
+pub use opening::{Association, Opening};
 
 /// Entries of the admin queue: the least that every controller grants (ASQSZ), and what Linux asks for.
 const ADMIN_ENTRIES: u16 = 32;

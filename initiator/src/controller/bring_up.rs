@@ -3,22 +3,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use nvme_spec::Sqe;
-use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, ConnectResult};
 use nvme_spec::feature::{AsyncEventConfig, FeatureId, NumberOfQueues};
 use nvme_spec::identify::{IdentifyController, Oaes};
 use nvme_spec::register::{self, Cap, Cc, Csts, ShutdownNotification, ShutdownStatus, Vs};
-use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::clock::{Clock, Nanos};
-use spindle_reactor::mem::Pool;
-use spindle_transport::host::HostData;
 
-use super::admin::{execute, succeeded};
+use super::opening::{Connecting, Opening};
 use super::{ADMIN_ENTRIES, Controller, KeepAlive, admin_pool};
 use crate::error::Error;
-use crate::link::{Link, QueueName};
+use crate::link::QueueName;
 use crate::options::{OnLoss, Options, Target};
-use crate::qpair::Qpair;
 use crate::queue::IoQueue;
 
 /// CC as Linux writes it: entries of 64 and 16 bytes, the NVM command set, 4 KiB pages.
@@ -32,13 +26,12 @@ const LOOK_PERIODS: (Duration, Duration) = (Duration::from_micros(50), Duration:
 pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
     let pool = admin_pool()?;
     let depth = ADMIN_ENTRIES - 1;
-    let link = Link::open(target, options, QueueName { qid: 0, cntlid: 0, depth })?;
     // An admin queue has its own watch (keep alive), and an event request is outstanding for as long as
     // nothing happens.
     let admin_options =
         Options { command_timeout: None, on_loss: OnLoss::Report, batch_bytes: 16 << 10, ..options.clone() };
-    let mut admin = Qpair::new(link, depth, &admin_options);
-    let cntlid = connect_queue(&mut admin, &pool, target, options, (0, CNTLID_DYNAMIC))?;
+    let name = QueueName { qid: 0, cntlid: 0, depth };
+    let (admin, cntlid) = Connecting::begin(target, &admin_options, &pool, name, Clock::now())?.finish()?;
     let mut controller = Controller {
         admin,
         pool,
@@ -58,35 +51,6 @@ pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, 
     enable(&mut controller)?;
     configure(&mut controller)?;
     Ok(controller)
-}
-
-/// Connect one queue, on its fresh connection; gives CNTLID.
-fn connect_queue(
-    qpair: &mut Qpair,
-    pool: &Pool,
-    target: &Target,
-    options: &Options,
-    (qid, cntlid): (u16, u16),
-) -> Result<u16, Error> {
-    let step = if qid == 0 { "Connect" } else { "Connect (I/O queue)" };
-    // Entries less one, as the field counts, is the depth: one entry always stays empty.
-    let sqsize_z = u16::try_from(qpair.depth()).unwrap_or(u16::MAX);
-    let kato = if qid == 0 { options.keep_alive_ms } else { 0 };
-    let cattr = ConnectAttributes::new().with_disable_sq_flow_control(options.sq_flow_control_off);
-    let data = ConnectData::new(target.host.id, cntlid, &target.nqn, &target.host.nqn);
-    let bytes = u32::try_from(data.as_bytes().len()).unwrap_or(0);
-    let mut buf = pool.take(bytes).ok_or(Error::Busy { step })?;
-    buf.copy_in(0, data.as_bytes());
-    let sqe = Sqe::connect(0, qid, sqsize_z, kato, cattr);
-    let completion = execute(qpair, step, sqe, HostData::ToController(buf), options.connect_timeout)?;
-    let result = ConnectResult::from_bits(succeeded(step, &completion)?.result_u32());
-    if result.authentication_transaction_required() || result.secure_channel_required() {
-        return Err(Error::Authentication);
-    }
-    if qid != 0 && result.cntlid() != cntlid {
-        return Err(Error::Answer { step, what: "it names another controller" });
-    }
-    Ok(result.cntlid())
 }
 
 fn enable(controller: &mut Controller) -> Result<(), Error> {
@@ -173,14 +137,7 @@ impl Controller {
     /// # Errors
     /// As there.
     pub fn connect_queue_of(&mut self, qid: u16, depth: u16) -> Result<IoQueue, Error> {
-        let high = self.depth_max();
-        in_range("commands outstanding", depth, 1, high)?;
-        in_range("I/O queues", qid, 1, self.queues_granted)?;
-        let link = Link::open(&self.target, &self.options, QueueName { qid, cntlid: self.cntlid, depth })?;
-        let mut qpair = Qpair::new(link, depth, &self.options);
-        connect_queue(&mut qpair, &self.pool, &self.target, &self.options, (qid, self.cntlid))?;
-        qpair.link_mut().set_offered(&self.identify, self.options.in_capsule_bytes_max);
-        Ok(IoQueue::new(qpair, qid, self.transfer_bytes_max()))
+        Opening::begin(&self.association(), &self.pool, qid, depth, Clock::now())?.finish()
     }
 
     /// Give a queue whose connection ended a new one, to this controller. Commands that it holds are sent
@@ -198,7 +155,8 @@ impl Controller {
     }
 }
 
-fn in_range(field: &'static str, value: u16, low: u16, high: u16) -> Result<(), Error> {
+/// Refuse what is not.
+pub(super) fn in_range(field: &'static str, value: u16, low: u16, high: u16) -> Result<(), Error> {
     if (low..=high).contains(&value) {
         return Ok(());
     }

@@ -23,8 +23,8 @@ use crate::error::{Error, Loss};
 use crate::options::{Options, Target};
 use crate::qpair::Why;
 
-use rdma::RdmaLink;
-use tcp::TcpLink;
+use rdma::{RdmaLink, RdmaOpening};
+use tcp::{TcpLink, TcpOpening};
 
 /// Which queue a connection is for. RDMA tells it when it connects.
 #[derive(Debug, Clone, Copy)]
@@ -55,15 +55,51 @@ pub(crate) enum Link {
     Rdma(Box<RdmaLink>),
 }
 
-impl Link {
-    /// Connect, and wait until commands can be submitted.
-    pub(crate) fn open(target: &Target, options: &Options, name: QueueName) -> Result<Link, Error> {
-        match target.transport {
-            TransportKind::Tcp => TcpLink::open(target.address, options, name.depth).map(Link::Tcp),
-            TransportKind::Rdma => Ok(Link::Rdma(Box::new(RdmaLink::open(target.address, options, name)?))),
+/// A connection that is being made, in steps that do not wait.
+pub(crate) enum LinkOpening {
+    Tcp(Box<TcpOpening>),
+    Rdma(Box<RdmaOpening>),
+}
+
+impl LinkOpening {
+    /// Begin to connect.
+    pub(crate) fn begin(target: &Target, options: &Options, name: QueueName) -> Result<LinkOpening, Error> {
+        let address = target.address;
+        Ok(match target.transport {
+            TransportKind::Tcp => {
+                LinkOpening::Tcp(Box::new(TcpOpening::begin(address, options, name.depth)?))
+            }
+            TransportKind::Rdma => LinkOpening::Rdma(Box::new(RdmaOpening::begin(address, options, name)?)),
+        })
+    }
+
+    /// What is waited for.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            LinkOpening::Tcp(opening) => opening.name(),
+            LinkOpening::Rdma(opening) => opening.name(),
         }
     }
 
+    /// On, as far as it goes at once. The link when commands can be submitted; nothing is left to do then, nor
+    /// after an error.
+    pub(crate) fn step(&mut self) -> Result<Option<Link>, Error> {
+        Ok(match self {
+            LinkOpening::Tcp(opening) => opening.step()?.map(Link::Tcp),
+            LinkOpening::Rdma(opening) => opening.step()?.map(|link| Link::Rdma(Box::new(link))),
+        })
+    }
+
+    /// Sleep until the next step may go on, at most `timeout`; it may return early.
+    pub(crate) fn wait_io(&self, timeout: Duration) {
+        match self {
+            LinkOpening::Tcp(opening) => opening.wait_io(timeout),
+            LinkOpening::Rdma(opening) => opening.wait_io(timeout),
+        }
+    }
+}
+
+impl Link {
     /// Queue a command; it leaves with the next [`Link::send`] or [`Link::turn`].
     #[inline]
     pub(crate) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Why, HostData)> {

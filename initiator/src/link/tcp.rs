@@ -48,12 +48,90 @@ pub(crate) struct TcpLink {
     expects: Expectation,
 }
 
-impl TcpLink {
-    /// Connect the socket, say hello and wait for the answer.
-    pub(super) fn open(address: SocketAddr, options: &Options, depth: u16) -> Result<TcpLink, Error> {
+/// A connection that is being made, in steps that do not wait.
+#[derive(Debug)]
+pub(crate) struct TcpOpening {
+    address: SocketAddr,
+    options: Options,
+    depth: u16,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    /// The socket connects.
+    Socket(Socket),
+    /// ICReq is on its way; 128 bytes come.
+    Hello(TcpLink, RxBatch),
+    /// There is no more to do: it was given out, or has failed.
+    Over,
+}
+
+impl TcpOpening {
+    /// Begin to connect the socket.
+    pub(super) fn begin(address: SocketAddr, options: &Options, depth: u16) -> Result<TcpOpening, Error> {
         let failed = |source| Error::Connect { address, source };
-        let socket = Socket::connect(address, options.connect_timeout).map_err(failed)?;
-        configure(&socket, options).map_err(failed)?;
+        let socket = Socket::begin_connect(address).map_err(failed)?;
+        Ok(TcpOpening { address, options: options.clone(), depth, step: Step::Socket(socket) })
+    }
+
+    /// What is waited for.
+    pub(super) fn name(&self) -> &'static str {
+        match self.step {
+            Step::Socket(_) => "TCP",
+            Step::Hello(..) | Step::Over => "ICReq",
+        }
+    }
+
+    /// On, as far as it goes at once. The link when commands can be submitted.
+    pub(super) fn step(&mut self) -> Result<Option<TcpLink>, Error> {
+        match std::mem::replace(&mut self.step, Step::Over) {
+            Step::Socket(socket) => {
+                let failed = |source| Error::Connect { address: self.address, source };
+                if !socket.is_connected().map_err(failed)? {
+                    self.step = Step::Socket(socket);
+                    return Ok(None);
+                }
+                configure(&socket, &self.options).map_err(failed)?;
+                let link = TcpLink::new(socket, &self.options, self.depth);
+                self.hello(link, RxBatch::new(BEHIND_DIRECT_BYTES))
+            }
+            Step::Hello(link, batch) => self.hello(link, batch),
+            Step::Over => Ok(None),
+        }
+    }
+
+    fn hello(&mut self, mut link: TcpLink, mut batch: RxBatch) -> Result<Option<TcpLink>, Error> {
+        let mut why = None;
+        link.turn(&mut batch, |event, _| {
+            if let LinkEvent::Closed(loss) = event {
+                why = Some(loss);
+            }
+        });
+        if let Some(loss) = why {
+            return Err(Error::Lost { step: "ICReq", loss });
+        }
+        if link.conn.limits().is_some() {
+            return Ok(Some(link));
+        }
+        self.step = Step::Hello(link, batch);
+        Ok(None)
+    }
+
+    /// Sleep until the next step may go on, at most `timeout`; it may return early.
+    pub(super) fn wait_io(&self, timeout: Duration) {
+        match &self.step {
+            // What is wrong is said by the next step.
+            Step::Socket(socket) => drop(socket.wait_writable(timeout)),
+            Step::Hello(link, _) => link.wait_io(timeout),
+            Step::Over => {}
+        }
+    }
+}
+
+impl TcpLink {
+    /// On a connected socket, with its first words to be sent.
+    fn new(socket: Socket, options: &Options, depth: u16) -> TcpLink {
         let config = HostConfig {
             header_digest: options.header_digest,
             data_digest: options.data_digest,
@@ -64,42 +142,8 @@ impl TcpLink {
         };
         let mut conn = Conn::new(config, Clock::now());
         conn.connect();
-        let mut link = TcpLink {
-            socket,
-            conn,
-            cause: None,
-            is_full: false,
-            is_shut: false,
-            expects: Expectation::default(),
-        };
-        link.wait_until_ready(options.connect_timeout)?;
-        Ok(link)
-    }
-
-    fn wait_until_ready(&mut self, timeout: Duration) -> Result<(), Error> {
-        let step = "ICReq";
-        let deadline = Clock::now() + Nanos::from(timeout);
-        // 128 bytes come: ICResp.
-        let mut batch = RxBatch::new(BEHIND_DIRECT_BYTES);
-        loop {
-            let mut why = None;
-            self.turn(&mut batch, |event, _| {
-                if let LinkEvent::Closed(loss) = event {
-                    why = Some(loss);
-                }
-            });
-            if let Some(loss) = why {
-                return Err(Error::Lost { step, loss });
-            }
-            if self.conn.limits().is_some() {
-                return Ok(());
-            }
-            let now = Clock::now();
-            if now >= deadline {
-                return Err(Error::TimedOut { step, after: timeout });
-            }
-            self.wait_io((deadline - now).as_duration());
-        }
+        let expects = Expectation::default();
+        TcpLink { socket, conn, cause: None, is_full: false, is_shut: false, expects }
     }
 
     /// Queue a command; it leaves with the next [`TcpLink::send`] or [`TcpLink::turn`].

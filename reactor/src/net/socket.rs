@@ -63,15 +63,42 @@ impl Socket {
     /// # Errors
     /// The system's; `TimedOut` when there was no answer in time.
     pub fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Socket> {
+        let socket = Socket::begin_connect(address)?;
+        socket.wait_writable(timeout)?;
+        if socket.is_connected()? { Ok(socket) } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
+
+    /// Begin to connect to `address`: bytes go once [`Socket::is_connected`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn begin_connect(address: SocketAddr) -> io::Result<Socket> {
         let fd = stream_socket(&address)?;
         match connect(&fd, &address) {
             // A connect that a signal interrupts goes on in the background, as one that would wait.
-            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(Socket { fd }),
+            Err(errno) => Err(errno.into()),
         }
-        wait_until_writable(&fd, timeout)?;
-        sockopt::socket_error(&fd)??;
-        Ok(Socket { fd })
+    }
+
+    /// What was begun has succeeded. A failure is told once.
+    ///
+    /// # Errors
+    /// The system's: there is nobody, or he refused.
+    pub fn is_connected(&self) -> io::Result<bool> {
+        if !is_writable(&self.fd, Duration::ZERO)? {
+            return Ok(false);
+        }
+        sockopt::socket_error(&self.fd)??;
+        Ok(true)
+    }
+
+    /// Wait until there is room for bytes, or the connection has failed, at most `timeout`. True when so.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn wait_writable(&self, timeout: Duration) -> io::Result<bool> {
+        is_writable(&self.fd, timeout)
     }
 
     /// Receive into `to`.
@@ -234,14 +261,13 @@ fn sent(result: Result<usize, Errno>) -> Sent {
     }
 }
 
-fn wait_until_writable(fd: &OwnedFd, timeout: Duration) -> io::Result<()> {
+fn is_writable(fd: &OwnedFd, timeout: Duration) -> io::Result<bool> {
     let start = Instant::now();
     loop {
         let left = timeout.saturating_sub(start.elapsed());
         let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::from(i32::MAX), tv_nsec: 0 });
         match poll(&mut [PollFd::new(fd, PollFlags::OUT)], Some(&left)) {
-            Ok(0) => return Err(io::Error::from(io::ErrorKind::TimedOut)),
-            Ok(_) => return Ok(()),
+            Ok(count) => return Ok(count > 0),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }

@@ -1,4 +1,4 @@
-//! Connecting over RDMA, step by step, each with its time.
+//! Connecting over RDMA, step by step. No step waits for the other side; memory of the queue is registered in one.
 //!
 //! ```text
 //!   address ─ which device leads there ─> route ─> queue pair, receives posted ─> connect ─> Established
@@ -12,16 +12,17 @@ use nvme_spec::rdma::{CmAccept, CmReject, CmRequest};
 use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_rdma::host::ENTRY_BYTES;
+use spindle_rdma::registration::Limits as RegistrationLimits;
 use spindle_rdma_verbs::{
     Access, CmChannel, CmEvent, CmEventKind, CmId, CompletionChannel, CompletionQueue, ConnectParams, Device,
     QueuePair, QueuePairConfig, VerbsError,
 };
-use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
 use super::super::QueueName;
-use super::{Memory, RECEIVE, REPLY_BYTES, REPLY_STRIDE, Verbs};
+use super::{Memory, RECEIVE, REPLY_BYTES, REPLY_STRIDE, RdmaLink, Verbs};
 use crate::error::{Error, RdmaRefusal};
+use crate::options::Options;
 
 /// Bytes that a SEND should carry in itself: a command without a list of descriptors.
 const INLINE_BYTES: u32 = 64;
@@ -34,55 +35,119 @@ const SEND_SPARE: u32 = 16;
 const REJECT_NO_SERVICE: i32 = 8;
 const REJECT_REFUSED: i32 = -111;
 
-/// An attempt.
+/// A connection that is being made, in steps that do not wait.
+pub(crate) struct RdmaOpening {
+    /// First: the queue pair goes before what it uses.
+    step: Step,
+    name: QueueName,
+    registration: RegistrationLimits,
+    /// `None`: it was given out.
+    attempt: Option<Attempt>,
+}
+
+enum Step {
+    /// The address is looked for, and with it the device that leads there.
+    Address,
+    /// The route is.
+    Route,
+    /// The other side is asked.
+    Connect(Box<Made>),
+    /// There is no more to do: it was given out, or has failed.
+    Over,
+}
+
+/// What a connection is made of.
+struct Made {
+    queue_pair: QueuePair,
+    queue: CompletionQueue,
+    completions: CompletionChannel,
+    memory: Memory,
+    device: Arc<Device>,
+}
+
+/// Whom it goes to, and by what.
 struct Attempt {
-    channel: CmChannel,
     id: CmId,
+    channel: CmChannel,
     address: SocketAddr,
     timeout: Duration,
 }
 
-/// Connect to `address` for a queue.
-pub(super) fn connect(
-    address: SocketAddr,
-    timeout: Duration,
-    name: QueueName,
-) -> Result<(Arc<Device>, Verbs), Error> {
-    let failed = |step| move |source| Error::Rdma { address, step, source };
-    let devices = Device::all().map_err(failed("devices"))?;
-    if devices.is_empty() {
-        return Err(Error::NoRdma);
+const CONNECT: &str = "RDMA connect";
+
+impl RdmaOpening {
+    /// Begin to look for the address.
+    pub(in super::super) fn begin(
+        address: SocketAddr,
+        options: &Options,
+        name: QueueName,
+    ) -> Result<RdmaOpening, Error> {
+        let failed = |step| move |source| Error::Rdma { address, step, source };
+        if Device::all().map_err(failed("devices"))?.is_empty() {
+            return Err(Error::NoRdma);
+        }
+        let channel = CmChannel::new().map_err(|_| Error::NoRdma)?;
+        let id = CmId::new(&channel).map_err(failed("identifier"))?;
+        let attempt = Attempt { id, channel, address, timeout: options.connect_timeout };
+        attempt.id.resolve_address(None, address, attempt.timeout).map_err(failed("address"))?;
+        let registration = options.registration;
+        Ok(RdmaOpening { step: Step::Address, name, registration, attempt: Some(attempt) })
     }
-    let channel = CmChannel::new().map_err(|_| Error::NoRdma)?;
-    let id = CmId::new(&channel).map_err(failed("identifier"))?;
-    let attempt = Attempt { channel, id, address, timeout };
-    attempt.id.resolve_address(None, address, timeout).map_err(failed("address"))?;
-    attempt.await_event("RDMA address", CmEventKind::AddressResolved)?;
-    attempt.id.resolve_route(timeout).map_err(failed("route"))?;
-    attempt.await_event("RDMA route", CmEventKind::RouteResolved)?;
-    // A device may be newer than the list.
-    let devices = Device::all().map_err(failed("devices"))?;
-    let device = Arc::clone(attempt.id.device(&devices).ok_or(Error::NoRdma)?);
-    let (queue_pair, queue, completions, memory) = attempt.make_queue_pair(&device, name)?;
-    let entries = u32::from(name.depth) + 1;
-    let request = CmRequest::new(name.qid, u16::try_from(entries).unwrap_or(u16::MAX), name.cntlid);
-    let parameters = ConnectParams {
-        private_data: request.as_bytes(),
-        // READs of the controller that are served at once; we do none.
-        responder_resources: device.limits().responder_resources,
-        ..ConnectParams::default()
-    };
-    attempt.id.connect(&parameters).map_err(failed("connect"))?;
-    let step = "RDMA connect";
-    let event = attempt.await_event(step, CmEventKind::Established)?;
-    let Some(accept) = CmAccept::parse(&event.private_data) else {
-        return Err(Error::Answer { step, what: "the target's private data is not NVMe's" });
-    };
-    if accept.crqsize() < name.depth {
-        return Err(Error::Answer { step, what: "the target receives fewer commands than the queue holds" });
+
+    /// What is waited for.
+    pub(in super::super) fn name(&self) -> &'static str {
+        match self.step {
+            Step::Address => "RDMA address",
+            Step::Route => "RDMA route",
+            Step::Connect(_) | Step::Over => CONNECT,
+        }
     }
-    let Attempt { channel, id, .. } = attempt;
-    Ok((device, Verbs { queue_pair, queue, completions, memory, id, channel }))
+
+    /// On, as far as it goes at once. The link when commands can be submitted.
+    pub(in super::super) fn step(&mut self) -> Result<Option<RdmaLink>, Error> {
+        let wanted = match self.step {
+            Step::Address => CmEventKind::AddressResolved,
+            Step::Route => CmEventKind::RouteResolved,
+            Step::Connect(_) => CmEventKind::Established,
+            Step::Over => return Ok(None),
+        };
+        let name = self.name();
+        let Some(attempt) = &self.attempt else { return Ok(None) };
+        let Some(event) = attempt.event(name, wanted)? else { return Ok(None) };
+        match std::mem::replace(&mut self.step, Step::Over) {
+            Step::Address => {
+                attempt.id.resolve_route(attempt.timeout).map_err(attempt.failed("route"))?;
+                self.step = Step::Route;
+            }
+            Step::Route => self.step = Step::Connect(Box::new(attempt.connect(self.name)?)),
+            Step::Connect(made) => return self.establish(*made, &event),
+            Step::Over => {}
+        }
+        Ok(None)
+    }
+
+    fn establish(&mut self, made: Made, event: &CmEvent) -> Result<Option<RdmaLink>, Error> {
+        let Some(accept) = CmAccept::parse(&event.private_data) else {
+            return Err(Error::Answer { step: CONNECT, what: "the target's private data is not NVMe's" });
+        };
+        if accept.crqsize() < self.name.depth {
+            let what = "the target receives fewer commands than the queue holds";
+            return Err(Error::Answer { step: CONNECT, what });
+        }
+        let Made { queue_pair, queue, completions, memory, device } = made;
+        let Some(Attempt { id, channel, .. }) = self.attempt.take() else { return Ok(None) };
+        let verbs = Verbs { queue_pair, queue, completions, memory, id, channel };
+        Ok(Some(RdmaLink::new(verbs, &device, self.registration, self.name.depth)))
+    }
+
+    /// Sleep until the next step may go on, at most `timeout`; it may return early.
+    pub(in super::super) fn wait_io(&self, timeout: Duration) {
+        let timeout = Timespec::try_from(timeout).ok();
+        if let Some(attempt) = &self.attempt {
+            // An error ends the wait early; the next event says what it is.
+            let _ = poll(&mut [PollFd::new(&attempt.channel, PollFlags::IN)], timeout.as_ref());
+        }
+    }
 }
 
 impl Attempt {
@@ -91,24 +156,33 @@ impl Attempt {
         move |source| Error::Rdma { address, step, source }
     }
 
-    /// The next event of the connection, which is to be of this kind.
-    fn await_event(&self, step: &'static str, wanted: CmEventKind) -> Result<CmEvent, Error> {
-        let deadline = Clock::now() + Nanos::from(self.timeout);
-        loop {
-            if let Some(event) = self.channel.next_event().map_err(self.failed(step))? {
-                if event.id != self.id.token() {
-                    continue;
-                }
-                return if event.kind == wanted { Ok(event) } else { Err(self.refusal(step, &event)) };
+    /// The next event of the connection, if there is one; it is to be of this kind.
+    fn event(&self, step: &'static str, wanted: CmEventKind) -> Result<Option<CmEvent>, Error> {
+        while let Some(event) = self.channel.next_event().map_err(self.failed(step))? {
+            if event.id != self.id.token() {
+                continue;
             }
-            let now = Clock::now();
-            if now >= deadline {
-                return Err(Error::TimedOut { step, after: self.timeout });
-            }
-            let left = Timespec::try_from((deadline - now).as_duration()).ok();
-            // An error ends the wait early; the next event says what it is.
-            let _ = poll(&mut [PollFd::new(&self.channel, PollFlags::IN)], left.as_ref());
+            return if event.kind == wanted { Ok(Some(event)) } else { Err(self.refusal(step, &event)) };
         }
+        Ok(None)
+    }
+
+    /// The route is known, and the device: make the queue pair, and ask the other side.
+    fn connect(&self, name: QueueName) -> Result<Made, Error> {
+        // A device may be newer than the list of the beginning.
+        let devices = Device::all().map_err(self.failed("devices"))?;
+        let device = Arc::clone(self.id.device(&devices).ok_or(Error::NoRdma)?);
+        let made = self.make_queue_pair(device, name)?;
+        let entries = u32::from(name.depth) + 1;
+        let request = CmRequest::new(name.qid, u16::try_from(entries).unwrap_or(u16::MAX), name.cntlid);
+        let parameters = ConnectParams {
+            private_data: request.as_bytes(),
+            // READs of the controller that are served at once; we do none.
+            responder_resources: made.device.limits().responder_resources,
+            ..ConnectParams::default()
+        };
+        self.id.connect(&parameters).map_err(self.failed("connect"))?;
+        Ok(made)
     }
 
     /// What an event says that was not hoped for.
@@ -137,11 +211,7 @@ impl Attempt {
     }
 
     /// Everything that the connection needs, with all receives posted.
-    fn make_queue_pair(
-        &self,
-        device: &Arc<Device>,
-        name: QueueName,
-    ) -> Result<(QueuePair, CompletionQueue, CompletionChannel, Memory), Error> {
+    fn make_queue_pair(&self, device: Arc<Device>, name: QueueName) -> Result<Made, Error> {
         let limits = device.limits();
         let entries = u32::from(name.depth) + 1;
         if entries > limits.send_wr {
@@ -153,10 +223,10 @@ impl Attempt {
             });
         }
         let send_wr = (entries + SEND_SPARE).min(limits.send_wr);
-        let completions = CompletionChannel::new(device).map_err(self.failed("completion channel"))?;
+        let completions = CompletionChannel::new(&device).map_err(self.failed("completion channel"))?;
         // Each queue of a thread on another vector: their sleepers are woken by different interrupts.
         let vector = u32::from(name.qid) % limits.vectors.max(1);
-        let queue = CompletionQueue::new(device, send_wr + entries, vector, Some(&completions))
+        let queue = CompletionQueue::new(&device, send_wr + entries, vector, Some(&completions))
             .map_err(self.failed("completion queue"))?;
         let config = QueuePairConfig {
             send_cq: &queue,
@@ -168,12 +238,12 @@ impl Attempt {
             recv_sge: 1,
             inline_bytes: INLINE_BYTES,
         };
-        let queue_pair = self.id.create_queue_pair(device, &config).map_err(self.failed("queue pair"))?;
-        let memory = self.make_memory(device, name.depth, entries)?;
+        let queue_pair = self.id.create_queue_pair(&device, &config).map_err(self.failed("queue pair"))?;
+        let memory = self.make_memory(&device, name.depth, entries)?;
         let mut queue_pair = queue_pair;
         let receives = (0..entries).map(|index| (RECEIVE | u64::from(index), memory.reply_sge(index)));
         queue_pair.post_receives(receives).map_err(|error| self.failed("receives")(error.error))?;
-        Ok((queue_pair, queue, completions, memory))
+        Ok(Made { queue_pair, queue, completions, memory, device })
     }
 
     /// Memory for heads and replies, registered.

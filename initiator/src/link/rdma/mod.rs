@@ -17,8 +17,8 @@ mod connect;
 mod memory;
 
 use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -26,10 +26,11 @@ use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{SQE_BYTES, Sqe};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_rdma::host::{self, CloseCause, Conn, ENTRY_BYTES, HostConfig, HostEvent, Registered};
+use spindle_rdma::registration::Limits as RegistrationLimits;
 use spindle_rdma::work::{Completion, Op, Work};
 use spindle_rdma_verbs::{
-    CmChannel, CmEventKind, CmId, CompletionChannel, CompletionQueue, MemoryRegion, POLL_BATCH, QueuePair,
-    Sge, VerbsError, WcStatus, WorkCompletion,
+    CmChannel, CmEventKind, CmId, CompletionChannel, CompletionQueue, Device, MemoryRegion, POLL_BATCH,
+    QueuePair, Sge, VerbsError, WcStatus, WorkCompletion,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
@@ -37,11 +38,11 @@ use spindle_reactor::net::{Interest, Readiness};
 use spindle_reactor::slab::Slot;
 use spindle_transport::host::{Host, HostData};
 
-use super::{LinkEvent, QueueName};
-use crate::error::{Error, Loss};
-use crate::options::Options;
+use super::LinkEvent;
+use crate::error::Loss;
 use crate::qpair::Why;
 
+pub(super) use connect::RdmaOpening;
 use memory::Registrations;
 
 /// Bytes of a completion queue entry, and the distance of two: one to a cache line, so that the device does
@@ -106,23 +107,21 @@ pub(crate) struct RdmaLink {
 }
 
 impl RdmaLink {
-    /// Connect, and wait for it.
-    pub(super) fn open(address: SocketAddr, options: &Options, name: QueueName) -> Result<RdmaLink, Error> {
-        let (device, verbs) = connect::connect(address, options.connect_timeout, name)?;
+    fn new(verbs: Verbs, device: &Arc<Device>, registration: RegistrationLimits, depth: u16) -> RdmaLink {
         let config = HostConfig {
-            entries: name.depth,
+            entries: depth,
             send_wr: verbs.queue_pair.send_wr(),
             max_sge: u8::try_from(verbs.queue_pair.send_sge()).unwrap_or(u8::MAX),
             ..HostConfig::default()
         };
-        Ok(RdmaLink {
+        RdmaLink {
             verbs: Some(verbs),
             conn: Conn::new(config),
-            registrations: Registrations::of(&device, options.registration),
+            registrations: Registrations::of(device, registration),
             cause: None,
             is_armed: false,
             next_look: Nanos::ZERO,
-        })
+        }
     }
 
     /// Queue a command.
