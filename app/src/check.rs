@@ -10,6 +10,7 @@ use std::path::Path;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use spindle_disk::medium_id;
+use spindle_initiator::Target;
 use spindle_reactor::run::Idle;
 use uuid::Uuid;
 
@@ -90,7 +91,9 @@ fn medium_of(disk: &DiskPlan) -> Option<String> {
         DiskKind::File { path, .. } | DiskKind::Ng { path, .. } => {
             medium_id::at(path).ok()?.into_iter().next()
         }
-        DiskKind::Ram { .. } | DiskKind::Null | DiskKind::Nvme { .. } => disk.medium_id.clone(),
+        DiskKind::Ram { .. } | DiskKind::Null | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => {
+            disk.medium_id.clone()
+        }
     }
 }
 
@@ -98,6 +101,11 @@ fn describe_disk(disk: &DiskPlan) -> String {
     let (name, kind, bytes) = (&disk.name, disk.kind.name(), Bytes::new(disk.bytes));
     if let DiskKind::Nvme { address, namespace } = &disk.kind {
         return format!("{name}: {kind}, drive at {address}, namespace {namespace}");
+    }
+    if let DiskKind::Remote { target, namespace } = &disk.kind {
+        let Target { transport, address, nqn, host } = &**target;
+        let host = host.nqn;
+        return format!("{name}: {kind}, namespace {namespace} of {nqn} at {transport}:{address}, as {host}");
     }
     if let DiskKind::Ng { path, is_read_only } = &disk.kind {
         let about = if *is_read_only { ", read-only" } else { "" };

@@ -308,6 +308,11 @@ impl IoQueue {
         self.qpair.close();
     }
 
+    /// End the connection at once, without a word: as [`IoQueue::close`], but nothing more leaves.
+    pub fn abandon(&mut self) {
+        self.qpair.fail(Loss::Requested);
+    }
+
     /// Go on over the connection of a queue that was just made; how many held commands are sent again.
     pub(crate) fn attach(&mut self, fresh: IoQueue) -> usize {
         self.transfer_bytes_max = fresh.transfer_bytes_max;

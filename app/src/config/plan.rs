@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
+use spindle_initiator::Target;
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::run::Idle;
@@ -126,7 +127,11 @@ impl DiskPlan {
     pub fn address(&self) -> Option<PciAddress> {
         match self.kind {
             DiskKind::Nvme { address, .. } => Some(address),
-            DiskKind::Ram { .. } | DiskKind::Null | DiskKind::File { .. } | DiskKind::Ng { .. } => None,
+            DiskKind::Ram { .. }
+            | DiskKind::Null
+            | DiskKind::File { .. }
+            | DiskKind::Ng { .. }
+            | DiskKind::Remote { .. } => None,
         }
     }
 }
@@ -168,12 +173,19 @@ pub enum DiskKind {
         /// Which namespace of it.
         namespace: u32,
     },
+    /// A namespace of another target.
+    Remote {
+        /// Its subsystem, and as which host.
+        target: Box<Target>,
+        /// Which namespace of it.
+        namespace: u32,
+    },
 }
 
 impl DiskKind {
     /// True when size and blocks are the drive's own, known when it is open.
     pub fn is_shaped_by_drive(&self) -> bool {
-        matches!(self, DiskKind::Nvme { .. } | DiskKind::Ng { .. })
+        matches!(self, DiskKind::Nvme { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. })
     }
 
     /// Its name in the file.
@@ -184,6 +196,7 @@ impl DiskKind {
             DiskKind::File { .. } => "file",
             DiskKind::Nvme { .. } => "nvme",
             DiskKind::Ng { .. } => "ng",
+            DiskKind::Remote { .. } => "remote",
         }
     }
 }

@@ -380,11 +380,12 @@ static DISK: &[Key] = &[
     ),
     key(
         "kind",
-        Kind::Word(&["ram", "null", "file", "nvme", "ng"]),
+        Kind::Word(&["ram", "null", "file", "nvme", "ng", "remote"]),
         Preset::From("nvme where nvme is given, ng where ng is given; otherwise required"),
         "ram: memory, lost at the end of the process. null: reads as zeroes and forgets writes, for \
          measuring. file: a regular file or a block device. nvme: a drive that this process drives itself, \
-         without the kernel. ng: a drive with the kernel's driver, past its block layer.",
+         without the kernel. ng: a drive with the kernel's driver, past its block layer. remote: a namespace \
+         of another target.",
     ),
     key(
         "nvme",
@@ -397,7 +398,32 @@ static DISK: &[Key] = &[
         "namespace",
         Kind::Integer { min: 1, max: 4_294_967_294 },
         Preset::Is("1"),
-        "nvme: which namespace of the drive.",
+        "nvme, remote: which namespace of the drive or of the other target.",
+    ),
+    key(
+        "address",
+        Kind::Address,
+        Preset::From("remote: required; others have none"),
+        "Where the other target listens. Size and blocks are its namespace's. While it is away commands wait \
+         10 s, then they fail in a way that hosts may repeat.",
+    ),
+    key(
+        "transport",
+        TRANSPORT,
+        Preset::Is("\"tcp\""),
+        "remote: how to speak to it. Over RDMA it writes and reads the memory of this process itself.",
+    ),
+    key(
+        "nqn",
+        Kind::Nqn,
+        Preset::From("remote: required; others have none"),
+        "Its subsystem. One I/O queue for each core of [reactor] is asked for.",
+    ),
+    key(
+        "host_nqn",
+        Kind::Nqn,
+        Preset::From("remote: a name made of /etc/machine-id"),
+        "remote: as which host to connect, for its list of hosts. Two processes need names of their own.",
     ),
     key(
         "ng",

@@ -17,7 +17,9 @@ use nvme_spec::nqn::Nqn;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgFacts, NgSpec};
 use spindle_disk::{DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError, signature};
+use spindle_initiator::Target;
 use spindle_nvme_pcie::{DriveError, PciAddress};
+use spindle_remote::{RemoteDisk, RemoteFacts, RemoteSpec};
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
 
@@ -185,7 +187,11 @@ impl Plan {
         }
         let drives = OpenedDrives::open(drives, new.iter().filter_map(|plan| plan.address()).collect());
         for plan in new {
-            let disk = open(plan, &drives)?;
+            let disk = if let DiskKind::Remote { target, namespace } = &plan.kind {
+                self.open_remote(&plan.name, target, *namespace)
+            } else {
+                open(plan, &drives)?
+            };
             if let Some(disk) = &disk {
                 check_medium(plan, disk, true)?;
             }
@@ -193,6 +199,27 @@ impl Plan {
             disks.extend(disk.map(Some));
         }
         Ok(disks)
+    }
+
+    /// `None`: the other target is away, or has not what is meant.
+    fn open_remote(&self, name: &str, target: &Target, nsid: u32) -> Option<Source> {
+        let cores = u16::try_from(self.reactor.cores.len()).unwrap_or(u16::MAX);
+        let depth = u16::try_from(self.limits.disk_commands).unwrap_or(u16::MAX);
+        let spec =
+            RemoteSpec { target: target.clone(), nsid, cores, depth: depth.clamp(1, REMOTE_DEPTH_MAX) };
+        match RemoteDisk::new(name, &spec) {
+            Ok(disk) => {
+                let RemoteFacts { serial, model, transfer_bytes_max, .. } = disk.facts();
+                let address = format!("{}:{}", target.transport, target.address);
+                tracing::info!(disk = name, address, nsid, serial, model, transfer_bytes_max, "other target");
+                Some(disk)
+            }
+            Err(error) => {
+                let until = "its namespaces are left out until a reload finds it";
+                tracing::error!(disk = name, "{until}: {error}");
+                None
+            }
+        }
     }
 
     /// The disks that are to have another size.
@@ -348,6 +375,9 @@ fn open_drive(
     Ok(Some(drive.disk(name, namespace)?))
 }
 
+/// Commands of one core with another target at once: what a queue of 1024 entries holds.
+const REMOTE_DEPTH_MAX: u16 = 1023;
+
 /// `None`: its drive is absent.
 fn open(plan: &DiskPlan, drives: &OpenedDrives) -> Result<Option<Source>, SnapshotError> {
     let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
@@ -368,6 +398,8 @@ fn open(plan: &DiskPlan, drives: &OpenedDrives) -> Result<Option<Source>, Snapsh
             disk
         }
         DiskKind::Nvme { address, namespace } => return open_drive(name, *address, *namespace, drives),
+        // Opened by the plan, which knows the cores.
+        DiskKind::Remote { .. } => return Ok(None),
         DiskKind::Ng { path, is_read_only } => {
             let disk = NgDisk::new(name, &NgSpec { path: path.clone(), is_read_only: *is_read_only })?;
             let NgFacts { model, serial, is_polled, transfer_bytes_max, notes, .. } = disk.facts();

@@ -118,7 +118,7 @@ impl Controller {
             target: self.target.clone(),
             options: self.options.clone(),
             cntlid: self.cntlid,
-            identify: Arc::new((*self.identify).clone()),
+            identify: Arc::new(*self.identify),
             depth_max: self.depth_max(),
             queues_granted: self.queues_granted,
             transfer_bytes_max: self.transfer_bytes_max(),
@@ -139,7 +139,7 @@ pub(super) struct Connecting {
 enum State {
     Link(LinkOpening),
     /// Its Connect is outstanding.
-    Connect(Qpair, Ticket),
+    Connect(Box<Qpair>, Ticket),
     /// It was given out, or has failed.
     Over,
 }
@@ -195,7 +195,7 @@ impl Connecting {
                 let mut qpair = Qpair::new(link, self.name.depth, &self.options);
                 let ticket = self.submit_connect(&mut qpair)?;
                 qpair.send();
-                self.state = State::Connect(qpair, ticket);
+                self.state = State::Connect(Box::new(qpair), ticket);
                 Ok(None)
             }
             State::Connect(qpair, ticket) => {
@@ -216,7 +216,7 @@ impl Connecting {
                     return Err(Error::Answer { step, what: "it names another controller" });
                 }
                 match std::mem::replace(&mut self.state, State::Over) {
-                    State::Connect(qpair, _) => Ok(Some((qpair, result.cntlid()))),
+                    State::Connect(qpair, _) => Ok(Some((*qpair, result.cntlid()))),
                     State::Link(_) | State::Over => Ok(None),
                 }
             }
@@ -237,9 +237,11 @@ impl Connecting {
         let mut buf = self.pool.take(bytes).ok_or(Error::Busy { step })?;
         buf.copy_in(0, data.as_bytes());
         let sqe = Sqe::connect(0, qid, sqsize_z, kato, cattr);
-        qpair.submit(sqe, HostData::ToController(buf)).map_err(|refused| match refused.why {
-            Why::Full => Error::Busy { step },
-            _ => Error::Lost { step, loss: qpair.loss().unwrap_or(Loss::ByPeer) },
+        qpair.submit(sqe, HostData::ToController(buf)).map_err(|refused| {
+            if refused.why == Why::Full {
+                return Error::Busy { step };
+            }
+            Error::Lost { step, loss: qpair.loss().unwrap_or(Loss::ByPeer) }
         })
     }
 

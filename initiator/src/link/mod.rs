@@ -81,8 +81,8 @@ impl LinkOpening {
         }
     }
 
-    /// On, as far as it goes at once. The link when commands can be submitted; nothing is left to do then, nor
-    /// after an error.
+    /// On, as far as it goes at once. The link when commands can be submitted; nothing is left to do then,
+    /// nor after an error.
     pub(crate) fn step(&mut self) -> Result<Option<Link>, Error> {
         Ok(match self {
             LinkOpening::Tcp(opening) => opening.step()?.map(Link::Tcp),

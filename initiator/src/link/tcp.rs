@@ -62,7 +62,7 @@ enum Step {
     /// The socket connects.
     Socket(Socket),
     /// ICReq is on its way; 128 bytes come.
-    Hello(TcpLink, RxBatch),
+    Hello(Box<TcpLink>, RxBatch),
     /// There is no more to do: it was given out, or has failed.
     Over,
 }
@@ -94,14 +94,14 @@ impl TcpOpening {
                 }
                 configure(&socket, &self.options).map_err(failed)?;
                 let link = TcpLink::new(socket, &self.options, self.depth);
-                self.hello(link, RxBatch::new(BEHIND_DIRECT_BYTES))
+                self.hello(Box::new(link), RxBatch::new(BEHIND_DIRECT_BYTES))
             }
             Step::Hello(link, batch) => self.hello(link, batch),
             Step::Over => Ok(None),
         }
     }
 
-    fn hello(&mut self, mut link: TcpLink, mut batch: RxBatch) -> Result<Option<TcpLink>, Error> {
+    fn hello(&mut self, mut link: Box<TcpLink>, mut batch: RxBatch) -> Result<Option<TcpLink>, Error> {
         let mut why = None;
         link.turn(&mut batch, |event, _| {
             if let LinkEvent::Closed(loss) = event {
@@ -112,7 +112,7 @@ impl TcpOpening {
             return Err(Error::Lost { step: "ICReq", loss });
         }
         if link.conn.limits().is_some() {
-            return Ok(Some(link));
+            return Ok(Some(*link));
         }
         self.step = Step::Hello(link, batch);
         Ok(None)

@@ -16,6 +16,7 @@ mod initiators;
 mod listeners;
 mod namespaces;
 mod options;
+mod remote;
 mod restart;
 mod smart;
 mod unconnected;

@@ -296,7 +296,12 @@ fn disks_whose_keys_do_not_fit_their_kind() {
             "4: disk[0].size = 512: must be a multiple of block_bytes = 4096",
         ),
         ("ram", "size = 1024\nblock_bytes = 1024", "5: disk[0].block_bytes = 1024: must be 512 or 4096"),
-        ("flash", "", "3: disk[0].kind = \"flash\": must be \"ram\", \"null\", \"file\", \"nvme\" or \"ng\""),
+        (
+            "flash",
+            "",
+            "3: disk[0].kind = \"flash\": must be \"ram\", \"null\", \"file\", \"nvme\", \"ng\" or \
+             \"remote\"",
+        ),
         ("file", "", "1: disk[0].path: missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\""),
         (
             "file",
@@ -311,10 +316,40 @@ fn disks_whose_keys_do_not_fit_their_kind() {
         &[
             "1: disk[0].name: missing; it must be 1 to 64 printable ASCII characters without a space at \
              either end",
-            "1: disk[0].kind: missing; it must be \"ram\", \"null\", \"file\", \"nvme\" or \"ng\"",
+            "1: disk[0].kind: missing; it must be \"ram\", \"null\", \"file\", \"nvme\", \"ng\" or \
+             \"remote\"",
         ],
     );
     check(&[ram("a"), ram("a")].concat(), &["6: disk[1].name = \"a\": also the name of the disk in line 2"]);
+}
+
+#[test]
+fn other_targets_that_are_not_named_or_named_twice() {
+    let remote = "kind = \"remote\"\naddress = \"192.0.2.7:4420\"\nnqn = \"nqn.2026-01.io.spindle:far\"\n";
+    let disk = |name: &str, more: &str| format!("[[disk]]\nname = \"{name}\"\n{more}");
+    check(
+        &disk("a", "kind = \"remote\"\n"),
+        &[
+            "1: disk[0].address: missing; a remote disk needs that of the other target, like \
+             \"192.0.2.7:4420\"",
+            "1: disk[0].nqn: missing; a remote disk needs that of the other target, like \
+             \"nqn.2026-01.io.spindle:far\"",
+        ],
+    );
+    check(
+        &[disk("a", remote), disk("b", remote)].concat(),
+        &["10: disk[1].nqn = \"nqn.2026-01.io.spindle:far\": its namespace 1 is also the disk in line 5; \
+           two would destroy it"],
+    );
+    check(
+        &disk("a", &format!("{remote}size = 4096\n")),
+        &["6: disk[0].size = 4096: the other target says the size of its namespace; leave it out"],
+    );
+    check(
+        &disk("a", "kind = \"null\"\nsize = 4096\naddress = \"192.0.2.7:4420\"\n"),
+        &["5: disk[0].address = \"192.0.2.7:4420\": a null disk has no address; it is for kind = \
+           \"remote\""],
+    );
 }
 
 #[test]
@@ -358,7 +393,7 @@ fn drives_whose_keys_do_not_fit_them() {
         (
             "null",
             "size = 4096\nnamespace = 2",
-            "5: disk[0].namespace = 2: a null disk has no namespace; it is for kind = \"nvme\"",
+            "5: disk[0].namespace = 2: a null disk has no namespace; it is for kind = \"nvme\" or \"remote\"",
         ),
     ] {
         check(&disk(kind, more), &[expected]);

@@ -1,8 +1,11 @@
 //! Disks: what each kind needs, and what is at their paths.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use nvme_spec::nqn::Nqn;
 use spindle_disk::medium_id;
+use spindle_initiator::{Host, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::Pages;
 
@@ -18,6 +21,7 @@ pub fn plan(nodes: &[Node], machine: &Machine, errors: &Errors) -> Vec<DiskPlan>
     let mut names: Vec<At<String>> = Vec::new();
     let mut media: Vec<((u64, u64), Place, bool)> = Vec::new();
     let mut drives: Vec<((PciAddress, u32), Place)> = Vec::new();
+    let mut remotes: Vec<((SocketAddr, Nqn, u32), Place)> = Vec::new();
     let mut disks = Vec::new();
     for node in nodes {
         if let Some(name) = node.find::<String>("name") {
@@ -38,6 +42,17 @@ pub fn plan(nodes: &[Node], machine: &Machine, errors: &Errors) -> Vec<DiskPlan>
             }
             drives.push(((*address, *namespace), place));
         }
+        if let Some(DiskKind::Remote { target, namespace }) = plan.as_ref().map(|plan| &plan.kind)
+            && let Some(place) = node.given::<Nqn>("nqn").map(|at| at.place)
+        {
+            let key = (target.address, target.nqn, *namespace);
+            if let Some((_, other)) = remotes.iter().find(|(known, _)| *known == key) {
+                let line = other.line;
+                let words = format!("its namespace {namespace} is also the disk in line {line}");
+                place.refuse(errors, format!("{words}; two would destroy it"));
+            }
+            remotes.push((key, place));
+        }
         disks.extend(plan);
     }
     disks
@@ -54,6 +69,7 @@ fn disk(
     match kind.as_str() {
         "nvme" => return nvme(node, machine, errors),
         "ng" => return ng(node, media, errors),
+        "remote" => return remote(node, errors),
         _ => {}
     }
     let block_bytes = node.find::<u32>("block_bytes").map(|at| at.value);
@@ -95,7 +111,7 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
             return Some("ng".to_owned());
         }
         if ["kind", "nvme", "ng"].iter().all(|key| node.is_absent(key)) {
-            let words = "missing; it must be \"ram\", \"null\", \"file\", \"nvme\" or \"ng\"";
+            let words = "missing; it must be \"ram\", \"null\", \"file\", \"nvme\", \"ng\" or \"remote\"";
             node.place.inside("kind").refuse(errors, words);
         }
         return None;
@@ -147,10 +163,34 @@ fn ng(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) 
     Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id })
 }
 
+/// A namespace of another target. What it is is known when it is open. One that is away does not keep the
+/// other disks from being served.
+fn remote(node: &Node, errors: &Errors) -> Option<DiskPlan> {
+    for (key, example) in [("address", "192.0.2.7:4420"), ("nqn", "nqn.2026-01.io.spindle:far")] {
+        if node.is_absent(key) {
+            let words = format!("missing; a remote disk needs that of the other target, like \"{example}\"");
+            node.place.inside(key).refuse(errors, words);
+        }
+    }
+    let (address, nqn) = (node.find::<SocketAddr>("address")?, node.find::<Nqn>("nqn")?);
+    if nqn.value.is_discovery() {
+        nqn.place.refuse(errors, "must be a subsystem with namespaces; this is the discovery service");
+    }
+    let host =
+        node.given::<Nqn>("host_nqn").map_or_else(Host::of_this_machine, |at| Host::from_nqn(at.value));
+    let transport = super::subsystems::transport(node);
+    let target = Target { transport, address: address.value, nqn: nqn.value, host };
+    let kind = DiskKind::Remote { target: Box::new(target), namespace: node.get("namespace") };
+    let medium_id = medium_id(node);
+    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id })
+}
+
 /// Keys that the file gives and that this kind has no use for: whoever wrote them expects something of them.
 fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
     let flag = |key| node.given::<bool>(key).map(|at| at.place);
     let path = |key| node.given::<PathBuf>(key).map(|at| at.place);
+    let text = |key| node.given::<String>(key).map(|at| at.place);
+    let nqn = |key| node.given::<Nqn>(key).map(|at| at.place);
     for (key, place, of) in [
         ("path", path("path"), &["file"][..]),
         ("read_only", flag("read_only"), &["file", "ng"]),
@@ -158,9 +198,13 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
         ("direct", flag("direct"), &["file"]),
         ("poll", flag("poll"), &["file"]),
         ("ng", path("ng"), &["ng"]),
-        ("medium_id", node.given::<String>("medium_id").map(|at| at.place), &["file", "nvme", "ng"]),
+        ("medium_id", text("medium_id"), &["file", "nvme", "ng", "remote"]),
         ("nvme", node.given::<PciAddress>("nvme").map(|at| at.place), &["nvme"]),
-        ("namespace", node.given::<u32>("namespace").map(|at| at.place), &["nvme"]),
+        ("namespace", node.given::<u32>("namespace").map(|at| at.place), &["nvme", "remote"]),
+        ("address", node.given::<SocketAddr>("address").map(|at| at.place), &["remote"]),
+        ("transport", text("transport"), &["remote"]),
+        ("nqn", nqn("nqn"), &["remote"]),
+        ("host_nqn", nqn("host_nqn"), &["remote"]),
     ] {
         if let Some(place) = place.filter(|_| !of.contains(&kind)) {
             let of: Vec<String> = of.iter().map(|kind| format!("{kind:?}")).collect();
@@ -173,8 +217,9 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
         ("block_bytes", node.given::<u32>("block_bytes").map(|at| at.place)),
     ];
     for (key, place) in of_drive_itself {
-        if let Some(place) = place.filter(|_| ["nvme", "ng"].contains(&kind)) {
-            place.refuse(errors, format!("the drive says the {key} of its namespace; leave it out"));
+        let by = if kind == "remote" { "other target" } else { "drive" };
+        if let Some(place) = place.filter(|_| ["nvme", "ng", "remote"].contains(&kind)) {
+            place.refuse(errors, format!("the {by} says the {key} of its namespace; leave it out"));
         }
     }
     if let Some(huge_pages) = node.given::<bool>("huge_pages").filter(|_| kind != "ram") {

@@ -261,7 +261,7 @@ fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
     let transfer = plan.limits.controller.transfer_bytes;
     let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
     let reads_into_pool = |kind: &DiskKind| match kind {
-        DiskKind::File { .. } | DiskKind::Ng { .. } | DiskKind::Nvme { .. } => true,
+        DiskKind::File { .. } | DiskKind::Ng { .. } | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => true,
         DiskKind::Ram { .. } | DiskKind::Null => false,
     };
     let takes_two = plan.disks.iter().any(|disk| reads_into_pool(&disk.kind));

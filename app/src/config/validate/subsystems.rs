@@ -52,8 +52,8 @@ pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<Lis
     listeners
 }
 
-/// The transport of a listener or a referral; TCP where the file does not say.
-fn transport(node: &Node) -> TransportKind {
+/// The transport of a listener, a referral or another target; TCP where the file does not say.
+pub fn transport(node: &Node) -> TransportKind {
     match node.find::<String>("transport") {
         Some(word) if word.value == "rdma" => TransportKind::Rdma,
         Some(_) | None => TransportKind::Tcp,

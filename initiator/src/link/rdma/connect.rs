@@ -1,4 +1,5 @@
-//! Connecting over RDMA, step by step. No step waits for the other side; memory of the queue is registered in one.
+//! Connecting over RDMA, step by step. No step waits for the other side; in one of them memory of the queue
+//! is registered.
 //!
 //! ```text
 //!   address ─ which device leads there ─> route ─> queue pair, receives posted ─> connect ─> Established

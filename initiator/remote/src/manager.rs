@@ -1,0 +1,227 @@
+//! The thread of a remote disk: its association, from connect to loss, and the next one.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use nvme_spec::identify::{IdentifyController, IdentifyNamespace, Nsattr, Oncs, Vwc};
+use spindle_disk::{Geometry, OpenError, medium_id};
+use spindle_initiator::{Backoff, Clock, Controller, ControllerEvent, Error, Namespace, Options, Target};
+
+use crate::{RemoteFacts, RemoteSpec, Shared};
+
+/// How often the controller is looked at: often enough for its keep alive.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Keep-alive time-out: a far target that is silent is noticed within it, and commands have time left to be
+/// sent again ([`PATIENCE`](crate::PATIENCE)).
+const KEEP_ALIVE_MS: u32 = 5000;
+/// Time for each step of connecting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Waits between attempts: the first, for a target that was restarted, and the longest.
+const WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// A controller, and the namespace that is meant.
+struct Connected {
+    controller: Controller,
+    namespace: Namespace,
+    identify: Box<IdentifyNamespace>,
+}
+
+type Opened = Result<(Arc<Shared>, RemoteFacts), OpenError>;
+
+/// See [`RemoteDisk::new`](crate::RemoteDisk::new). A controller stays on the thread that connected it.
+pub(crate) fn open(name: &str, spec: &RemoteSpec) -> Opened {
+    let system = |verb: &str, source| {
+        let (disk, verb) = (name.to_owned(), verb.to_owned());
+        OpenError::System { disk, verb, source }
+    };
+    let (tell, told) = mpsc::channel();
+    let (disk, spec) = (name.to_owned(), spec.clone());
+    let thread = std::thread::Builder::new()
+        .name(format!("remote {name}"))
+        .spawn(move || manage(&disk, &spec, &tell))
+        .map_err(|source| system("start a thread", source))?;
+    let ended = |_| Err(system("connect", std::io::Error::other("its thread has ended")));
+    let (shared, facts) = told.recv().unwrap_or_else(ended)?;
+    *shared.manager.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread.thread().clone());
+    Ok((shared, facts))
+}
+
+/// The thread, until the disk is dropped.
+fn manage(name: &str, spec: &RemoteSpec, tell: &mpsc::Sender<Opened>) {
+    match first(name, spec) {
+        Ok((shared, facts, controller)) => {
+            // Who asked is waiting.
+            let _ = tell.send(Ok((Arc::clone(&shared), facts)));
+            stay(&shared, controller);
+        }
+        Err(error) => drop(tell.send(Err(error))),
+    }
+}
+
+/// The first attempt: what it finds is what the disk is from then on.
+fn first(name: &str, spec: &RemoteSpec) -> Result<(Arc<Shared>, RemoteFacts, Controller), OpenError> {
+    let Connected { controller, namespace, identify } = connect(spec).map_err(|error| OpenError::System {
+        disk: name.to_owned(),
+        verb: format!("use {}", place(&spec.target, spec.nsid)),
+        source: std::io::Error::other(error.to_string()),
+    })?;
+    let facts = facts(controller.identify(), controller.transfer_bytes_max(), &namespace, &identify);
+    let shared = Arc::new(Shared {
+        name: name.to_owned(),
+        spec: spec.clone(),
+        namespace,
+        geometry: geometry(name, controller.identify(), &namespace, &identify)?,
+        abilities: Oncs::from_bits(controller.identify().oncs.get()),
+        current: AtomicU64::new(0),
+        association: Mutex::new(None),
+        lost: AtomicU64::new(0),
+        is_stopped: AtomicBool::new(false),
+        manager: Mutex::new(None),
+    });
+    shared.set(1, Some(controller.association()));
+    Ok((shared, facts, controller))
+}
+
+/// One attempt.
+fn connect(spec: &RemoteSpec) -> Result<Connected, Error> {
+    let options = Options {
+        io_queues: spec.cores,
+        depth: spec.depth,
+        keep_alive_ms: KEEP_ALIVE_MS,
+        connect_timeout: CONNECT_TIMEOUT,
+        ..Options::default()
+    };
+    let mut controller = Controller::connect(&spec.target, &options)?;
+    if controller.queues_granted() < spec.cores {
+        let value = u64::from(spec.cores);
+        let high = u64::from(controller.queues_granted());
+        return Err(Error::Range { field: "I/O queues (one for each core)", value, low: 1, high });
+    }
+    let namespace = controller.namespace(spec.nsid)?;
+    let identify = controller.identify_namespace(spec.nsid)?;
+    Ok(Connected { controller, namespace, identify })
+}
+
+/// As operators write it.
+fn place(target: &Target, nsid: u32) -> String {
+    format!("namespace {nsid} of {} at {}:{}", target.nqn, target.transport, target.address)
+}
+
+fn geometry(
+    disk: &str,
+    controller: &IdentifyController,
+    namespace: &Namespace,
+    identify: &IdentifyNamespace,
+) -> Result<Geometry, OpenError> {
+    let (block_bytes, block_count) = (namespace.block_bytes(), namespace.blocks);
+    let refuse = |field, value: String, allowed: &str| {
+        Err(OpenError::Setting { disk: disk.to_owned(), field, value, allowed: allowed.to_owned() })
+    };
+    if ![512, 4096].contains(&block_bytes) {
+        return refuse("block_bytes", block_bytes.to_string(), "the far namespace must have 512 or 4096");
+    }
+    if block_count == 0 {
+        return refuse("size", "0".to_owned(), "the far namespace must have at least one block");
+    }
+    Ok(Geometry {
+        block_bytes,
+        block_count,
+        is_read_only: Nsattr::from_bits(identify.nsattr).write_protected(),
+        has_volatile_cache: Vwc::from_bits(controller.vwc).present(),
+        can_deallocate: Oncs::from_bits(controller.oncs.get()).dataset_management(),
+        atomic_blocks: 1,
+        can_compare_and_write: false,
+    })
+}
+
+fn facts(
+    controller: &IdentifyController,
+    transfer_bytes_max: u32,
+    namespace: &Namespace,
+    identify: &IdentifyNamespace,
+) -> RemoteFacts {
+    let serial = controller.serial().to_owned();
+    RemoteFacts {
+        model: controller.model().to_owned(),
+        transfer_bytes_max,
+        medium_ids: medium_id::of_nvme(&serial, namespace.nsid, identify.nguid, identify.eui64),
+        serial,
+    }
+}
+
+/// One association after the other.
+fn stay(shared: &Shared, controller: Controller) {
+    let (first, longest) = WAITS;
+    let mut backoff = Backoff::new(first, longest, u32::MAX, u64::from(std::process::id()));
+    let mut controller = Some(controller);
+    let mut number = 1;
+    while let Some(mut up) = controller.take() {
+        let since = Clock::now();
+        let why = supervise(shared, &mut up, number);
+        shared.set(0, None);
+        let Some(why) = why else {
+            // Its queues go with the cores' handles. Who does not answer learns of it by keep alive.
+            let _ = up.shutdown();
+            return;
+        };
+        up.abandon();
+        let place = place(&shared.spec.target, shared.spec.nsid);
+        tracing::warn!(disk = shared.name, "lost {place}: {why}");
+        backoff.lasted((Clock::now() - since).as_duration());
+        backoff.reset();
+        number += 1;
+        controller = reconnect(shared, &mut backoff, number);
+    }
+}
+
+/// While an association is up. Why it ended; `None`: the disk is gone.
+fn supervise(shared: &Shared, controller: &mut Controller, number: u64) -> Option<String> {
+    loop {
+        if shared.is_stopped.load(Ordering::Acquire) {
+            return None;
+        }
+        match controller.poll(Clock::now()) {
+            Some(ControllerEvent::Lost(loss)) => return Some(loss.to_string()),
+            Some(ControllerEvent::Async(_)) => continue,
+            None => {}
+        }
+        if shared.lost.load(Ordering::Acquire) >= number {
+            return Some("an I/O queue was lost".to_owned());
+        }
+        std::thread::park_timeout(PERIOD);
+    }
+}
+
+/// The next association, as long as it takes. `None`: the disk is gone.
+fn reconnect(shared: &Shared, backoff: &mut Backoff, number: u64) -> Option<Controller> {
+    let place = place(&shared.spec.target, shared.spec.nsid);
+    let mut told = String::new();
+    loop {
+        let due = Clock::now() + backoff.next_wait().unwrap_or(WAITS.1).into();
+        loop {
+            if shared.is_stopped.load(Ordering::Acquire) {
+                return None;
+            }
+            let now = Clock::now();
+            if now >= due {
+                break;
+            }
+            std::thread::park_timeout((due - now).as_duration());
+        }
+        let error = match connect(&shared.spec) {
+            Ok(connected) if connected.namespace.is_same_disk(&shared.namespace) => {
+                tracing::info!(disk = shared.name, "found {place} again");
+                shared.set(number, Some(connected.controller.association()));
+                return Some(connected.controller);
+            }
+            Ok(_) => format!("{}", Error::OtherDisk { nsid: shared.spec.nsid }),
+            Err(error) => error.to_string(),
+        };
+        // Each reason once: attempts go on for as long as it takes.
+        if error != told {
+            tracing::warn!(disk = shared.name, "cannot use {place}: {error}");
+            told = error;
+        }
+    }
+}
