@@ -30,6 +30,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Check a configuration and print what it would start and the memory it takes
     Check(CheckArgs),
+    /// Say what a target of this machine does: cores, traffic, connected hosts
+    Status(StatusArgs),
     /// Print the discovery log of a target
     Discover(DiscoverArgs),
     /// Show the machine's NVMe drives, take some from the kernel, give them back
@@ -58,6 +60,17 @@ pub struct CheckArgs {
     /// Print every key with its default, what is allowed and what it is for, as Markdown
     #[arg(long, conflicts_with = "config")]
     pub reference: bool,
+}
+
+/// `spindle status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// The socket of its configuration (control.socket)
+    #[arg(value_name = "SOCKET", default_value = "/run/spindle/control")]
+    pub socket: PathBuf,
+    /// Print one JSON object, of sums since its start, instead of text
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `spindle discover`.

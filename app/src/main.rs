@@ -1,7 +1,8 @@
 //! The `spindle` binary: joins the rooms.
 //!
 //! ```text
-//!   main ── cli (what was asked) ──┬── serve, check, discover   a target, its configuration, its log
+//!   main ── cli (what was asked) ──┬── serve, status            a target, and what it does
+//!                                  ├── check, discover            its configuration, its log
 //!                                  ├── nvme                       its drives: the kernel's or ours
 //!                                  └── bench ──┬── a target     ─┐
 //!                                              └── limit         ├── report (table, JSON, plot, progress)
@@ -24,6 +25,7 @@ mod nvme;
 mod report;
 mod serve;
 mod size;
+mod status;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -52,6 +54,7 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
         },
         Command::Serve(args) => Ok(serve::run(&args)?),
         Command::Check(args) => Ok(check::run(&args)?),
+        Command::Status(args) => Ok(status::run(&args)?),
         Command::Discover(args) => Ok(discover::run(&args)?),
         Command::Nvme(args) => Ok(nvme::run(&args.command)?),
         Command::Bench(BenchArgs { command: None, target }) => Ok(bench::run::run(&target)?),

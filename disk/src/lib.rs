@@ -171,6 +171,24 @@ impl DiskError {
         DiskError::Device(if status.is_dnr() { status.code().dnr() } else { status.code() })
     }
 
+    /// What the status of an NVMe controller behind a disk means for the host. What it says of its medium
+    /// goes to the host as it is: whether it may be repeated is the device's word. What it says of the
+    /// command that it was given, and of itself, the host does not know: an internal error.
+    #[must_use]
+    pub fn of_status(status: Status) -> DiskError {
+        match status.code() {
+            Status::CAPACITY_EXCEEDED | Status::NAMESPACE_INSUFFICIENT_CAPACITY => DiskError::NoSpace,
+            Status::NAMESPACE_IS_WRITE_PROTECTED | Status::WRITE_TO_READ_ONLY_RANGE => {
+                DiskError::WriteProtected
+            }
+            Status::INVALID_OPCODE => DiskError::NotSupported,
+            Status::COMPARE_FAILURE => DiskError::CompareDiffers,
+            Status::ACCESS_DENIED => DiskError::Internal,
+            code if code.sct() == StatusType::MEDIA => DiskError::device(status),
+            _ => DiskError::Internal,
+        }
+    }
+
     /// It is an error of the medium, as the SMART log counts them.
     #[must_use]
     pub fn is_media(self) -> bool {

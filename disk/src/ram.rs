@@ -127,6 +127,16 @@ impl RamDisk {
         Ok(RamDisk { shared: Arc::new(shared), bytes_max: spec.bytes })
     }
 
+    /// Have memory at `offset` of the disk's frames now instead of at the first write there. Where to go on;
+    /// `None`: all of it is there. For a thread that serves nobody. What is deallocated later is given back
+    /// all the same.
+    ///
+    /// # Errors
+    /// The system's: it has no memory, or is older than Linux 5.14.
+    pub fn populate(&self, offset: usize) -> std::io::Result<Option<usize>> {
+        self.shared.store.populate(offset)
+    }
+
     /// Which pages of memory it got.
     #[must_use]
     pub fn pages(&self) -> Pages {

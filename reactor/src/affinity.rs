@@ -2,6 +2,10 @@
 //! UNSAFETY: a system call that nobody wraps.
 #![expect(unsafe_code, reason = "asks the system for the node of a processor")]
 
+use std::sync::{OnceLock, PoisonError, RwLock};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
 /// Why a thread could not be pinned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AffinityError {
@@ -21,11 +25,45 @@ pub enum AffinityError {
     },
 }
 
-/// The cores that the calling thread may run on, ascending. Ask before pinning: a pinned thread, and those
-/// that it starts, see one.
+/// The cores that this process may use, ascending: those of the first caller. Ask before any thread is
+/// pinned.
 #[must_use]
 pub fn available_cores() -> Vec<usize> {
-    core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect()
+    static AVAILABLE: OnceLock<Vec<usize>> = OnceLock::new();
+    AVAILABLE.get_or_init(current_cores).clone()
+}
+
+/// The cores that the calling thread may run on, ascending.
+fn current_cores() -> Vec<usize> {
+    let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
+}
+
+/// Cores on which a thread of this process polls.
+static POLLED: RwLock<Vec<usize>> = RwLock::new(Vec::new());
+
+/// The calling thread, and those that it starts, do not run on these cores from now on, where others are
+/// left: a thread polls on each.
+pub fn leave_to_pollers(cores: &[usize]) {
+    *POLLED.write().unwrap_or_else(PoisonError::into_inner) = cores.to_vec();
+    let others = cores_without_pollers();
+    if !others.is_empty() {
+        // A refusal costs time, not truth.
+        let _ = set_current(&others);
+    }
+}
+
+/// The cores that this process may use and on which it does not poll.
+#[must_use]
+pub fn cores_without_pollers() -> Vec<usize> {
+    let polled = POLLED.read().unwrap_or_else(PoisonError::into_inner);
+    available_cores().into_iter().filter(|core| !polled.contains(core)).collect()
+}
+
+fn set_current(cores: &[usize]) -> std::io::Result<()> {
+    let mut set = CpuSet::new();
+    cores.iter().filter(|core| **core < CpuSet::MAX_CPU).for_each(|core| set.set(*core));
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 /// Run the calling thread on `core` from now on.
@@ -37,8 +75,7 @@ pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
     if !available.contains(&core) {
         return Err(AffinityError::NotAvailable { core, available });
     }
-    let is_pinned = core_affinity::set_for_current(core_affinity::CoreId { id: core });
-    if is_pinned { Ok(()) } else { Err(AffinityError::Refused { core }) }
+    set_current(&[core]).map_err(|_| AffinityError::Refused { core })
 }
 
 /// The memory node (NUMA) of the processor that the calling thread runs on now; of a pinned thread, its own.
@@ -62,10 +99,27 @@ mod tests {
             for core in available_cores() {
                 scope.spawn(move || {
                     pin_current_thread(core).expect("pins");
-                    assert_eq!(available_cores(), [core]);
+                    assert_eq!(current_cores(), [core]);
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_thread_and_those_it_starts_leave_cores_to_pollers_and_these_are_pinned_there() {
+        let available = available_cores();
+        let (polled, others) = available.split_at(1);
+        let run = || {
+            leave_to_pollers(polled);
+            assert_eq!(cores_without_pollers(), others);
+            let others = if others.is_empty() { polled } else { others };
+            let started = || (current_cores(), pin_current_thread(polled[0]), current_cores());
+            let started = std::thread::scope(|scope| scope.spawn(started).join().expect("no panic"));
+            assert_eq!(started, (others.to_vec(), Ok(()), polled.to_vec()));
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().expect("no panic"));
+        leave_to_pollers(&[]);
+        assert_eq!(cores_without_pollers(), available);
     }
 
     #[test]

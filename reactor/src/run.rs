@@ -9,15 +9,23 @@
 //!   idle:  spin; or, once that has lasted, Poller::prepare_sleep of each, and sleep on the descriptors
 //! ```
 //!
+//! What turns took is in [`Turns`].
+//!
 //! All pollers of a core share one value, given to each as `&mut`: nothing is locked. A turn allocates
 //! nothing and has no wait.
 //!
 //! What it does not do: it knows neither what the pollers are nor what the messages say.
 
+mod turns;
+
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use self::turns::{DESCRIPTORS, MAIL, POLLERS};
+pub use self::turns::{LONG, LongTurn, Parts, Turns};
 
 use crate::clock::{Clock, Nanos, wall_ms};
 use crate::mailbox::Mailbox;
@@ -30,10 +38,16 @@ pub trait Shared {
 
     /// There will be nothing to do any more: the loop ends.
     fn is_done(&self) -> bool;
+
+    /// A turn took [`LONG`] or longer.
+    fn on_long_turn(&mut self, _turns: &Turns, _turn: LongTurn) {}
 }
 
 /// A part of a core's work, looked at in every turn.
 pub trait Poller<S, M> {
+    /// What it is, in a word: turns that took long are told by the pollers that had work in them.
+    fn name(&self) -> &'static str;
+
     /// One turn of it. True when there was anything to do.
     fn poll(&mut self, shared: &mut S, turn: &mut Turn<'_, M>) -> bool;
 
@@ -152,6 +166,10 @@ pub struct Reactor<M> {
     backlog: VecDeque<(usize, M)>,
     idle: Idle,
     last_work: Nanos,
+    /// When the turn began, and what it has done.
+    began: Nanos,
+    parts: Parts,
+    turns: Arc<Turns>,
     wall_base: u64,
     time_base: Nanos,
 }
@@ -174,6 +192,9 @@ impl<M: Send> Reactor<M> {
             backlog: VecDeque::new(),
             idle,
             last_work: now,
+            began: now,
+            parts: Parts::default(),
+            turns: Arc::new(Turns::new()),
             wall_base: wall_ms(),
             time_base: now,
         })
@@ -185,6 +206,12 @@ impl<M: Send> Reactor<M> {
         self.readiness.watcher(u64::from(place) << KEY_BITS)
     }
 
+    /// What the turns of [`Reactor::run`] take.
+    #[must_use]
+    pub fn turns(&self) -> &Arc<Turns> {
+        &self.turns
+    }
+
     /// Turn after turn, until all is done or `stop` is raised.
     pub fn run<S: Shared>(
         &mut self,
@@ -192,6 +219,7 @@ impl<M: Send> Reactor<M> {
         pollers: &mut [Box<dyn Poller<S, M>>],
         stop: &AtomicBool,
     ) {
+        self.turns.set_names(pollers.iter().map(|poller| poller.name()));
         while !stop.load(Ordering::Relaxed) {
             let has_worked = self.turn(shared, pollers);
             if shared.is_done() {
@@ -199,6 +227,9 @@ impl<M: Send> Reactor<M> {
             }
             if has_worked {
                 self.last_work = Clock::now();
+                if let Some(long) = self.turns.ended(self.parts, self.began, self.last_work) {
+                    shared.on_long_turn(&self.turns, long);
+                }
             } else {
                 self.idle(shared, pollers);
             }
@@ -211,17 +242,26 @@ impl<M: Send> Reactor<M> {
     /// One turn. True when there was anything to do.
     pub fn turn<S: Shared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) -> bool {
         let now = self.begin(shared);
+        (self.began, self.parts) = (now, Parts::default());
         self.send_backlog();
-        let mut has_worked = self.deliver(shared, pollers, now);
+        if self.deliver(shared, pollers, now) {
+            self.parts.add(MAIL);
+        }
         if now >= self.next_look || !pollers.iter().any(|poller| poller.is_active()) {
             self.next_look = now + LOOK_PERIOD;
-            has_worked |= self.look(Duration::ZERO) && self.tell(shared, pollers, now);
+            if self.look(Duration::ZERO) {
+                self.tell(shared, pollers, now);
+                self.parts.add(DESCRIPTORS);
+            }
         }
-        let Reactor { mailbox, backlog, .. } = self;
+        let Reactor { mailbox, backlog, parts, .. } = self;
         let mut turn = Turn { now, mailbox, backlog };
-        for poller in &mut *pollers {
-            has_worked |= poller.poll(shared, &mut turn);
+        for (place, poller) in (POLLERS..).zip(&mut *pollers) {
+            if poller.poll(shared, &mut turn) {
+                parts.add(place);
+            }
         }
+        let has_worked = *parts != Parts::default();
         self.flush(shared, pollers, now);
         has_worked
     }
@@ -276,8 +316,8 @@ impl<M: Send> Reactor<M> {
         !self.ready.is_empty()
     }
 
-    /// Tell the pollers what the look has found. True.
-    fn tell<S>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>], now: Nanos) -> bool {
+    /// Tell the pollers what the look has found.
+    fn tell<S>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>], now: Nanos) {
         let Reactor { mailbox, backlog, ready, is_woken, .. } = self;
         let mut turn = Turn { now, mailbox, backlog };
         for event in ready.drain(..) {
@@ -291,7 +331,6 @@ impl<M: Send> Reactor<M> {
                 poller.on_ready(shared, &mut turn, event.key as u32);
             }
         }
-        true
     }
 
     /// Nothing to do: spin, or sleep once it has lasted.

@@ -253,6 +253,12 @@ impl Registry {
         self.lock().iter().any(is_one) || self.leaving.lock().iter().any(is_one)
     }
 
+    /// All live controllers.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<ControllerShared>> {
+        self.lock().clone()
+    }
+
     /// Number of live controllers.
     #[must_use]
     pub fn count(&self) -> usize {

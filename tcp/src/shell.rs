@@ -12,6 +12,9 @@
 //! connections do not slow a busy one. A full socket is asked whether there is room again: by a send in every
 //! turn while its connection is hot, by epoll once it has waited for [`COLD_AFTER`], or at once where many
 //! connections are hot.
+//!
+//! A turn has a budget ([`BUDGET`]): with many busy connections it serves some of them and the next turn goes
+//! on behind them, so that the core's disks, timers and newcomers do not wait for all of them.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -62,6 +65,10 @@ const EMPTY_ROUNDS_MAX: u32 = 8;
 const FEW_CONNECTIONS: usize = 4;
 /// Receives of one connection in a turn: no connection starves another.
 const RECEIVES_PER_TURN: u32 = 4;
+/// What a turn does for its connections: so many receives that brought something, of which each 64 KiB that
+/// are moved count as one more. Each takes microseconds, so that this is some hundreds of them.
+const BUDGET: usize = 64;
+const BUDGET_BYTES: usize = 64 << 10;
 /// Bytes of the batch that a direct receive may fill behind its payload: the next header, and little that
 /// would be copied.
 const BEHIND_DIRECT_BYTES: usize = 2048;
@@ -108,8 +115,10 @@ pub struct Shell {
     /// By the index of the connection's slot.
     links: Vec<Option<Link>>,
     hot: Vec<Slot>,
-    /// Since the last turn a connection was served that epoll had told of.
-    has_served: bool,
+    /// The place in `hot` that is asked next.
+    next: usize,
+    /// What is left of the turn's [`BUDGET`].
+    budget: usize,
     now: Nanos,
     next_timer: Nanos,
 }
@@ -132,7 +141,8 @@ impl Shell {
             batch: Some(RxBatch::new(config.batch_bytes)),
             links: (0..connections).map(|_| None).collect(),
             hot: Vec::with_capacity(connections),
-            has_served: false,
+            next: 0,
+            budget: 0,
             now: Nanos::ZERO,
             next_timer: Nanos::ZERO,
         }
@@ -202,7 +212,8 @@ impl Shell {
     /// One turn of receiving, stepping and sending. True when there was anything to do.
     pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
-        let mut has_worked = std::mem::take(&mut self.has_served);
+        self.budget = BUDGET;
+        let mut has_worked = false;
         // With few connections an empty round costs less than the rest of the core's turn, and the next
         // command may come any moment: it is found sooner.
         for _ in 0..EMPTY_ROUNDS_MAX {
@@ -218,17 +229,22 @@ impl Shell {
         has_worked
     }
 
-    /// Ask every hot connection once.
+    /// Ask every hot connection once, or as many as the budget allows.
     #[inline]
     fn poll_hot<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
         let mut has_worked = false;
-        let mut at = 0;
-        while at < self.hot.len() {
-            let id = self.hot[at];
+        for _ in 0..self.hot.len() {
+            if self.budget == 0 {
+                break;
+            }
+            let Some(id) = self.hot.get(self.next).or_else(|| self.hot.first()).copied() else { break };
+            if self.next >= self.hot.len() {
+                self.next = 0;
+            }
             has_worked |= self.serve(core, id);
             // A connection that went cold or closed was swapped out of the list.
-            if self.hot.get(at) == Some(&id) {
-                at += 1;
+            if self.hot.get(self.next) == Some(&id) {
+                self.next += 1;
             }
         }
         has_worked
@@ -243,13 +259,12 @@ impl Shell {
         }
     }
 
-    /// A connection has something, as its watcher says by this key.
-    pub fn on_ready<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos, key: u32) {
+    /// A connection has something, as its watcher says by this key: the next [`Shell::poll`] asks it.
+    pub fn on_ready(&mut self, now: Nanos, key: u32) {
         self.now = now;
         let id = Slot::from_wire(key);
         if self.link(id).is_some() {
             self.set_hot(id);
-            self.has_served |= self.serve(core, id);
         }
     }
 
@@ -333,6 +348,7 @@ impl Shell {
         let (received, direct, asked) = receive_into(&link.socket, conn, &mut batch, &mut link.expects);
         let result = match received {
             Received::Bytes(count) => {
+                self.budget = self.budget.saturating_sub(1 + count / BUDGET_BYTES);
                 let into_payload = count.min(direct);
                 if into_payload > 0 {
                     conn.received_direct(into_payload);
@@ -380,6 +396,7 @@ impl Shell {
             match sent {
                 Sent::Bytes(count) => {
                     has_sent = true;
+                    self.budget = self.budget.saturating_sub(count / BUDGET_BYTES);
                     conn.sent(count);
                     core.step_sent(id);
                     if count < bytes {
@@ -549,3 +566,6 @@ enum Receive {
     /// As much as was asked for: there may be more.
     Full,
 }
+
+#[cfg(test)]
+mod tests;

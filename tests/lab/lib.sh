@@ -152,6 +152,7 @@ config_both() {
 
 # The parts of a configuration, printed.
 reactor() { printf '%s\n' '[reactor]' "cores = [${1:-0}]" 'idle = "adaptive"'; }
+control() { printf '%s\n' '[control]' "socket = \"$WORK/control\""; }
 disk_ram() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "ram"' "size = \"$2\""; }
 disk_file() { printf '%s\n' '[[disk]]' "name = \"$1\"" 'kind = "file"' "path = \"$2\"" "size = \"$3\"" 'create = true'; }
 # listener [ADDRESS [TRANSPORT]]
@@ -272,9 +273,17 @@ find_block() {
 # wait_for_block [NSID]: sets BLOCK (/dev/nvme0n1).
 wait_for_block() {
     within 15 find_block "${1:-1}"
+    within 15 is_known
     within 15 opens "$BLOCK"
 }
-# opens FILE: the node of a disk is there a moment before the disk is.
+# is_known: udev, where the guest has one, has seen $BLOCK. Its node is there a moment before the disk is, and the
+# kernel warns of who opens it then.
+is_known() {
+    local number
+    [ -e /run/udev/control ] || return 0
+    { read -r number <"/sys/class/block/${BLOCK##*/}/dev"; } 2>/dev/null && [ -e "/run/udev/data/b$number" ]
+}
+# opens FILE
 opens() { { : <"$1"; } 2>/dev/null; }
 
 connect_block() { connect "$@"; wait_for_block; }
@@ -290,6 +299,22 @@ field() {
         { colon = index($0, ":") }
         bare(substr($0, 1, colon - 1)) == name && !n++ { print bare(substr($0, colon + 1)) }'
 }
+
+# network_apart: a network of its own for a target, so that what is sent to it (over v0) can be lost: the namespace
+# `target`, with the address 10.9.7.2. It goes with the case.
+network_apart() {
+    modprobe -a veth sch_netem
+    network_gone
+    trap network_gone EXIT
+    ip netns add target
+    ip link add v0 type veth peer name v1 netns target
+    ip addr add 10.9.7.1/24 dev v0
+    ip link set v0 up
+    ip -n target addr add 10.9.7.2/24 dev v1
+    ip -n target link set v1 up
+    ip -n target link set lo up
+}
+network_gone() { ip netns del target 2>/dev/null || true; ip link del v0 2>/dev/null || true; }
 
 # --- data ---
 
@@ -324,6 +349,18 @@ run_fio() {
 }
 # verify_fio NAME OPTION...: random writes, then all of it read and checked.
 verify_fio() { run_fio "$@" --rw=randwrite --verify=crc32c --verify_fatal=1 --verify_state_save=0; }
+
+# Runs that tell whose write a block has: each fills its blocks with their offset and its own name, so what a run finds of the
+# one before is a write that was lost; fio's checksums alone would be content with it.
+named=(--rw=randwrite --bs=4k --verify=pattern --verify_fatal=1 --verify_state_save=0)
+# named_fio NAME WORD OPTION...: such a run, whose name is WORD.
+named_fio() { local name=$1 word=$2; shift 2; run_fio "$name" "${named[@]}" --verify_pattern="%o\"$word\"" "$@"; }
+# named_differ WORD OPTION...: what is on $BLOCK is not of WORD, and fio sees that.
+named_differ() {
+    local word=$1
+    shift
+    if ( named_fio teeth "$word" "$@" --verify_only ) >/dev/null 2>&1; then fail "fio does not tell $word from what is there"; fi
+}
 
 # under_way PID [DISK]: waits until this process, in the background, writes to $BLOCK (/dev/nvme0n1). From its start to its first
 # command it may take seconds.

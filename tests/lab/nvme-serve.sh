@@ -32,10 +32,12 @@ drives_for_spindle() {
 
 # disk_nvme NAME ADDRESS: a part of a configuration.
 disk_nvme() { printf '%s\n' '[[disk]]' "name = \"$1\"" "nvme = \"$2\""; }
-# config_drives: nv0 is namespace 1, nv1 namespace 2.
+# config_first: nv0 is namespace 1; config_drives: and nv1 is namespace 2. What answers at the control socket must not keep a
+# drive from its end.
+config_first() { { reactor; control; listener; disk_nvme d0 "$DRIVE0"; subsystem "$NQN" d0; } | config; }
 config_drives() {
     {
-        reactor; listener; disk_nvme d0 "$DRIVE0"; disk_nvme d1 "$DRIVE1"
+        reactor; control; listener; disk_nvme d0 "$DRIVE0"; disk_nvme d1 "$DRIVE1"
         subsystem "$NQN" d0 d1
     } | config
 }

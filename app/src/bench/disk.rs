@@ -322,7 +322,7 @@ impl Engine {
     #[inline]
     fn poll(&mut self, now: &mut Nanos, mut ended: impl FnMut(Nanos, Nanos)) -> bool {
         let mut done = std::mem::take(&mut self.done);
-        self.disk.poll(Clock::now(), &mut done);
+        self.disk.poll(*now, &mut done);
         *now = Clock::now();
         let had_any = !done.is_empty();
         for done in done.drain(..) {

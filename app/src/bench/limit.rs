@@ -38,6 +38,7 @@ mod server;
 use std::io;
 use std::time::Duration;
 
+use spindle_reactor::affinity::{available_cores, pin_current_thread};
 use spindle_reactor::mem::RegionError;
 
 use crate::bench::Access;
@@ -318,8 +319,7 @@ const DEPTH_MAX: usize = 65_535;
 
 /// The cores asked for, or the first two, if this process may use them.
 fn choose_cores(asked: Option<CorePair>) -> Result<CorePair, LimitError> {
-    let allowed: Vec<usize> =
-        core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect();
+    let allowed = available_cores();
     let refused = |asked: String| LimitError::Cores { asked, allowed: format!("{allowed:?}") };
     match (asked, allowed.as_slice()) {
         (None, [first, second, ..]) => Ok(CorePair(*first, *second)),
@@ -331,7 +331,7 @@ fn choose_cores(asked: Option<CorePair>) -> Result<CorePair, LimitError> {
 
 /// Pin the calling thread. A failure costs precision, not truth, and the line's round trip shows it.
 fn pin(core: usize) {
-    core_affinity::set_for_current(core_affinity::CoreId { id: core });
+    let _ = pin_current_thread(core);
 }
 
 #[cfg(test)]

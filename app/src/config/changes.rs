@@ -145,6 +145,7 @@ impl Plan {
         // Devices are opened, and memory is registered, for those that there are.
         let (was, is) = (previous.rdma_addresses(), self.rdma_addresses());
         fixed(changes, "listener.address, transport = \"rdma\"", &was, &is);
+        fixed(changes, "control.socket", &previous.control, &self.control);
         let without_level = |plan: &Plan| LogPlan { level: super::LogLevel::Info, ..plan.log };
         fixed(changes, "log.format, peer_lines_per_s", &without_level(previous), &without_level(self));
     }
@@ -158,6 +159,8 @@ impl Plan {
             let field = |name: &str| format!("disk {:?}: {name}", disk.name);
             refuse(changes, &field("block_bytes"), &before.block_bytes, &disk.block_bytes, DISK_IDENTITY);
             refuse(changes, &field("kind"), &for_good(&before.kind), &for_good(&disk.kind), DISK_IDENTITY);
+            let (was, is) = (is_populated(&before.kind), is_populated(&disk.kind));
+            refuse(changes, &field("populate"), &was, &is, AT_START);
             refuse(changes, &field("poll"), &polls(&before.kind), &polls(&disk.kind), AT_START);
             set(changes, &field("medium_id"), &before.medium_id, &disk.medium_id);
             if before.bytes != disk.bytes {
@@ -293,14 +296,20 @@ fn without_in_capsule(plan: &Plan) -> super::plan::TcpPlan {
     tcp
 }
 
-/// What makes a disk the disk that it is: all but that it would be made if it were missing, and how its
-/// completions come.
+/// What makes a disk the disk that it is: all but that it would be made if it were missing, when it takes its
+/// memory, and how its completions come.
 fn for_good(kind: &DiskKind) -> DiskKind {
     let mut kind = kind.clone();
-    if let DiskKind::File { create, is_polled, .. } = &mut kind {
-        (*create, *is_polled) = (false, false);
+    match &mut kind {
+        DiskKind::File { create, is_polled, .. } => (*create, *is_polled) = (false, false),
+        DiskKind::Ram { is_populated, .. } => *is_populated = false,
+        DiskKind::Null | DiskKind::Ng { .. } | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => {}
     }
     kind
+}
+
+fn is_populated(kind: &DiskKind) -> bool {
+    matches!(kind, DiskKind::Ram { is_populated: true, .. })
 }
 
 fn polls(kind: &DiskKind) -> bool {

@@ -4,6 +4,7 @@
 use spindle_disk::RamSpec;
 use spindle_rdma::controller::CAPSULE_BYTES;
 use spindle_reactor::mem::Pages;
+use spindle_remote::RemoteDisk;
 use spindle_target::core::TargetCore;
 use spindle_tcp::controller::Conn;
 use spindle_tcp::shell;
@@ -83,6 +84,10 @@ pub fn sums(plan: &Plan) -> Vec<Sum> {
     let is_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
     for disk in &plan.disks {
         sums.extend(ram_sums(disk, is_rdma));
+        if matches!(disk.kind, DiskKind::Remote { .. }) {
+            let reason = format!("disk {}: pieces of long commands and what it receives, a core", disk.name);
+            sums.push(of(reason, RemoteDisk::core_bytes() as u64, cores, When::Start));
+        }
     }
     if is_rdma {
         let receives = u64::from(plan.rdma.srq_entries);
@@ -108,9 +113,9 @@ fn connection_bytes(entries: u16) -> u64 {
 }
 
 /// What a RAM disk takes; nothing for the others. Served over RDMA it is registered, and so resident, as a
-/// whole.
+/// whole; `populate` asks for the same.
 fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
-    let DiskKind::Ram { pages } = disk.kind else { return Vec::new() };
+    let DiskKind::Ram { pages, is_populated } = disk.kind else { return Vec::new() };
     let spec = RamSpec { bytes: disk.bytes, block_bytes: disk.block_bytes, pages };
     let slack = RamSpec::slack_bytes_default();
     let tables = spec.memory_bytes().saturating_sub(disk.bytes).saturating_sub(slack);
@@ -124,14 +129,15 @@ fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     };
     vec![
         of("table of its pages and frames", tables, When::Start, false),
-        match is_rdma {
-            true => of("data, registered with RDMA devices", disk.bytes, When::Start, is_huge),
-            false => of("data, when every block is written", disk.bytes, When::Filled, is_huge),
+        match (is_rdma, is_populated) {
+            (true, _) => of("data, registered with RDMA devices", disk.bytes, When::Start, is_huge),
+            (false, true) => of("data, taken in advance", disk.bytes, When::Start, is_huge),
+            (false, false) => of("data, when every block is written", disk.bytes, When::Filled, is_huge),
         },
         of(
             "writes and replies in flight",
             slack,
-            if is_huge || is_rdma { When::Start } else { When::Busy },
+            if is_huge || is_rdma || is_populated { When::Start } else { When::Busy },
             is_huge,
         ),
     ]

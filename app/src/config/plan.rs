@@ -38,6 +38,8 @@ pub struct Plan {
     pub referrals: Vec<ReferralPlan>,
     /// What goes to standard error.
     pub log: LogPlan,
+    /// Where `spindle status` asks.
+    pub control: Option<PathBuf>,
     /// How long commands in flight get to end after SIGTERM.
     pub drain_deadline: Duration,
     /// What an operator should know though nothing is wrong.
@@ -143,6 +145,8 @@ pub enum DiskKind {
     Ram {
         /// Pages that are asked for.
         pages: Pages,
+        /// All of it is taken when the disk is made.
+        is_populated: bool,
     },
     /// Reads as zeroes.
     Null,

@@ -146,6 +146,7 @@ pub static FILE: &[Key] = &[
     ),
     key("discovery", Kind::Section(DISCOVERY), Preset::Section, "The discovery service, at every listener."),
     key("log", Kind::Section(LOG), Preset::Section, "What goes to standard error."),
+    key("control", Kind::Section(CONTROL), Preset::Section, "What operators ask a target that runs."),
     key("shutdown", Kind::Section(SHUTDOWN), Preset::Section, "What happens at SIGTERM."),
 ];
 
@@ -491,6 +492,13 @@ static DISK: &[Key] = &[
         Preset::Is("false"),
         "ram: take reserved huge pages. Deallocated blocks then give no memory back to the machine.",
     ),
+    key(
+        "populate",
+        FLAG,
+        Preset::Is("false"),
+        "ram: take all memory when the disk is made, in the background. Otherwise the first write to each \
+         2 MiB waits for the kernel to zero them, and with it all hosts of that core.",
+    ),
 ];
 
 static LISTENER: &[Key] = &[
@@ -638,6 +646,14 @@ static LOG: &[Key] = &[
          written.",
     ),
 ];
+
+static CONTROL: &[Key] = &[key(
+    "socket",
+    Kind::Path,
+    Preset::From("control in the directory that systemd makes (RuntimeDirectory=); otherwise none"),
+    "A Unix socket at which `spindle status` asks what the target does: cores, turns that took long, \
+     connected hosts, traffic. Its directory must exist; root and the user of this process may use it.",
+)];
 
 static SHUTDOWN: &[Key] = &[key(
     "deadline_ms",

@@ -378,11 +378,43 @@ fn open_drive(
 /// Commands of one core with another target at once: what a queue of 1024 entries holds.
 const REMOTE_DEPTH_MAX: u16 = 1023;
 
+/// Take the disk's memory, from a thread that ends with it.
+fn populate(name: &str, disk: &Arc<RamDisk>) {
+    let (name, disk) = (name.to_owned(), Arc::downgrade(disk));
+    let told = name.clone();
+    let run = move || {
+        let mut next = Some(0);
+        while let (Some(offset), Some(disk)) = (next, disk.upgrade()) {
+            next = match disk.populate(offset) {
+                Ok(None) => {
+                    tracing::info!(disk = name, "all of its memory is taken");
+                    None
+                }
+                Ok(next) => next,
+                Err(error) => {
+                    tracing::warn!(disk = name, %error, "not all of its memory can be taken in advance");
+                    None
+                }
+            };
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("populate".to_owned()).spawn(run) {
+        tracing::warn!(disk = told, %error, "no thread to take its memory in advance");
+    }
+}
+
 /// `None`: its drive is absent.
 fn open(plan: &DiskPlan, drives: &OpenedDrives) -> Result<Option<Source>, SnapshotError> {
     let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
     let disk: Source = match &plan.kind {
-        DiskKind::Ram { pages } => RamDisk::new(name, RamSpec { bytes, block_bytes, pages: *pages })?,
+        DiskKind::Ram { pages, is_populated } => {
+            let spec = RamSpec { bytes, block_bytes, pages: *pages };
+            let disk = Arc::new(RamDisk::with_slack(name, spec, RamSpec::slack_bytes_default())?);
+            if *is_populated {
+                populate(name, &disk);
+            }
+            disk
+        }
         DiskKind::Null => NullDisk::new(name, NullSpec { bytes, block_bytes })?,
         DiskKind::File { path, is_read_only, create, is_direct, is_polled } => {
             let create_bytes = is_to_be_made(path, *create).then_some(bytes);

@@ -25,7 +25,7 @@ use spindle_reactor::clock::{Clock, wall_ms};
 use spindle_reactor::mailbox::Mailbox;
 use spindle_reactor::mem::{Area, Pages, Pool, ZoneSpec};
 use spindle_reactor::net::{Accepted, Listener};
-use spindle_reactor::run::{Idle, Poller, Reactor};
+use spindle_reactor::run::{Idle, Poller, Reactor, Turns};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
@@ -130,6 +130,16 @@ pub struct CoreSetup {
     pub stop: Arc<AtomicBool>,
 }
 
+/// A core that works, as others see it.
+pub struct CoreReady {
+    /// Index, from 0.
+    pub core: usize,
+    /// The memory of its data.
+    pub pool: Area,
+    /// What its turns take.
+    pub turns: Arc<Turns>,
+}
+
 /// The core that accepts connections for all.
 pub const ACCEPTOR: usize = 0;
 
@@ -204,9 +214,13 @@ impl CoreLoop {
         Ok(CoreLoop { pollers, shared, reactor, stop: setup.stop, pool: area })
     }
 
-    /// The memory of its data.
-    pub fn pool(&self) -> &Area {
-        &self.pool
+    /// What others need of it.
+    pub fn ready(&self) -> CoreReady {
+        CoreReady {
+            core: self.shared.core(),
+            pool: self.pool.clone(),
+            turns: Arc::clone(self.reactor.turns()),
+        }
     }
 
     /// Work until shutdown is through or `stop` is raised.

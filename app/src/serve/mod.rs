@@ -4,33 +4,36 @@
 //!   main thread: plan -> snapshot (disks) -> listeners -> threads ─ ready? ─> start lines ─> signals
 //!     SIGHUP: read the file again, new snapshot to all cores
 //!     now and then: drives that are there at last, or have another size: the same
+//!     `spindle status`: a thread of its own answers (`control`)
 //!     SIGTERM, SIGINT: Shutdown to all cores; a deadline; the end
 //! ```
 //!
 //! What it does not do: no data passes here; `core_loop` has the cores.
 
 pub mod conn;
+pub mod control;
 pub mod core_loop;
 mod registrar;
 mod served;
 
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use self::control::{Control, CoreView, View};
 use self::served::Served;
-use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreSetup, Handover, RdmaSetup};
+use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, Handover, RdmaSetup};
 use registrar::{Next, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, SignalsInfo};
 use spindle_rdma::shell::SharedDevice;
 use spindle_reactor::mailbox::{Remote, mesh};
-use spindle_reactor::mem::Area;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
@@ -67,6 +70,14 @@ pub enum ServeError {
         /// Why not.
         source: spindle_rdma_verbs::VerbsError,
     },
+    /// The control socket could not be had.
+    #[error("control.socket = {path:?}: cannot listen: {source}")]
+    Control {
+        /// Where it should be.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// Commands were still in flight at the deadline.
     #[error("shutdown: connections were still open after {0:?}")]
     Drain(Duration),
@@ -96,6 +107,9 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         Some(path) => Config::load(path)?,
         None => Config::builtin(),
     };
+    // Before any thread is there: what is not a core's loop keeps off the cores'.
+    let polled: Vec<usize> = config.plan().reactor.cpus().into_iter().flatten().collect();
+    spindle_reactor::affinity::leave_to_pollers(&polled);
     let log = log::start(&config.plan().log).map_err(|error| ServeError::Start(error.to_string()))?;
     // Before any thread is there, so that no signal is lost.
     let signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])
@@ -116,10 +130,17 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
 
 /// Open the disks, run the cores, and do what signals and drives ask for until it is time to go.
 fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<(), ServeError> {
+    // First of all: what it finds wrong ends nothing that has begun.
+    let control = bind_control(config.plan())?;
     let drives: Arc<dyn DriveSource> = Arc::new(DrivesHere);
     let snapshot =
         config.plan().snapshot(None, &*drives, &[]).map_err(|error| ServeError::Start(error.to_string()))?;
     let running = Running::start(config.plan(), &snapshot, &signals.handle())?;
+    if let Some(control) = &control
+        && let Err(error) = control.answer(Arc::clone(&running.view))
+    {
+        tracing::error!(%error, "spindle status is not answered: no thread for it");
+    }
     announce(&snapshot, TransportKind::Tcp);
     let mut served = Served::new(config, snapshot, drives);
     let handle = signals.handle();
@@ -144,7 +165,9 @@ fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<
         deadline_ms = deadline.as_millis(),
         "shutting down: commands in flight end, hosts are disconnected"
     );
+    let view = Arc::clone(&running.view);
     let end = running.shut_down(deadline);
+    view.end();
     // A drive that is being opened is shut down as well, unless it does not become ready.
     let give_up = Instant::now() + DRIVES_MAX;
     while served.is_opening() && Instant::now() < give_up {
@@ -153,6 +176,15 @@ fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<
         }
     }
     end
+}
+
+/// Where `spindle status` asks, if that is configured.
+fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
+    let Some(path) = plan.control.clone().or_else(control::of_service) else { return Ok(None) };
+    match Control::bind(&path) {
+        Ok(control) => Ok(Some(control)),
+        Err(source) => Err(ServeError::Control { path, source }),
+    }
 }
 
 /// The signals, until a core has failed. From a thread of their own, which goes with the process.
@@ -181,6 +213,7 @@ struct Running {
     /// By core.
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
+    view: Arc<View>,
     /// What the cores change to goes by it.
     registrar: Option<Registrar>,
 }
@@ -192,6 +225,7 @@ impl Running {
 
     /// All cores change to this snapshot, and one of them listens on what is new in it.
     fn change_to(&self, next: Next) {
+        self.view.change_to(&next.0);
         let next = match &self.registrar {
             Some(registrar) => registrar.send(next),
             None => Err(next),
@@ -274,7 +308,7 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
     let mut rdma = open_rdma(plan, snapshot)?;
     let (ready, is_ready) = mpsc::channel();
     let mut threads = Vec::new();
-    for (core, (mailbox, cpu)) in mailboxes.into_iter().zip(cpus).enumerate() {
+    for (core, (mailbox, cpu)) in mailboxes.into_iter().zip(cpus.iter().copied()).enumerate() {
         let setup = CoreSetup {
             core,
             cores,
@@ -300,7 +334,7 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
             let _on_panic = on_panic;
             match CoreLoop::new(setup, mailbox, first) {
                 Ok(core) => {
-                    let _ = ready.send(Ok(core.pool().clone()));
+                    let _ = ready.send(Ok(core.ready()));
                     core.run();
                 }
                 Err(error) => {
@@ -312,20 +346,26 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
         threads.push(thread.map_err(|error| ServeError::Start(format!("thread of core {core}: {error}")))?);
     }
     drop(ready);
-    let pools = wait_ready(cores, &is_ready).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+    let ready = wait_ready(cores, &is_ready).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+    let (pools, turns): (Vec<_>, Vec<_>) = ready.into_iter().map(|core| (core.pool, core.turns)).unzip();
+    let seen = cpus.into_iter().zip(turns).map(|(cpu, turns)| CoreView { cpu, turns }).collect();
+    let view = Arc::new(View::new(seen, loads, registry, snapshot));
     let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
     let registrar = Registrar::start(&rdma.devices, pools, first, cores, remote.clone(), its_stop)?;
-    Ok(Running { remote, threads, stop, registrar: Some(registrar) })
+    Ok(Running { remote, threads, stop, view, registrar: Some(registrar) })
 }
 
-/// Until each of so many cores has said that it works; the pool of each.
+/// Until each of so many cores has said that it works; what each said, in their order.
 fn wait_ready(
     cores: usize,
-    is_ready: &mpsc::Receiver<Result<Area, ServeError>>,
-) -> Result<Vec<Area>, ServeError> {
+    is_ready: &mpsc::Receiver<Result<CoreReady, ServeError>>,
+) -> Result<Vec<CoreReady>, ServeError> {
     // A core that panics takes its end of the channel along.
     let panicked = || Err(ServeError::Start("a core's thread panicked".to_owned()));
-    (0..cores).map(|_| is_ready.recv().unwrap_or_else(|_| panicked())).collect()
+    let ready = (0..cores).map(|_| is_ready.recv().unwrap_or_else(|_| panicked()));
+    let mut ready = ready.collect::<Result<Vec<_>, _>>()?;
+    ready.sort_by_key(|core| core.core);
+    Ok(ready)
 }
 
 /// Sockets of the TCP listeners that are open in `listeners` and were not in `before`, with their index.
@@ -425,10 +465,12 @@ mod tests {
         let stop = Arc::new(AtomicBool::new(false));
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || assert!(ended.recv().is_err()));
+        let snapshot = Config::builtin().plan().snapshot(None, &DrivesHere, &[]).expect("opened");
         let running = Running {
             remote: mailboxes[0].remote(),
             threads: vec![thread],
             stop: Arc::clone(&stop),
+            view: Arc::new(View::new(Vec::new(), Arc::new([]), Arc::default(), &snapshot)),
             registrar: None,
         };
         let error = running.shut_down(Duration::ZERO);

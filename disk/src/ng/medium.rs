@@ -304,19 +304,12 @@ fn is_passing(bits: u16) -> bool {
 
 /// What the drive's status means for the host.
 fn of_status(status: Status, is_write: bool) -> DiskError {
-    let medium = if is_write { DiskError::MediaWrite } else { DiskError::MediaRead };
     match status.code() {
-        Status::INVALID_OPCODE => DiskError::NotSupported,
         // The namespace was detached or deleted.
         Status::INVALID_NAMESPACE_OR_FORMAT => DiskError::Gone,
-        Status::CAPACITY_EXCEEDED => DiskError::NoSpace,
-        Status::NAMESPACE_IS_WRITE_PROTECTED | Status::WRITE_TO_READ_ONLY_RANGE => DiskError::WriteProtected,
-        Status::COMPARE_FAILURE => DiskError::CompareDiffers,
         // The drive has fewer blocks than it had.
-        Status::LBA_OUT_OF_RANGE => medium,
-        Status::ACCESS_DENIED => DiskError::Internal,
-        // Whether it may be repeated is the drive's to say.
-        code if code.sct() == StatusType::MEDIA => DiskError::device(status),
-        _ => DiskError::Internal,
+        Status::LBA_OUT_OF_RANGE if is_write => DiskError::MediaWrite,
+        Status::LBA_OUT_OF_RANGE => DiskError::MediaRead,
+        _ => DiskError::of_status(status),
     }
 }

@@ -5,9 +5,9 @@
 //!     ^                                 │ refused                                                     │
 //!     └─────────────────────────────────┴── the manager hears of it ──────────────────────────────────┘
 //! ```
-//! What was lost is sent again in its order, before what came after it. What was lost and is nobody's any
-//! more ends when the next queue is connected: then the far target has ended whatever it had of it. Where
-//! none is, it ends after [`ORPHANED`].
+//! What was lost is sent again in its order, before what came after it. A lost command whose submitter is
+//! gone is not sent again: it ends when the next queue is connected, since then the far target has ended
+//! whatever it had of it. Where no queue is connected, it ends after [`ORPHANED`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use spindle_disk::{
     Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, Op, OpenError, Owner, Token,
 };
 use spindle_initiator::nvme_spec::status::Status;
-use spindle_initiator::{Association, Completion, Failure, IoQueue, Opening, Why};
+use spindle_initiator::{Association, Completion, Failure, IoQueue, Opening, Options, Why};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
-use crate::request::{Limits, Piece, Request, Task};
-use crate::status::{disk_error, is_unsupported};
-use crate::{PATIENCE, Shared};
+use crate::request::{Lack, Limits, Piece, Request, Task};
+use crate::status::is_unsupported;
+use crate::{PATIENCE, Users};
 
 /// Buffers of pieces, and their size: an MDTS that is common.
 const BOUNCE: ZoneSpec = ZoneSpec { buffer_bytes: 128 << 10, count: 4 };
@@ -34,6 +34,12 @@ const LOOK_PERIOD: Nanos = Nanos::from_ms(1);
 /// The far target has ended an association that is silent for as long: some keep-alive time-outs.
 const ORPHANED: Nanos = Nanos::from_secs(30);
 
+/// Bytes that a core's handle has for long commands, for Connect and for what it receives.
+pub(crate) fn core_bytes() -> usize {
+    let zone = |zone: ZoneSpec| zone.buffer_bytes as usize * zone.count as usize;
+    zone(BOUNCE) + zone(SMALL) + Options::default().batch_bytes
+}
+
 enum Link {
     Away,
     Opening(Box<Opening>, u64),
@@ -42,7 +48,6 @@ enum Link {
 
 /// See the module.
 pub(crate) struct RemoteCore {
-    shared: Arc<Shared>,
     qid: u16,
     depth: u16,
     pool: Pool,
@@ -53,15 +58,21 @@ pub(crate) struct RemoteCore {
     /// With the far target, by the index of their tickets.
     sent: Vec<Option<Request>>,
     sent_count: usize,
-    /// Were with a far target that is lost, and nobody waits for them.
+    /// Lost commands whose submitter is gone: they may be done by the far target still.
     orphans: Vec<Request>,
     ready: VecDeque<Done>,
     numbers: u64,
     next_look: Nanos,
+    /// The association for which a command that could not be sent was told.
+    told: u64,
+    /// That the I/O queue cannot be connected was told.
+    is_refusal_told: bool,
+    /// The last: the association ends when the queue has.
+    shared: Arc<Users>,
 }
 
 impl RemoteCore {
-    pub(crate) fn new(shared: Arc<Shared>, context: &CoreContext) -> Result<RemoteCore, OpenError> {
+    pub(crate) fn new(shared: Arc<Users>, context: &CoreContext) -> Result<RemoteCore, OpenError> {
         let pool = Pool::new(&[SMALL, BOUNCE], Pages::Base).map_err(|error| OpenError::System {
             disk: shared.name.clone(),
             verb: "take memory for pieces of long commands".to_owned(),
@@ -89,6 +100,8 @@ impl RemoteCore {
             ready: VecDeque::with_capacity(2 * context.depth as usize),
             numbers: 0,
             next_look: Nanos::ZERO,
+            told: 0,
+            is_refusal_told: false,
             shared,
         })
     }
@@ -133,7 +146,10 @@ impl RemoteCore {
 
     #[cold]
     fn on_refused(&mut self, number: u64, error: &spindle_initiator::Error) {
-        tracing::warn!(disk = self.shared.name, qid = self.qid, "cannot connect an I/O queue: {error}");
+        // Once: attempts go on for as long as it takes.
+        if !std::mem::replace(&mut self.is_refusal_told, true) {
+            tracing::warn!(disk = self.shared.name, qid = self.qid, "cannot connect an I/O queue: {error}");
+        }
         self.link = Link::Away;
         self.shared.on_lost(number);
     }
@@ -143,6 +159,9 @@ impl RemoteCore {
         let blocks = queue.transfer_bytes_max() / self.limits.block_bytes;
         self.limits.data_blocks_max = blocks.clamp(1, 1 << 16);
         self.link = Link::Up(Box::new(queue), number);
+        if std::mem::take(&mut self.is_refusal_told) {
+            tracing::info!(disk = self.shared.name, qid = self.qid, "the I/O queue is connected");
+        }
         // The far target has answered Connect: of what was before it does nothing more.
         self.end_orphans(|_| true);
         for request in &mut self.waiting {
@@ -161,15 +180,27 @@ impl RemoteCore {
 
     /// Give the queue as much as it takes.
     fn send(&mut self) -> bool {
-        let Link::Up(queue, _) = &mut self.link else { return false };
+        let Link::Up(queue, number) = &mut self.link else { return false };
         let mut has_worked = false;
         while queue.room() > 0
             && queue.is_up()
             && let Some(mut request) = self.waiting.pop_front()
         {
-            let Some(Piece { sqe, data }) = request.next(self.limits, &self.pool) else {
-                self.waiting.push_front(request);
-                break; // a piece that ends has its buffer
+            let Piece { sqe, data } = match request.next(self.limits, &self.pool) {
+                Ok(piece) => piece,
+                Err(Lack::Buffer) => {
+                    self.waiting.push_front(request);
+                    break; // a piece that ends gives its buffer back
+                }
+                Err(Lack::Data) => {
+                    tracing::error!(
+                        disk = self.shared.name,
+                        "a command without its data: {:?}",
+                        request.task
+                    );
+                    self.ready.push_back(request.end(Err(DiskError::Internal)));
+                    continue;
+                }
             };
             has_worked = true;
             match queue.submit(sqe, data) {
@@ -183,7 +214,10 @@ impl RemoteCore {
                         self.waiting.push_front(request);
                         break;
                     }
-                    tracing::debug!(disk = self.shared.name, "not sent: {}", refused.why);
+                    // Once for each association: the next command will not fare better.
+                    if std::mem::replace(&mut self.told, *number) != *number {
+                        tracing::warn!(disk = self.shared.name, "cannot send a command: {}", refused.why);
+                    }
                     self.ready.push_back(request.end(Err(DiskError::Internal)));
                 }
             }
@@ -256,7 +290,7 @@ impl RemoteCore {
             self.waiting.push_front(request);
             return;
         }
-        self.ready.push_back(request.end(Err(disk_error(status))));
+        self.ready.push_back(request.end(Err(DiskError::of_status(status))));
     }
 
     /// The queue is gone, and everything has come back from it.

@@ -30,6 +30,7 @@ mod manager;
 mod request;
 mod status;
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
@@ -60,11 +61,11 @@ pub struct RemoteSpec {
 /// What the far target said of the namespace when it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteFacts {
-    /// MN and SN.
+    /// MN.
     pub model: String,
-    /// As it says.
+    /// SN.
     pub serial: String,
-    /// Most bytes of one command, 0: any.
+    /// Most bytes of one command; `u32::MAX` where it names no limit.
     pub transfer_bytes_max: u32,
     /// By what the namespace is known, the best first.
     pub medium_ids: Vec<String>,
@@ -72,7 +73,7 @@ pub struct RemoteFacts {
 
 /// A namespace of another target, shared by all cores. See the module.
 pub struct RemoteDisk {
-    shared: Arc<Shared>,
+    shared: Arc<Users>,
     facts: RemoteFacts,
 }
 
@@ -96,6 +97,9 @@ struct Shared {
 impl Shared {
     /// The association that is up, with its number.
     fn association(&self) -> Option<(u64, Arc<Association>)> {
+        if self.current.load(Ordering::Relaxed) == 0 {
+            return None; // as cores ask, turn after turn, while it is away
+        }
         let association = self.association.lock().unwrap_or_else(PoisonError::into_inner);
         let number = self.current.load(Ordering::Acquire);
         association.as_ref().filter(|_| number != 0).map(|it| (number, Arc::clone(it)))
@@ -121,6 +125,25 @@ impl Shared {
     }
 }
 
+/// The disk and its cores: when the last of them goes, the manager ends. Commands of a disk that was removed
+/// end by themselves, and need the association until then.
+struct Users(Arc<Shared>);
+
+impl Deref for Users {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Drop for Users {
+    fn drop(&mut self) {
+        self.is_stopped.store(true, Ordering::Release);
+        self.wake_manager();
+    }
+}
+
 impl RemoteDisk {
     /// Connect, and see what the namespace is. Waits; not on a core.
     ///
@@ -129,20 +152,19 @@ impl RemoteDisk {
     /// namespace cannot be a disk.
     pub fn new(name: &str, spec: &RemoteSpec) -> Result<Arc<RemoteDisk>, OpenError> {
         let (shared, facts) = manager::open(name, spec)?;
-        Ok(Arc::new(RemoteDisk { shared, facts }))
+        Ok(Arc::new(RemoteDisk { shared: Arc::new(Users(shared)), facts }))
+    }
+
+    /// Bytes that each core's handle takes, at most.
+    #[must_use]
+    pub fn core_bytes() -> usize {
+        core::core_bytes()
     }
 
     /// What it turned out to be.
     #[must_use]
     pub fn facts(&self) -> &RemoteFacts {
         &self.facts
-    }
-}
-
-impl Drop for RemoteDisk {
-    fn drop(&mut self) {
-        self.shared.is_stopped.store(true, Ordering::Release);
-        self.shared.wake_manager();
     }
 }
 

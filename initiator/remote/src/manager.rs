@@ -8,17 +8,22 @@ use nvme_spec::identify::{IdentifyController, IdentifyNamespace, Nsattr, Oncs, V
 use spindle_disk::{Geometry, OpenError, medium_id};
 use spindle_initiator::{Backoff, Clock, Controller, ControllerEvent, Error, Namespace, Options, Target};
 
-use crate::{RemoteFacts, RemoteSpec, Shared};
+use crate::{PATIENCE, RemoteFacts, RemoteSpec, Shared};
 
 /// How often the controller is looked at: often enough for its keep alive.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Keep-alive time-out: a far target that is silent is noticed within it, and commands have time left to be
-/// sent again ([`PATIENCE`](crate::PATIENCE)).
+/// sent again ([`PATIENCE`]).
 const KEEP_ALIVE_MS: u32 = 5000;
 /// Time for each step of connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Waits between attempts: the first, for a target that was restarted, and the longest.
 const WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// Of a namespace that cannot be used.
+const NO_FORMAT: &str = "it names no block size that is allowed";
+/// So many different reasons are told while associations do not last.
+const REASONS_MAX: usize = 16;
 
 /// A controller, and the namespace that is meant.
 struct Connected {
@@ -98,8 +103,9 @@ fn connect(spec: &RemoteSpec) -> Result<Connected, Error> {
         let high = u64::from(controller.queues_granted());
         return Err(Error::Range { field: "I/O queues (one for each core)", value, low: 1, high });
     }
-    let namespace = controller.namespace(spec.nsid)?;
     let identify = controller.identify_namespace(spec.nsid)?;
+    let namespace = Namespace::new(spec.nsid, &identify)
+        .ok_or(Error::Answer { step: "Identify Namespace", what: NO_FORMAT })?;
     Ok(Connected { controller, namespace, identify })
 }
 
@@ -150,15 +156,47 @@ fn facts(
     }
 }
 
+/// What was told of losses: each reason once, until an association has lasted for
+/// [`PATIENCE`]. A far target that comes and goes for years does not fill the log.
+#[derive(Default)]
+struct Told {
+    reasons: Vec<String>,
+    /// A loss was not told, nor that the far target was found again.
+    is_quiet: bool,
+}
+
+impl Told {
+    /// True where the loss is to be told.
+    fn on_loss(&mut self, reason: &str) -> bool {
+        let is_new = self.is_new(reason);
+        self.is_quiet |= !is_new;
+        is_new
+    }
+
+    fn is_new(&mut self, reason: &str) -> bool {
+        if self.reasons.len() >= REASONS_MAX || self.reasons.iter().any(|told| told == reason) {
+            return false;
+        }
+        self.reasons.push(reason.to_owned());
+        true
+    }
+
+    /// An association has lasted. True where it is to be told that all is well.
+    fn on_lasted(&mut self) -> bool {
+        std::mem::take(self).is_quiet
+    }
+}
+
 /// One association after the other.
 fn stay(shared: &Shared, controller: Controller) {
     let (first, longest) = WAITS;
     let mut backoff = Backoff::new(first, longest, u32::MAX, u64::from(std::process::id()));
     let mut controller = Some(controller);
     let mut number = 1;
+    let mut told = Told::default();
     while let Some(mut up) = controller.take() {
         let since = Clock::now();
-        let why = supervise(shared, &mut up, number);
+        let why = supervise(shared, &mut up, number, &mut told);
         shared.set(0, None);
         let Some(why) = why else {
             // Its queues go with the cores' handles. Who does not answer learns of it by keep alive.
@@ -167,17 +205,23 @@ fn stay(shared: &Shared, controller: Controller) {
         };
         up.abandon();
         let place = place(&shared.spec.target, shared.spec.nsid);
-        tracing::warn!(disk = shared.name, "lost {place}: {why}");
+        if told.on_loss(&why) {
+            tracing::warn!(disk = shared.name, "lost {place}: {why}");
+        }
         backoff.lasted((Clock::now() - since).as_duration());
         backoff.reset();
         number += 1;
-        controller = reconnect(shared, &mut backoff, number);
+        controller = reconnect(shared, &mut backoff, number, &mut told);
     }
 }
 
 /// While an association is up. Why it ended; `None`: the disk is gone.
-fn supervise(shared: &Shared, controller: &mut Controller, number: u64) -> Option<String> {
+fn supervise(shared: &Shared, controller: &mut Controller, number: u64, told: &mut Told) -> Option<String> {
+    let lasted = Clock::now() + PATIENCE;
     loop {
+        if Clock::now() >= lasted && told.on_lasted() {
+            tracing::info!(disk = shared.name, "{} stays", place(&shared.spec.target, shared.spec.nsid));
+        }
         if shared.is_stopped.load(Ordering::Acquire) {
             return None;
         }
@@ -194,9 +238,8 @@ fn supervise(shared: &Shared, controller: &mut Controller, number: u64) -> Optio
 }
 
 /// The next association, as long as it takes. `None`: the disk is gone.
-fn reconnect(shared: &Shared, backoff: &mut Backoff, number: u64) -> Option<Controller> {
+fn reconnect(shared: &Shared, backoff: &mut Backoff, number: u64, told: &mut Told) -> Option<Controller> {
     let place = place(&shared.spec.target, shared.spec.nsid);
-    let mut told = String::new();
     loop {
         let due = Clock::now() + backoff.next_wait().unwrap_or(WAITS.1).into();
         loop {
@@ -211,17 +254,40 @@ fn reconnect(shared: &Shared, backoff: &mut Backoff, number: u64) -> Option<Cont
         }
         let error = match connect(&shared.spec) {
             Ok(connected) if connected.namespace.is_same_disk(&shared.namespace) => {
-                tracing::info!(disk = shared.name, "found {place} again");
+                if !told.is_quiet {
+                    tracing::info!(disk = shared.name, "found {place} again");
+                }
                 shared.set(number, Some(connected.controller.association()));
                 return Some(connected.controller);
             }
             Ok(_) => format!("{}", Error::OtherDisk { nsid: shared.spec.nsid }),
             Err(error) => error.to_string(),
         };
-        // Each reason once: attempts go on for as long as it takes.
-        if error != told {
+        if told.is_new(&error) {
             tracing::warn!(disk = shared.name, "cannot use {place}: {error}");
-            told = error;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_is_told_once_until_an_association_has_lasted() {
+        let mut told = Told::default();
+        assert!(told.on_loss("an I/O queue was lost") && told.is_new("refused"));
+        assert!(!told.is_new("refused"), "the same attempt again");
+        assert!(!told.on_lasted(), "the loss was told");
+        assert!(told.on_loss("an I/O queue was lost") && !told.on_loss("an I/O queue was lost"));
+        assert!(told.on_lasted(), "the second was not");
+        assert!(told.is_new("refused"));
+    }
+
+    #[test]
+    fn a_far_target_that_finds_ever_new_reasons_does_not_fill_the_log() {
+        let mut told = Told::default();
+        let said = (0..1000).filter(|at| told.is_new(&at.to_string())).count();
+        assert_eq!(said, REASONS_MAX);
     }
 }

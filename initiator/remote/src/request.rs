@@ -64,7 +64,7 @@ pub(crate) struct Request {
     piece: u32,
     /// The piece has a buffer of its own.
     is_bounced: bool,
-    /// Nobody waits for it any more.
+    /// Its submitter is gone ([`Disk::forget`](spindle_disk::Disk::forget)).
     pub(crate) is_forgotten: bool,
     /// It was with a far target that is lost, and may be done there still.
     pub(crate) was_sent: bool,
@@ -76,6 +76,15 @@ pub(crate) struct Request {
 pub(crate) struct Piece {
     pub(crate) sqe: Sqe,
     pub(crate) data: HostData,
+}
+
+/// Why there is no piece to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lack {
+    /// No buffer for pieces is free now: the next command that ends gives one back.
+    Buffer,
+    /// The command has no data of its own: it cannot be done.
+    Data,
 }
 
 /// What the pieces of a core are limited by.
@@ -108,8 +117,8 @@ impl Request {
         }
     }
 
-    /// The next piece. `None`: there is no buffer for it now.
-    pub(crate) fn next(&mut self, limits: Limits, pool: &Pool) -> Option<Piece> {
+    /// The next piece.
+    pub(crate) fn next(&mut self, limits: Limits, pool: &Pool) -> Result<Piece, Lack> {
         let left = self.range.blocks - self.done;
         let lba = self.range.lba + u64::from(self.done);
         let (nsid, whole) = (limits.nsid, self.done == 0);
@@ -132,7 +141,7 @@ impl Request {
             }
             Task::ZeroData { fua } => {
                 self.piece = left.min(limits.bounce_blocks);
-                let mut data = pool.take(self.piece * limits.block_bytes)?;
+                let mut data = pool.take(self.piece * limits.block_bytes).ok_or(Lack::Buffer)?;
                 data.clear();
                 self.is_bounced = true;
                 (Sqe::write(0, nsid, lba, self.piece, fua), HostData::ToController(data))
@@ -148,36 +157,35 @@ impl Request {
                 (Sqe::verify(0, nsid, lba, self.piece), HostData::None)
             }
             Task::Deallocate => {
-                let mut data = pool.take(RANGE_BYTES)?;
+                let mut data = pool.take(RANGE_BYTES).ok_or(Lack::Buffer)?;
                 data.copy_in(0, DsmRange::new(lba, left).as_bytes());
                 (self.piece, self.is_bounced) = (left, true);
                 (Sqe::dsm(0, nsid, 1), HostData::ToController(data))
             }
         };
-        Some(Piece { sqe, data })
+        Ok(Piece { sqe, data })
     }
 
     /// Memory of the next piece: its own where the far target takes all at once, else a buffer with that part
     /// of it.
-    fn data(&mut self, left: u32, whole: bool, limits: Limits, pool: &Pool) -> Option<Buf> {
+    fn data(&mut self, left: u32, whole: bool, limits: Limits, pool: &Pool) -> Result<Buf, Lack> {
         if whole && left <= limits.data_blocks_max {
             (self.piece, self.is_bounced) = (left, false);
-            return self.buf.take();
+            return self.buf.take().ok_or(Lack::Data);
         }
         self.piece = left.min(limits.data_blocks_max).min(limits.bounce_blocks);
         let bytes = self.piece * limits.block_bytes;
-        let mut piece = pool.take(bytes)?;
+        let mut piece = pool.take(bytes).ok_or(Lack::Buffer)?;
         self.is_bounced = true;
-        if self.task != Task::Read
-            && let Some(buf) = &self.buf
-        {
+        let own = self.buf.as_ref().ok_or(Lack::Data)?;
+        if self.task != Task::Read {
             let mut at = 0;
-            buf.visit(self.offset(limits), bytes as usize, |part| {
+            own.visit(self.offset(limits), bytes as usize, |part| {
                 piece.copy_in(at, part);
                 at += part.len();
             });
         }
-        Some(piece)
+        Ok(piece)
     }
 
     fn offset(&self, limits: Limits) -> usize {
@@ -307,10 +315,19 @@ mod tests {
         let pool = pool();
         let held: Vec<Buf> = std::iter::from_fn(|| pool.take(4096)).collect();
         let mut request = request(Task::ZeroData { fua: false }, 3, None);
-        assert!(request.next(LIMITS, &pool).is_none());
+        assert_eq!(request.next(LIMITS, &pool).err(), Some(Lack::Buffer));
         drop(held);
         let data = request.next(LIMITS, &pool).expect("free again").data.into_buffer().expect("data");
         assert!(data.len() == 3 * 512 && data.equals_at(0, &[0; 3 * 512]));
+    }
+
+    #[test]
+    fn a_command_that_has_lost_its_data_is_an_error_and_waits_for_nothing() {
+        let pool = pool();
+        for (task, blocks) in [(Task::Read, 1), (Task::Write { fua: false }, 1), (Task::Compare, 20)] {
+            let mut request = request(task, blocks, None);
+            assert_eq!(request.next(LIMITS, &pool).err(), Some(Lack::Data), "{task:?} of {blocks}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a drive's status means for the one who asked the disk.
 
-use nvme_spec::status::{Status, StatusType};
+use nvme_spec::status::Status;
 use spindle_disk::DiskError;
 
 /// True for a failure that the same command may not meet again: DNR is clear, and the code says that it was
@@ -25,19 +25,12 @@ pub(crate) fn is_passing(status: Status) -> bool {
     )
 }
 
-/// The disk's error for a status that is not success. What the drive says of its medium goes to the host as
-/// it is: whether it may be repeated is the drive's word.
+/// The disk's error for a status that is not success.
 pub(crate) fn disk_error(status: Status) -> DiskError {
     match status.code() {
-        Status::CAPACITY_EXCEEDED | Status::NAMESPACE_INSUFFICIENT_CAPACITY => DiskError::NoSpace,
-        Status::NAMESPACE_IS_WRITE_PROTECTED | Status::WRITE_TO_READ_ONLY_RANGE => DiskError::WriteProtected,
-        Status::INVALID_OPCODE => DiskError::NotSupported,
-        Status::COMPARE_FAILURE => DiskError::CompareDiffers,
-        Status::ACCESS_DENIED => DiskError::Internal,
         // The namespace was deleted or detached: it does not come back by asking again.
         Status::INVALID_NAMESPACE_OR_FORMAT => DiskError::Gone,
-        code if StatusType(code.parts().sct()) == StatusType::MEDIA => DiskError::device(status),
-        _ => DiskError::Internal,
+        _ => DiskError::of_status(status),
     }
 }
 

@@ -60,6 +60,8 @@ const FRAME: u64 = FRAME_BYTES as u64;
 /// Bytes of a disk from which on a page that is written is most likely in no cache: more than a core's
 /// share of the third cache of most processors.
 const UNCACHED_BYTES: u64 = 128 << 20;
+/// Bytes that are had in one go: some huge pages, and no long time without looking at anything else.
+const POPULATE_BYTES: usize = 8 << 20;
 /// No frame: the page reads as zeroes. Frame 0 is never handed out.
 const NONE: u32 = 0;
 /// One pin, in an entry of the table.
@@ -238,6 +240,18 @@ impl FrameStore {
     #[must_use]
     pub fn usage(&self) -> FrameUse {
         FrameUse { pages_used: self.pages_used.load(Ordering::Relaxed), pages: self.table.len() as u64 }
+    }
+
+    /// Have the memory at `offset` now instead of at the first write there: a portion of it. Where the next
+    /// begins; `None`: that was the last.
+    ///
+    /// # Errors
+    /// The system's: see `madvise(2)`, `MADV_POPULATE_WRITE`.
+    pub fn populate(&self, offset: usize) -> std::io::Result<Option<usize>> {
+        let bytes = self.region.bytes().saturating_sub(offset).min(POPULATE_BYTES);
+        self.region.populate(offset.min(self.region.bytes()), bytes)?;
+        let next = offset.saturating_add(bytes);
+        Ok((next < self.region.bytes()).then_some(next))
     }
 
     /// Which pages of memory it got.

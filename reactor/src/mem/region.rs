@@ -148,6 +148,23 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
     }
 
+    /// Have pages in `offset .. offset + bytes` now instead of at their first touch; what they hold stays.
+    /// For a thread that serves nobody: the kernel zeroes them.
+    ///
+    /// # Errors
+    /// The system's: it has none, or is older than Linux 5.14.
+    pub(super) fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        assert!(
+            offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
+            "populate outside of the region"
+        );
+        // SAFETY: in range (asserted), and our mapping for as long as `self` is. Contents are not changed,
+        // whoever reads or writes them meanwhile.
+        let failed =
+            unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, libc::MADV_POPULATE_WRITE) };
+        if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
     /// From now on its pages stay where they are: a device has their addresses.
     pub(super) fn set_registered(&self) {
         self.is_registered.store(true, Ordering::SeqCst);

@@ -84,7 +84,7 @@ impl Socket {
     /// What was begun has succeeded. A failure is told once.
     ///
     /// # Errors
-    /// The system's: there is nobody, or he refused.
+    /// The system's: no answer, or a refusal.
     pub fn is_connected(&self) -> io::Result<bool> {
         if !is_writable(&self.fd, Duration::ZERO)? {
             return Ok(false);

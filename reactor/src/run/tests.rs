@@ -15,6 +15,7 @@ struct Told {
     messages: Vec<(usize, u32)>,
     flushes: Vec<usize>,
     sleeps: usize,
+    long: Vec<(Vec<&'static str>, Nanos)>,
     /// Ends when so many messages have come.
     until: usize,
 }
@@ -27,6 +28,10 @@ impl Shared for Told {
     fn is_done(&self) -> bool {
         self.until > 0 && self.messages.len() >= self.until
     }
+
+    fn on_long_turn(&mut self, turns: &Turns, turn: LongTurn) {
+        self.long.push((turns.names(turn.parts).collect(), turn.took));
+    }
 }
 
 /// A poller that takes the messages of its number, and is otherwise as it was made.
@@ -38,11 +43,17 @@ struct Fake {
     is_active: bool,
     is_busy: bool,
     has_come: bool,
+    /// For each message.
+    takes: Duration,
     sends: Vec<(usize, u32)>,
     has_room: Arc<AtomicUsize>,
 }
 
 impl Poller<Told, u32> for Fake {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
     fn poll(&mut self, _told: &mut Told, turn: &mut Turn<'_, u32>) -> bool {
         let has_any = !self.sends.is_empty();
         for (to, message) in self.sends.drain(..) {
@@ -64,6 +75,8 @@ impl Poller<Told, u32> for Fake {
             return Some(message);
         }
         told.messages.push((self.number, message));
+        // Blocked, the core waits by its own doing; what it spins others may have of it.
+        std::thread::park_timeout(self.takes);
         None
     }
 
@@ -229,4 +242,26 @@ fn a_turn_allocates_nothing() {
     }
     assert_eq!(crate::alloc_count::allocations_here(), before);
     assert_eq!(told.ready.len(), 110);
+}
+
+#[test]
+fn a_turn_that_takes_long_is_told_with_what_was_done_in_it() {
+    let mut mailboxes = mesh(1, 8).expect("mailboxes");
+    let remote = mailboxes[0].remote();
+    let mut reactor = Reactor::new(mailboxes.remove(0), Idle::Spin).expect("epoll");
+    let turns = Arc::clone(reactor.turns());
+    let takes = Duration::from_millis(3);
+    let slow = Fake { number: 1, takes, ..Fake::default() };
+    let quick = Fake { sends: vec![(0, 11), (0, 21)], ..Fake::default() };
+    let mut pollers: Pollers = vec![Box::new(quick), Box::new(slow)];
+    let mut told = Told { until: 3, ..Told::default() };
+    remote.send(0, 1).expect("room");
+    reactor.run(&mut told, &mut pollers, &AtomicBool::new(false));
+    // After the message of the test come those that the first poller has sent.
+    let (parts, took) = told.long.first().expect("it was long");
+    assert_eq!(*parts, ["mail", "fake"]);
+    assert!(*took >= takes.into(), "{took}");
+    assert_eq!(turns.long(), told.long.len() as u64);
+    assert!(turns.busy() >= *took);
+    assert_eq!(turns.names(turns.longest()[0].0).collect::<Vec<_>>(), *parts);
 }

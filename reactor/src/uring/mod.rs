@@ -40,6 +40,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use io_uring::{IoUring, Submitter, cqueue, squeue};
 use rustix::io::Errno;
 
+use crate::affinity::{available_cores, cores_without_pollers};
 use crate::mem::{Buf, Pool};
 use crate::slab::{Slab, Slot};
 use flight::{Flight, Kind, Step};
@@ -458,22 +459,24 @@ fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) 
 }
 
 /// Let the kernel's worker threads, which do what cannot be done at once (a write that allocates blocks, a
-/// hole that is punched), run on the other CPUs. They inherit the pinning of the thread that submits, and
-/// there they would get only what a polling thread leaves them: nothing, but for the scheduler's time slices.
-/// Best effort: a refusal costs speed.
+/// hole that is punched), run where no thread polls, or at least on the other CPUs. They inherit the pinning
+/// of the thread that submits, and there they would get only what a polling thread leaves them: nothing, but
+/// for the scheduler's time slices. Best effort: a refusal costs speed.
 fn free_workers(ring: &Submitter<'_>) {
-    // SAFETY: sysconf and sched_getcpu read and change nothing of ours.
-    let (count, own) = unsafe { (libc::sysconf(libc::_SC_NPROCESSORS_ONLN), libc::sched_getcpu()) };
-    let (Ok(count), Ok(own)) = (usize::try_from(count), usize::try_from(own)) else { return };
-    let bits = usize::try_from(libc::CPU_SETSIZE).unwrap_or(1024);
-    if count < 2 {
+    let own = rustix::thread::sched_getcpu();
+    let (mut cpus, bits) = (cores_without_pollers(), usize::try_from(libc::CPU_SETSIZE).unwrap_or(1024));
+    if cpus.is_empty() {
+        cpus = available_cores();
+    }
+    cpus.retain(|cpu| *cpu != own && *cpu < bits);
+    if cpus.is_empty() {
         return;
     }
     // SAFETY: a CPU set is an array of bits, for which all zeroes is a value; the bits set are below its
     // size.
     let others = unsafe {
         let mut others: libc::cpu_set_t = std::mem::zeroed();
-        (0..count.min(bits)).filter(|cpu| *cpu != own).for_each(|cpu| libc::CPU_SET(cpu, &mut others));
+        cpus.into_iter().for_each(|cpu| libc::CPU_SET(cpu, &mut others));
         others
     };
     let _ = ring.register_iowq_aff(&others);

@@ -9,17 +9,13 @@ start_target
 connect --reconnect-delay=1 --ctrl-loss-tmo=120 --keep-alive-tmo=5
 both_blocks
 
-# As in the case kill: each run fills its blocks with their offset and its own name, so what a run finds of
-# the one before is a write that was lost. On nv0 a flush follows every 16 writes; on nv1 all have FUA.
-run=(--rw=randwrite --bs=4k --size=8M --iodepth=32 --verify=pattern --verify_fatal=1 --verify_state_save=0)
-first=(--verify_pattern='%o"first"') second=(--verify_pattern='%o"second"')
-for BLOCK in "$BLOCK0" "$BLOCK1"; do run_fio "first-${BLOCK##*/}" "${run[@]}" "${first[@]}"; done
-if ( run_fio teeth "${run[@]}" "${second[@]}" --verify_only ) >/dev/null 2>&1; then
-    fail 'fio does not tell one run from the other'
-fi
-BLOCK=$BLOCK0 run_fio killed-flush "${run[@]}" "${second[@]}" --rate_iops=60,60 --fsync=16 &
+# On nv0 a flush follows every 16 writes; on nv1 all have FUA.
+run=(--size=8M --iodepth=32)
+for BLOCK in "$BLOCK0" "$BLOCK1"; do named_fio "first-${BLOCK##*/}" first "${run[@]}"; done
+named_differ second "${run[@]}"
+BLOCK=$BLOCK0 named_fio killed-flush second "${run[@]}" --rate_iops=60,60 --fsync=16 &
 fio=($!)
-BLOCK=$BLOCK1 run_fio killed-fua "${run[@]}" "${second[@]}" --rate_iops=60,60 --sync=dsync &
+BLOCK=$BLOCK1 named_fio killed-fua second "${run[@]}" --rate_iops=60,60 --sync=dsync &
 fio+=($!)
 under_way "${fio[0]}" "$BLOCK0"
 under_way "${fio[1]}" "$BLOCK1"
@@ -41,7 +37,7 @@ sleep 1
 start_target
 within 40 has_state live
 for BLOCK in "$BLOCK0" "$BLOCK1"; do
-    run_fio "after-${BLOCK##*/}" "${run[@]}" "${second[@]}" --verify_only
+    named_fio "after-${BLOCK##*/}" second "${run[@]}" --verify_only
 done
 dmesg | grep 'Successfully reconnected' || fail 'the host never reconnected'
 expect 'what was said of the drives' "$(lines_of 0000:)" ''

@@ -3,8 +3,7 @@
 . "$LAB/nvme-serve.sh"
 drives_for_spindle
 over rdma
-only_first() { { reactor; listener; disk_nvme d0 "$DRIVE0"; subsystem "$NQN" d0; } | config; }
-only_first
+config_first
 start_target
 connect_block
 BLOCK0=$BLOCK
@@ -29,7 +28,7 @@ for round in 1 2; do
     pattern "$WORK/data" 65536
     write_blocks "$WORK/data" 0
     udevadm settle --timeout=60
-    only_first
+    config_first
     reload_target
     within 20 has_no_second
     released() { "$SPINDLE" nvme unbind "$DRIVE1" >"$WORK/unbind" 2>&1; }

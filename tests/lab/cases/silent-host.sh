@@ -3,19 +3,7 @@
 skip_over rdma 'rdma-host-dies has it'
 skip_on nvmet 'it is our log that is read'
 expect_reconnect
-modprobe -a veth sch_netem
-
-# The target in a network of its own, so that what the host sends can be lost.
-cleanup_network() { ip netns del target 2>/dev/null || true; ip link del v0 2>/dev/null || true; }
-cleanup_network
-trap cleanup_network EXIT
-ip netns add target
-ip link add v0 type veth peer name v1 netns target
-ip addr add 10.9.7.1/24 dev v0
-ip link set v0 up
-ip -n target addr add 10.9.7.2/24 dev v1
-ip -n target link set v1 up
-ip -n target link set lo up
+network_apart
 spindle=$SPINDLE
 cat >"$WORK/inside" <<END
 #!/bin/sh

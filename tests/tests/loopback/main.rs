@@ -16,15 +16,17 @@ mod initiators;
 mod listeners;
 mod namespaces;
 mod options;
+mod populate;
 mod remote;
 mod restart;
 mod smart;
+mod status;
 mod unconnected;
 mod unread_log;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use spindle_initiator::{Buf, Controller, IoQueue, Options, Pages, Pool, Ticket, ZoneSpec};
+use spindle_initiator::{Buf, Controller, IoQueue, Namespace, Options, Pages, Pool, Ticket, ZoneSpec};
 use spindle_tests::loopback::{LONG, target};
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -51,6 +53,21 @@ fn done(queue: &mut IoQueue, ticket: Ticket) -> Option<Buf> {
 
 fn bytes(buf: &Buf) -> Vec<u8> {
     buf.as_slice().expect("one piece").to_vec()
+}
+
+/// Buffers for [`write_round`].
+fn round_pool() -> Pool {
+    Pool::new(&[ZoneSpec { buffer_bytes: 8192, count: 80 }], Pages::Base).expect("a pool")
+}
+
+/// 64 writes of 8 KiB of the round's number, each 16 blocks after the one before; none is waited for.
+fn write_round(queue: &mut IoQueue, namespace: &Namespace, pool: &Pool, round: u8) -> Vec<Ticket> {
+    let write = |at: u64| {
+        let mut buf = pool.take(8192).expect("a buffer");
+        buf.as_mut_slice().expect("one piece").fill(round);
+        queue.write(namespace, at * 16, buf, true).expect("taken")
+    };
+    (0..64).map(write).collect()
 }
 
 /// A controller of the subsystem, and one I/O queue.

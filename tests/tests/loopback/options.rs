@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
+use spindle_reactor::affinity::available_cores;
 use spindle_tests::loopback::{Folder, config, free_port};
 
 use super::{RAM, V4, connect};
@@ -65,4 +66,43 @@ fn each_connection_has_the_options_that_the_configuration_gives() {
         controller.shutdown().expect("ends in order");
         served.terminate();
     }
+}
+
+/// By thread: its name, and the CPUs that it may run on, as the kernel lists them.
+fn threads(process: Pid) -> Vec<(String, String)> {
+    let folder = format!("/proc/{}/task", process.as_raw_nonzero());
+    let thread = |entry: std::io::Result<std::fs::DirEntry>| {
+        let status = std::fs::read_to_string(entry.ok()?.path().join("status")).ok()?;
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        Some((field("Name:\t")?.to_owned(), field("Cpus_allowed_list:\t")?.to_owned()))
+    };
+    std::fs::read_dir(folder).expect("its threads").filter_map(thread).collect()
+}
+
+#[test]
+fn a_pinned_core_has_its_cpu_for_itself() {
+    let cpus = available_cores();
+    let cpu = cpus[cpus.len() - 1];
+    let (address, folder) = (free_port(V4), Folder::new("cpus"));
+    let text = config(1, address, &[RAM.to_owned(), folder.file_disk("f", "16MiB")]);
+    let text = text.replace("cores = [0]\npin = false", &format!("cores = [{cpu}]"));
+    let mut served = folder.serve(&format!("{text}[control]\nsocket = {:?}\n", folder.file("control")));
+    // A reload looks at the CPUs from a thread that keeps off this one.
+    served.signal(Signal::HUP);
+    served.wait_for("configuration read again");
+    let threads = threads(served.pid());
+    assert!(threads.len() > 4, "{threads:?}");
+    let (own, others): (Vec<_>, Vec<_>) = threads.into_iter().partition(|(name, _)| name == "reactor-0");
+    assert_eq!(own, [("reactor-0".to_owned(), cpu.to_string())]);
+    let may_run_there = |list: &str| {
+        list.split(',').any(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let number = |text: &str| text.parse::<usize>().expect("a number");
+            (number(first)..=number(last)).contains(&cpu)
+        })
+    };
+    let there: Vec<_> = others.iter().filter(|(_, allowed)| may_run_there(allowed)).collect();
+    // Where there is one CPU all are on it.
+    assert!(there.is_empty() || cpus.len() == 1, "{there:?}");
+    served.terminate();
 }

@@ -1,13 +1,51 @@
 //! A disk that is a namespace of another target: this one in front of that one.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::sync::mpsc::{TryRecvError, channel};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use spindle_initiator::{BlockRange, Controller, Failure, Options, Pages, Pool, Ticket, ZoneSpec};
+use spindle_initiator::{BlockRange, Controller, Failure, IoQueue, Options, Ticket};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, Served, config, free_port, target};
 
-use super::{RAM, V4, buf, bytes, connect, done, pool};
+use super::{RAM, V4, buf, bytes, connect, done, pool, round_pool, write_round};
+
+/// Bytes in the sockets of a port of this machine: all that is under way at both ends of its connections,
+/// and of that what the owner of the port has not read.
+fn in_sockets(port: u16) -> (usize, usize) {
+    let text = std::fs::read_to_string("/proc/net/tcp").expect("the kernel lists its sockets");
+    let hex = |field: &str| usize::from_str_radix(field, 16).expect("a number");
+    let (mut all, mut unread) = (0, 0);
+    for line in text.lines().skip(1) {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, local, remote, state, queues, ..] = fields[..] else { panic!("not a socket: {line}") };
+        let is_of = |end: &str| end.rsplit(':').next().map(hex) == Some(usize::from(port));
+        // A listener has connections in its queues, not bytes.
+        if state == "0A" || !(is_of(local) || is_of(remote)) {
+            continue;
+        }
+        let (sent, received) = queues.split_once(':').expect("both queues");
+        all += hex(sent) + hex(received);
+        unread += if is_of(local) { hex(received) } else { 0 };
+    }
+    (all, unread)
+}
+
+/// Until all that the host has sent is with the front target, and some of it with the far one, which
+/// stands still.
+fn wait_until_sent(queue: &mut IoQueue, first: Ticket, front: SocketAddr, far: SocketAddr) {
+    let end = Instant::now() + LONG;
+    loop {
+        let answer = queue.wait(first, Duration::from_millis(20));
+        assert!(answer.is_err(), "{answer:?}");
+        let (of_front, of_far) = (in_sockets(front.port()), in_sockets(far.port()));
+        // More than Keep Alive commands.
+        if of_front.0 == 0 && of_far.1 > 4096 {
+            return;
+        }
+        assert!(Instant::now() < end, "in sockets: {of_front:?}, of the far target {of_far:?}");
+    }
+}
 
 /// The lines of the disk that is namespace 1 of the target at `far`.
 fn remote(far: SocketAddr) -> String {
@@ -68,25 +106,21 @@ fn what_was_acknowledged_survives_kill_9_of_the_other_target_and_what_was_not_is
     let (mut front_served, address) = front(&folders[1], far);
     let (mut controller, mut queue) = connect(address);
     let namespace = controller.namespace(1).expect("a namespace");
-    let pool = Pool::new(&[ZoneSpec { buffer_bytes: 8192, count: 80 }], Pages::Base).expect("a pool");
+    let pool = round_pool();
     for round in 1..=3u8 {
-        let tickets: Vec<Ticket> = (0..64u64)
-            .map(|at| {
-                let mut buf = pool.take(8192).expect("a buffer");
-                buf.as_mut_slice().expect("one piece").fill(round);
-                queue.write(&namespace, at * 16, buf, true).expect("taken")
-            })
-            .collect();
+        let tickets = write_round(&mut queue, &namespace, &pool, round);
         done(&mut queue, tickets[0]);
         // The others are on their way, or with a target that dies with them.
         far_served.signal(Signal::KILL);
         far_served.end();
-        front_served.wait_for("lost namespace 1");
+        if round == 1 {
+            // Told once while associations do not last.
+            front_served.wait_for("lost namespace 1");
+        }
         far_served = folders[0].serve(&text);
         for ticket in &tickets[1..] {
             done(&mut queue, *ticket);
         }
-        front_served.wait_for("again");
         for at in 0..64u64 {
             let ticket = queue.read(&namespace, at * 16, pool.take(8192).expect("a buffer")).expect("taken");
             let read = bytes(&done(&mut queue, ticket).expect("its buffer"));
@@ -139,4 +173,77 @@ fn without_the_other_target_the_rest_is_served_and_a_reload_finds_it() {
     }
     front_served.terminate();
     far_served.terminate();
+}
+
+/// A host has written through the front target, and the far one stands still with a part of it.
+struct Stopped {
+    /// Of the far target and of the front one.
+    folders: [Folder; 2],
+    far: Served,
+    front: Served,
+    address: SocketAddr,
+    controller: Controller,
+    queue: IoQueue,
+    tickets: Vec<Ticket>,
+}
+
+fn stopped(test: &str) -> Stopped {
+    let far_address = free_port(V4);
+    let folders = ["far", "front"].map(|end| Folder::new(&format!("{end}-{test}")));
+    let far = folders[0].serve(&config(1, far_address, &[folders[0].file_disk("far", "16MiB")]));
+    let (front, address) = front(&folders[1], far_address);
+    let (mut controller, mut queue) = connect(address);
+    let namespace = controller.namespace(1).expect("a namespace");
+    // Answered: the I/O queue to the far target is connected.
+    let ticket = queue.write(&namespace, 0, buf(&pool(), 4096, 1), false).expect("taken");
+    done(&mut queue, ticket);
+    far.signal(Signal::STOP);
+    let tickets = write_round(&mut queue, &namespace, &round_pool(), 1);
+    wait_until_sent(&mut queue, tickets[0], address, far_address);
+    Stopped { folders, far, front, address, controller, queue, tickets }
+}
+
+#[test]
+fn a_disk_that_is_removed_has_its_association_until_its_last_command_has_ended() {
+    let Stopped { folders, far, mut front, address, controller, mut queue, tickets } = stopped("removed");
+    folders[1].write(&config(1, address, &[]));
+    front.signal(Signal::HUP);
+    front.wait_for("configuration read again");
+    far.signal(Signal::CONT);
+    for ticket in tickets {
+        done(&mut queue, ticket);
+    }
+    drop(controller);
+    front.terminate();
+    far.terminate();
+}
+
+#[test]
+fn a_host_that_is_back_waits_for_what_it_left_with_a_target_that_is_lost() {
+    let Stopped { folders: _folders, far, mut front, address, controller, queue, .. } = stopped("left");
+    drop((controller, queue));
+    front.wait_for("lost namespace 1");
+    let (tell, told) = channel();
+    let back = std::thread::spawn(move || {
+        let options = Options { connect_timeout: LONG, ..Options::default() };
+        let mut controller = Controller::connect(&target(address), &options).expect("connects");
+        let mut queue = controller.connect_queue(1).expect("a queue");
+        tell.send(()).expect("the test waits");
+        let namespace = controller.namespace(1).expect("a namespace");
+        let pool = round_pool();
+        for ticket in write_round(&mut queue, &namespace, &pool, 2) {
+            done(&mut queue, ticket);
+        }
+        for at in 0..64 {
+            let ticket = queue.read(&namespace, at * 16, pool.take(8192).expect("a buffer")).expect("taken");
+            let read = bytes(&done(&mut queue, ticket).expect("its buffer"));
+            assert!(read.iter().all(|byte| *byte == 2), "block {}", at * 16);
+        }
+    });
+    front.wait_for("cannot use namespace 1");
+    assert_eq!(told.try_recv(), Err(TryRecvError::Empty), "the far target may still do what it has");
+    far.signal(Signal::CONT);
+    back.join().expect("the host is back");
+    front.terminate();
+    far.terminate();
 }

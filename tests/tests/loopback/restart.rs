@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
-use spindle_initiator::{Controller, Options, Pages, Pool, Ticket, ZoneSpec};
+use spindle_initiator::{Controller, Options};
 use spindle_tests::loopback::{Folder, LONG, config, free_port, target};
 
-use super::{NULL, RAM, V4, buf, bytes, connect, done};
+use super::{NULL, RAM, V4, buf, bytes, connect, done, round_pool, write_round};
 
 #[test]
 fn what_was_acknowledged_survives_kill_9_and_the_disk_is_the_same_one() {
@@ -26,7 +26,7 @@ fn what_was_acknowledged_survives_kill_9_and_the_disk_is_the_same_one() {
         let identify = controller.identify_namespace(1).expect("identified");
         let ids = format!("{:?} {:?}", controller.identify().sn, identify.nguid);
         assert_eq!(identity.get_or_insert(ids.clone()), &ids, "the same disk after a restart");
-        let pool = Pool::new(&[ZoneSpec { buffer_bytes: 8192, count: 80 }], Pages::Base).expect("a pool");
+        let pool = round_pool();
         for (at, round) in (0u64..).zip(acknowledged) {
             let ticket = queue.read(&namespace, at * 16, pool.take(8192).expect("a buffer")).expect("taken");
             let read = bytes(&done(&mut queue, ticket).expect("its buffer"));
@@ -35,13 +35,7 @@ fn what_was_acknowledged_survives_kill_9_and_the_disk_is_the_same_one() {
             assert!(read.chunks(512).all(|block| block.iter().all(|byte| *byte == block[0])), "torn");
         }
         // Half of the writes are waited for; the target dies with the others in flight.
-        let tickets: Vec<Ticket> = (0..64u64)
-            .map(|at| {
-                let mut buf = pool.take(8192).expect("a buffer");
-                buf.as_mut_slice().expect("one piece").fill(round);
-                queue.write(&namespace, at * 16, buf, true).expect("taken")
-            })
-            .collect();
+        let tickets = write_round(&mut queue, &namespace, &pool, round);
         for (ticket, acknowledged) in tickets.into_iter().zip(&mut acknowledged).take(32) {
             done(&mut queue, ticket);
             *acknowledged = round;

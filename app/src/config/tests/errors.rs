@@ -287,6 +287,11 @@ fn disks_whose_keys_do_not_fit_their_kind() {
         ),
         (
             "null",
+            "size = 4096\npopulate = true",
+            "5: disk[0].populate = true: a null disk has no populate; it is for kind = \"ram\"",
+        ),
+        (
+            "null",
             "size = 4096\nhuge_pages = true",
             "5: disk[0].huge_pages = true: a null disk has no memory of its own; it is for kind = \"ram\"",
         ),

@@ -186,6 +186,21 @@ fn how_completions_come_is_fixed_at_the_start() {
 }
 
 #[test]
+fn what_memory_a_disk_has_at_the_start_and_where_operators_ask_are_fixed() {
+    let text = two_disks();
+    let fixed = "refused, is fixed at the start; restart to change it";
+    let populated = text.replacen("kind = \"ram\"", "kind = \"ram\"\npopulate = true", 1);
+    assert_eq!(changes(&text, &populated), [format!("disk \"a\": populate from false to true: {fixed}")]);
+    assert_eq!(changes(&populated, &text), [format!("disk \"a\": populate from true to false: {fixed}")]);
+    let control = format!("{text}[control]\nsocket = \"/run/a\"\n");
+    let found = changes(&text, &control);
+    assert!(
+        found.len() == 1 && found[0].starts_with("control.socket ") && found[0].ends_with(fixed),
+        "{found:?}"
+    );
+}
+
+#[test]
 fn an_empty_file_gets_its_size_without_create() {
     let directory = Directory::new();
     let path = directory.file("empty", 0);

@@ -68,6 +68,8 @@ fn every_value_reaches_the_plan() {
         level = "trace"
         format = "json"
         peer_lines_per_s = 3
+        [control]
+        socket = "/run/a/socket"
         [shutdown]
         deadline_ms = 0
     "#;
@@ -93,11 +95,9 @@ fn every_value_reaches_the_plan() {
     assert_eq!((conn.in_capsule_bytes, conn.max_h2c_data, conn.queue_entries), (16, 8192, 2));
     assert_eq!((conn.transfer_bytes, conn.header_digest, conn.data_digest), (2 << 20, false, false));
     assert_eq!((conn.initialize_timeout.0, conn.close_timeout.0), (100_000_000, 101_000_000));
-    assert_eq!(
-        (plan.log.level, plan.log.format, plan.log.peer_lines_per_s),
-        (LogLevel::Trace, LogFormat::Json, 3)
-    );
-    assert_eq!(plan.drain_deadline, Duration::ZERO);
+    let log = &plan.log;
+    assert_eq!((log.level, log.format, log.peer_lines_per_s), (LogLevel::Trace, LogFormat::Json, 3));
+    assert_eq!((plan.drain_deadline, plan.control), (Duration::ZERO, Some("/run/a/socket".into())));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn the_builtin_needs_no_root_no_huge_pages_and_no_file() {
     let plan = config.plan();
     assert_eq!(config.source(), None);
     assert_eq!((plan.disks.len(), plan.disks[0].bytes), (1, 1 << 30));
-    assert_eq!(plan.disks[0].kind, DiskKind::Ram { pages: Pages::Transparent });
+    assert_eq!(plan.disks[0].kind, DiskKind::Ram { pages: Pages::Transparent, is_populated: false });
     assert_eq!(plan.listeners[0].address.to_string(), "127.0.0.1:4420");
     assert_eq!(plan.subsystems[0].nqn.as_str(), crate::config::NQN_EXAMPLE);
     assert_eq!(plan.subsystems[0].hosts, AllowedHosts::Any);
@@ -142,7 +142,8 @@ fn disks_get_their_sizes_from_the_file_the_device_or_the_key() {
             ),
         ),
         "[[disk]]\nname = \"c\"\nkind = \"null\"\nsize = \"1TiB\"\n".to_owned(),
-        "[[disk]]\nname = \"d\"\nkind = \"ram\"\nsize = 1048576\nhuge_pages = true\n".to_owned(),
+        "[[disk]]\nname = \"d\"\nkind = \"ram\"\nsize = 1048576\nhuge_pages = true\npopulate = true\n"
+            .to_owned(),
         LISTENER.to_owned(),
     ];
     let plan = plan(&text.concat());
@@ -162,7 +163,7 @@ fn disks_get_their_sizes_from_the_file_the_device_or_the_key() {
             is_polled: false
         }
     );
-    assert_eq!(plan.disks[3].kind, DiskKind::Ram { pages: Pages::Huge });
+    assert_eq!(plan.disks[3].kind, DiskKind::Ram { pages: Pages::Huge, is_populated: true });
 }
 
 #[test]

@@ -94,7 +94,9 @@ fn disk(
                     .refuse(errors, format!("missing; a {kind} disk needs one, like \"1GiB\""));
             }
             let pages = if node.get("huge_pages") { Pages::Huge } else { Pages::Transparent };
-            (if kind == "ram" { DiskKind::Ram { pages } } else { DiskKind::Null }, size?.value)
+            let is_populated = node.get("populate");
+            let ram = DiskKind::Ram { pages, is_populated };
+            (if kind == "ram" { ram } else { DiskKind::Null }, size?.value)
         }
     };
     let medium_id = medium_id(node);
@@ -193,6 +195,7 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
     let nqn = |key| node.given::<Nqn>(key).map(|at| at.place);
     for (key, place, of) in [
         ("path", path("path"), &["file"][..]),
+        ("populate", flag("populate"), &["ram"]),
         ("read_only", flag("read_only"), &["file", "ng"]),
         ("create", flag("create"), &["file"]),
         ("direct", flag("direct"), &["file"]),

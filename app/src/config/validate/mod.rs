@@ -73,6 +73,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         subsystems,
         referrals: subsystems::referrals(root),
         log: log(root.section("log")),
+        control: root.section("control").find("socket").map(|at| at.value),
         drain_deadline: Duration::from_millis(root.section("shutdown").get("deadline_ms")),
         notes: Vec::new(),
     };

@@ -130,6 +130,10 @@ impl Acceptor {
 }
 
 impl Poller<Core, CoreMessage> for Acceptor {
+    fn name(&self) -> &'static str {
+        "acceptor"
+    }
+
     fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
         // Hosts are told at the same time.
         if core.target.shown().generation != self.as_of {

@@ -133,6 +133,10 @@ impl Adapters {
 }
 
 impl Poller<Core, CoreMessage> for Adapters {
+    fn name(&self) -> &'static str {
+        "adapters"
+    }
+
     fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
         let mut has_worked = self.shell.poll(&mut core.target, turn.now);
         while let Some(message) = self.shell.next_message() {

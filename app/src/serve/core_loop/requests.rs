@@ -39,6 +39,10 @@ impl Requests {
 }
 
 impl Poller<Core, CoreMessage> for Requests {
+    fn name(&self) -> &'static str {
+        "requests"
+    }
+
     fn poll(&mut self, core: &mut Core, _turn: &mut Turn<'_, CoreMessage>) -> bool {
         core.target.poll()
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::rate::RateLimit;
-use spindle_reactor::run::Shared;
+use spindle_reactor::run::{LONG, LongTurn, Shared, Turns};
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_transport::admission::{Admission, Admitted};
@@ -15,6 +15,9 @@ use spindle_transport::{Connections, TransportKind};
 use super::arrivals::Arrivals;
 use super::{AdmittedRdma, AdmittedTcp};
 use crate::serve::conn::Conn;
+
+/// Between two lines about long turns of a core.
+const LONG_LOG_PERIOD: Nanos = Nanos::from_secs(60);
 
 /// See the module.
 pub struct Core {
@@ -29,6 +32,8 @@ pub struct Core {
     loads: Arc<[AtomicUsize]>,
     admission: Arc<Admission>,
     refused_log: RateLimit,
+    /// When a long turn may be told again, and how many were not.
+    long_log: (Nanos, u64),
     /// Connections that are to end for newcomers of the other transport.
     evicted: Vec<Slot>,
 }
@@ -48,8 +53,14 @@ impl Core {
             loads,
             admission,
             refused_log: RateLimit::new(1, 5),
+            long_log: (Nanos::ZERO, 0),
             evicted: Vec::new(),
         }
+    }
+
+    /// Its index, from 0.
+    pub fn core(&self) -> usize {
+        self.core
     }
 
     /// A place among the connections without Connect. `None`: the address has as many as it may, and the
@@ -121,5 +132,23 @@ impl Shared for Core {
 
     fn is_done(&self) -> bool {
         self.target.is_draining() && self.target.usage().connections == 0
+    }
+
+    #[cold]
+    fn on_long_turn(&mut self, turns: &Turns, turn: LongTurn) {
+        let (next, untold) = self.long_log;
+        if self.now < next {
+            self.long_log.1 += 1;
+            return;
+        }
+        self.long_log = (self.now + LONG_LOG_PERIOD, 0);
+        let parts: Vec<_> = turns.names(turn.parts).collect();
+        tracing::info!(
+            core = self.core,
+            untold,
+            "a turn took {}, more than {LONG}: {}",
+            turn.took,
+            parts.join(", ")
+        );
     }
 }

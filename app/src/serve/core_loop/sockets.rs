@@ -59,6 +59,10 @@ impl Sockets {
 }
 
 impl Poller<Core, CoreMessage> for Sockets {
+    fn name(&self) -> &'static str {
+        "sockets"
+    }
+
     fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
         let mut has_worked = self.shell.poll(&mut core.target, turn.now);
         if !core.arrivals.tcp.is_empty() {
@@ -73,8 +77,8 @@ impl Poller<Core, CoreMessage> for Sockets {
         has_worked
     }
 
-    fn on_ready(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>, key: u32) {
-        self.shell.on_ready(&mut core.target, turn.now, key);
+    fn on_ready(&mut self, _core: &mut Core, turn: &mut Turn<'_, CoreMessage>, key: u32) {
+        self.shell.on_ready(turn.now, key);
     }
 
     fn on_message(

@@ -1,0 +1,171 @@
+//! [`Turns`]: what the turns of a core took, by what was done in them, for others to read.
+//!
+//! ```text
+//!   reactor ── a turn with work has ended ─> Turns::ended ─┬─ all of it ─────────> busy
+//!                                                          └─ longer than NOTED ─> longest of its parts
+//! ```
+//! The reactor asks for the time at both ends of a turn anyway, so most turns cost an addition, and none a
+//! system call. What the kernel or a hypervisor gave to others meanwhile is in the turn: hosts
+//! wait that long, whoever's doing it is.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::clock::Nanos;
+
+/// Shorter turns are not looked at: what has to be bounded is done elsewhere from about here on.
+const NOTED: Nanos = Nanos::from_us(50);
+/// A turn that hosts may notice: it is counted and told.
+pub const LONG: Nanos = Nanos::from_ms(1);
+/// Parts that are told apart: the mail, descriptors, and the pollers; those beyond count as the last.
+const PARTS_MAX: usize = 8;
+/// The part that is the mail.
+pub(super) const MAIL: usize = 0;
+/// The part that is finding and telling what descriptors are ready.
+pub(super) const DESCRIPTORS: usize = 1;
+/// The part that is the first poller.
+pub(super) const POLLERS: usize = 2;
+
+/// What was done in a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Parts(u8);
+
+impl Parts {
+    pub(super) fn add(&mut self, part: usize) {
+        self.0 |= 1 << part.min(PARTS_MAX - 1);
+    }
+}
+
+/// A turn that took long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LongTurn {
+    /// What was done in it.
+    pub parts: Parts,
+    /// From its beginning to its end.
+    pub took: Nanos,
+}
+
+/// What a core's turns took since it began. Written by its reactor only.
+pub struct Turns {
+    names: OnceLock<Vec<&'static str>>,
+    busy: AtomicU64,
+    long: AtomicU64,
+    /// By [`Parts`].
+    longest: [AtomicU64; 1 << PARTS_MAX],
+}
+
+impl Turns {
+    pub(super) fn new() -> Turns {
+        Turns {
+            names: OnceLock::new(),
+            busy: AtomicU64::new(0),
+            long: AtomicU64::new(0),
+            longest: [const { AtomicU64::new(0) }; 1 << PARTS_MAX],
+        }
+    }
+
+    /// A turn with work was from `began` to `now`. Only the reactor calls this, so nothing is added to twice.
+    #[inline]
+    pub(super) fn ended(&self, parts: Parts, began: Nanos, now: Nanos) -> Option<LongTurn> {
+        let took = now - began;
+        let busy = self.busy.load(Ordering::Relaxed);
+        self.busy.store(busy.wrapping_add(took.as_u64()), Ordering::Relaxed);
+        if took < NOTED { None } else { self.note(parts, took) }
+    }
+
+    fn note(&self, parts: Parts, took: Nanos) -> Option<LongTurn> {
+        let longest = &self.longest[usize::from(parts.0)];
+        if took.as_u64() > longest.load(Ordering::Relaxed) {
+            longest.store(took.as_u64(), Ordering::Relaxed);
+        }
+        if took < LONG {
+            return None;
+        }
+        self.long.fetch_add(1, Ordering::Relaxed);
+        Some(LongTurn { parts, took })
+    }
+
+    /// The names of the pollers, in their order.
+    pub(super) fn set_names(&self, pollers: impl Iterator<Item = &'static str>) {
+        self.names.get_or_init(|| ["mail", "descriptors"].into_iter().chain(pollers).collect());
+    }
+
+    /// Time in turns in which there was anything to do, what others had of it included.
+    #[must_use]
+    pub fn busy(&self) -> Nanos {
+        Nanos(self.busy.load(Ordering::Relaxed))
+    }
+
+    /// How many turns took [`LONG`] or longer.
+    #[must_use]
+    pub fn long(&self) -> u64 {
+        self.long.load(Ordering::Relaxed)
+    }
+
+    /// The longest turn with each set of parts, where it took 50 us or longer; the longest first.
+    #[must_use]
+    pub fn longest(&self) -> Vec<(Parts, Nanos)> {
+        let noted = |(parts, took): (u8, &AtomicU64)| {
+            let took = Nanos(took.load(Ordering::Relaxed));
+            (took > Nanos::ZERO).then_some((Parts(parts), took))
+        };
+        let mut longest: Vec<_> = (0..=u8::MAX).zip(&self.longest).filter_map(noted).collect();
+        longest.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+        longest
+    }
+
+    /// The names of the parts, in the order in which they are done.
+    pub fn names(&self, parts: Parts) -> impl Iterator<Item = &'static str> {
+        let names = self.names.get().map(Vec::as_slice).unwrap_or_default();
+        names
+            .iter()
+            .enumerate()
+            .filter(move |(part, _)| parts.0 & (1 << part.min(&(PARTS_MAX - 1))) != 0)
+            .map(|(_, name)| *name)
+    }
+}
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turns")
+            .field("busy", &self.busy())
+            .field("long", &self.long())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(of: &[usize]) -> Parts {
+        let mut parts = Parts::default();
+        of.iter().for_each(|part| parts.add(*part));
+        parts
+    }
+
+    #[test]
+    fn the_longest_of_each_set_of_parts_is_kept_and_long_ones_are_counted() {
+        let turns = Turns::new();
+        turns.set_names(["sockets", "requests"].into_iter());
+        let (sockets, both) = (parts(&[2]), parts(&[0, 2, 3]));
+        let us = Nanos::from_us;
+        assert_eq!(turns.ended(sockets, us(0), us(49)), None);
+        assert_eq!(turns.ended(sockets, us(100), us(170)), None);
+        assert_eq!(turns.ended(sockets, us(200), us(260)), None);
+        let long = turns.ended(both, us(1000), us(2500)).expect("it was long");
+        assert_eq!(long, LongTurn { parts: both, took: us(1500) });
+        assert!(turns.ended(both, us(3000), us(4000)).is_some(), "shorter than the longest, and long");
+        assert_eq!(turns.longest(), [(both, us(1500)), (sockets, us(70))]);
+        assert_eq!((turns.long(), turns.busy()), (2, us(49 + 70 + 60 + 1500 + 1000)));
+        assert_eq!(turns.names(both).collect::<Vec<_>>(), ["mail", "sockets", "requests"]);
+    }
+
+    #[test]
+    fn pollers_that_are_too_many_are_told_as_one() {
+        let turns = Turns::new();
+        turns.set_names(["a", "b", "c", "d", "e", "f", "g"].into_iter());
+        assert_eq!(turns.names(parts(&[8])).collect::<Vec<_>>(), ["f", "g"]);
+    }
+}
