@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo build --release -p spindle-initiator --example registration-bench
-//! scripts/compare-registration
+//! scripts/compare/registration
 //! ```
 //! Both ends are in this process, one command at a time. A command is what an NVMe/RDMA command does to its
 //! buffer: the host registers it, the controller WRITEs or READs it with the key, the host tidies up
