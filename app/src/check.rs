@@ -53,7 +53,8 @@ fn describe(plan: &Plan) -> String {
     let _ = writeln!(text, "  cores       {}, {pinned}, {idle}", cores.join(", "));
     for listener in &plan.listeners {
         let bytes = Bytes::new(listener.in_capsule_bytes.into());
-        let _ = writeln!(text, "  listener    NVMe/TCP {}, {bytes} in capsule", listener.address);
+        let transport = listener.transport.to_string().to_uppercase();
+        let _ = writeln!(text, "  listener    NVMe/{transport} {}, {bytes} in capsule", listener.address);
     }
     for disk in &plan.disks {
         let _ = writeln!(text, "  disk        {}", describe_disk(disk));
@@ -182,8 +183,8 @@ fn memory_table(plan: &Plan) -> Table {
 fn host_lines(plan: &Plan) -> String {
     let mut text = String::from("\nWhat hosts type\n");
     for listener in &plan.listeners {
-        let address = reachable(listener.address);
-        let _ = writeln!(text, "  nvme discover -t tcp -a {} -s {}", address.ip(), address.port());
+        let (transport, address) = (listener.transport, reachable(listener.address));
+        let _ = writeln!(text, "  nvme discover -t {transport} -a {} -s {}", address.ip(), address.port());
     }
     for subsystem in &plan.subsystems {
         for listener in plan.listeners_of(subsystem) {
@@ -226,6 +227,16 @@ mod tests {
             "\n  nvme discover -t tcp -a 127.0.0.1 -s 4420\n",
             "\n  nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-01.io.spindle:default\n",
         ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_listener_is_printed_with_its_transport() {
+        let mut plan = Config::builtin().plan().clone();
+        plan.listeners[0].transport = spindle_transport::TransportKind::Rdma;
+        let text = describe(&plan);
+        for part in ["listener    NVMe/RDMA 127.0.0.1:4420,", "\n  nvme discover -t rdma -a 127.0.0.1 -s 4420\n"] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
     }

@@ -1,4 +1,4 @@
-//! The `spindle` binary: joins the rooms.
+//! The `spindle` binary: the configuration, and the subcommands that use the other crates.
 //!
 //! ```text
 //!   main ── cli (what was asked) ──┬── serve, status            a target, and what it does

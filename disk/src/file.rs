@@ -3,7 +3,7 @@
 //! Each core has a ring of its own with the file and the core's buffers registered; nothing on the data path
 //! is shared but one word that says whether somebody compares and writes.
 //!
-//! [`MediumCore`](crate::medium::MediumCore) has the picture of a request's way.
+//! The path of a request: `MediumCore` in `disk/src/medium.rs`.
 //!
 //! With `is_polled` reads and writes go through a second ring, whose completions are asked of the device;
 //! all else, and writes with FUA, which may end with a flush, go through the first. The kernel does not poll

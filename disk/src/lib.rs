@@ -6,10 +6,12 @@
 //!
 //! ```text
 //!   Qpair::step_buffer -> Disk::read_buffers, write_buffers (whose memory) -> Disk::take | Pool::take
-//!   Qpair::step_execute -> Disk::submit -> Some(Done) at once (ram, null)
+//!   Qpair::step_execute -> Disk::submit -> Some(Done): ended (ram, null)
 //!                                       -> None, then Core::poll -> Disk::poll -> Done (file)
-//!   a read on the short way: Disk::read_in_place (ram, null)
+//!   a read on the fast path: Disk::read_in_place (ram, null)
 //! ```
+//!
+//! A kind of disk of your own: `disk/examples/disk_kind.rs`, and `CONTRIBUTING.md` for its configuration.
 //!
 //! What a disk answers for: `Done::result` is the truth about the medium as its kind can know it. After
 //! `Flush`, or a write with `fua`, the bytes survive what the kind says it survives (a file: power loss; RAM:

@@ -4,7 +4,8 @@
 //! **What it is.** A [`Controller`] is the admin queue of one association; it makes [`IoQueue`]s, each a
 //! connection of its own. Commands take their buffer by value and give it back with their completion; the
 //! payload of a large read is received straight into it; over RDMA no payload is ever copied. Nothing here
-//! starts a thread: a queue lives on the thread that polls it.
+//! starts a thread: a queue lives on the thread that polls it. `initiator/examples/read_block.rs` is a small
+//! program that uses it.
 //!
 //! ```text
 //!   discover ──> DiscoveryLog      Controller::connect ──> connect_queue ──> IoQueue ──┐
@@ -18,9 +19,9 @@
 //!     a group: Group::add(ticket), next_of(&mut group), wait_group(&mut group)
 //! ```
 //!
-//! **Errors** are of three kinds and never mixed: [`Refused`] (the command was not taken; its buffer comes
-//! back at once), [`Failure::Status`] (the target's answer) and [`Failure::Lost`] (the connection ended
-//! first). The control path has [`Error`].
+//! **Errors** are of three kinds and never mixed: [`Refused`] (the command was not taken; it has the buffer),
+//! [`Failure::Status`] (the target's answer) and [`Failure::Lost`] (the connection ended first). The control
+//! path has [`Error`].
 //!
 //! **What it does not do.** No TLS and no in-band authentication (a target that asks for them is refused by
 //! name), no multipath, no caching. It never retries a command by itself, but for [`OnLoss::Replay`].

@@ -1,11 +1,18 @@
-//! The reactor: what one pinned thread per core is made of.
+//! The reactor: the parts of the one pinned thread that a core has. It knows no NVMe and no protocol.
 //!
-//! Memory of the data path ([`mem`]), generation-checked slots ([`slab`]), sockets ([`net`]), io_uring of
-//! disks and of many sockets ([`uring`]), mailboxes between cores ([`mailbox`]), pinning ([`affinity`]), time
-//! ([`clock`]), limits for what peers can make us say ([`rate`]), locks off the data path ([`lock`]), and a
-//! count of allocations for tests ([`alloc_count`]).
-//!
-//! What it does not do: it knows no NVMe and no protocol.
+//! | module | contents |
+//! |---|---|
+//! | [`run`] | the loop of a core: descriptors, mailbox, time, pollers, what it does when idle |
+//! | [`mem`] | memory of the data path: regions, the buffer pool, frames of RAM disks |
+//! | [`slab`] | generation-checked slots |
+//! | [`net`] | sockets, epoll |
+//! | [`uring`] | io_uring for disks and for many sockets |
+//! | [`mailbox`] | bounded queues between cores |
+//! | [`affinity`] | pinning of threads |
+//! | [`clock`] | time |
+//! | [`rate`] | limits for log lines that peers cause |
+//! | [`lock`] | locks off the data path |
+//! | [`alloc_count`] | a count of allocations, for tests |
 pub mod affinity;
 pub mod alloc_count;
 pub mod clock;

@@ -1,4 +1,4 @@
-//! [`Leftovers`]: what queue pairs that are gone have left at the disks.
+//! `Leftovers`: commands that disks still have of queue pairs that ended.
 //!
 //! ```text
 //!   a queue pair ends ─> Disk::forget of each disk ─┬─ nothing is left ──────────> its identifier is free

@@ -1,34 +1,70 @@
-//! The NVMe-oF controller side, pure: subsystems, controllers, queue pairs, admin, I/O, discovery.
+//! The NVMe-oF controller side of Spindle: subsystems, controllers, queue pairs, admin and I/O commands,
+//! discovery. **Open this crate first**; the others are below.
 //!
-//! It knows neither sockets nor verbs nor PCIe, makes no system call, reads no clock and has no thread: bytes
-//! (by way of a [`Transport`](spindle_transport::Transport)), completions of disks, time and messages go in;
-//! replies, disk commands, messages and notices come out. The same code runs in the appliance, in the seeded
-//! simulator and under the fuzzers.
+//! It makes no system call, reads no clock and has no thread. Input: bytes or completions of a connection
+//! (through a [`Transport`](spindle_transport::Transport)), completions of disks, the time, messages of other
+//! cores. Output: replies, disk commands, messages, notices for the log. The same code runs in the binary, in
+//! the seeded simulator and in the fuzzers.
 //!
-//! Where a write goes:
+//! # Path of a write
 //!
 //! ```text
 //!   shell: bytes ──> Transport::next_event ── Event::Command ──> qpair::Qpair::step_command
+//!    fast path: data in the capsule, a disk with memory of its own for writes (RAM)
+//!     ──> step_at_once ──> write_at_once: check, Disk::take, Transport::take_in_capsule, Disk::submit
+//!     ──> reply_at_once ──> Transport::reply
+//!    slab path: every other write
 //!     ──> step_io ──> qpair::io::parse (checks; IoCommand) ──> step_buffer (memory of disk or pool, or wait)
 //!     ──> Transport::fetch ... Event::Fetched ──> step_fetched ──> step_execute ──> Disk::submit
 //!     ... core::TargetCore::poll ──> Disk::poll ──> Qpair::on_done ──> finish ──> Transport::reply
 //!     ... Event::Sent ──> free
 //! ```
 //!
-//! | file | what |
+//! # Modules
+//!
+//! | module | contents |
 //! |---|---|
-//! | [`core`] | one core: its queue pairs, disks, messages, timers; room for newcomers |
+//! | [`core`] | one core: its queue pairs, disks, messages, timers; which connection goes when it is full |
 //! | [`env`](mod@env) | what the queue pairs of a core share; messages between cores |
-//! | [`qpair`] | the request machine; I/O, fused and compound commands, the admin queue's plumbing |
+//! | [`qpair`] | the request machine; I/O, fused and compound commands, the admin queue |
 //! | [`controller`] | Connect, properties, Identify, log pages, features, events, keep alive |
-//! | [`leftovers`] | what queue pairs that are gone have left at the disks |
+//! | [`leftovers`] | commands that disks still have of queue pairs that ended |
 //! | [`discovery`] | the discovery log |
-//! | [`snapshot`] | the configuration, immutable, swapped by message |
+//! | [`snapshot`] | the configuration, immutable, replaced by message |
 //! | [`shared`] | what cores share about controllers |
 //! | [`counters`], [`notice`] | what hosts and operators read |
 //!
-//! What it does not do: reservations, ANA, authentication, namespace management; they are refused as the
+//! Not supported: reservations, ANA, authentication, namespace management. Such a command is refused as the
 //! specification says.
+//!
+//! # The other crates, in reading order
+//!
+//! | crate | contents |
+//! |---|---|
+//! | [`spindle_transport`] | the interface between this crate and a connection: `Transport`, `Connections` |
+//! | [`spindle_disk`] | the interface of a disk: `DiskSource`, `Disk`; kinds `ram`, `null`, `file`, `ng` |
+//! | [`spindle_tcp`] | NVMe/TCP: `controller::Conn`, and `shell::Shell` with the sockets |
+//! | [`spindle_reactor`] | the loop of a core (`run`), its memory (`mem`), sockets, io_uring, mailboxes |
+//! | [`spindle`] | the binary: configuration, `serve` (one `CoreLoop` a core), `bench`, `status` |
+//! | [`spindle_rdma`] | NVMe/RDMA: `controller::Conn`, and `shell::Shell` with the queue pairs |
+//! | [`spindle_rdma_verbs`] | libibverbs and librdmacm |
+//! | [`spindle_nvme_pcie`] | the user-space driver of NVMe drives |
+//! | [`spindle_initiator`] | the host side as a library |
+//! | [`spindle_remote`] | a disk that is a namespace of another target |
+//! | [`nvme_spec`] | wire types of all of them |
+//! | [`spindle_tests`] | the simulator, and a target inside a test (`embedded`) |
+//!
+//! `cargo doc --workspace --no-deps` writes these pages to `build/doc/spindle_target/index.html`. Programs to
+//! begin with: `cargo run --example embedded_target`, `disk_kind`, `read_block`.
+//!
+//! [`spindle`]: ../spindle/index.html
+//! [`spindle_initiator`]: ../spindle_initiator/index.html
+//! [`spindle_nvme_pcie`]: ../spindle_nvme_pcie/index.html
+//! [`spindle_rdma`]: ../spindle_rdma/index.html
+//! [`spindle_rdma_verbs`]: ../spindle_rdma_verbs/index.html
+//! [`spindle_remote`]: ../spindle_remote/index.html
+//! [`spindle_tcp`]: ../spindle_tcp/index.html
+//! [`spindle_tests`]: ../spindle_tests/index.html
 #![forbid(unsafe_code)]
 
 pub mod controller;

@@ -2,14 +2,14 @@
 //! shell that joins it to them.
 //!
 //! **What it is.** A connection takes received bytes and gives events; takes replies or commands and gives
-//! pieces of memory to send. It makes no system call, asks no clock and starts no thread, so the shipped code
-//! runs under a seeded simulator, under a fuzzer and byte by byte. NVMe/TCP Transport 1.0 and 1.1; section
-//! numbers are those of 1.0.
+//! pieces of memory to send. It makes no system call, reads no clock and starts no thread, so the shipped
+//! code runs under a seeded simulator, under a fuzzer and byte by byte. NVMe/TCP Transport 1.0 and 1.1;
+//! section numbers are those of 1.0.
 //!
 //! **Flow.**
 //! ```text
 //!   socket ─ recv ──> RxBatch ─ load ─> Conn ─ next_event ─> queue pair    payload: copied once, by fetch
-//!          ─ readv ───────────────────> Conn::direct_target                large payloads: copied by nobody
+//!          ─ readv ───────────────────> Conn::direct_target                large payloads: not copied
 //!   socket <─ sendmsg <─ send_pieces <─ Conn <─ reply, fetch ─ queue pair  payload: sent from where it lies
 //!
 //!   inbox      bytes in: one batch a core, a stash a connection

@@ -8,12 +8,12 @@
 //! ```
 //!
 //! A connection is hot while it has traffic: it is then asked directly, which costs less than to be told by
-//! epoll. After [`COLD_AFTER`] empty answers it goes to epoll and costs nothing, so that a thousand idle
+//! epoll. After `COLD_AFTER` without data it goes to epoll and costs nothing, so that a thousand idle
 //! connections do not slow a busy one. A full socket is asked whether there is room again: by a send in every
-//! turn while its connection is hot, by epoll once it has waited for [`COLD_AFTER`], or at once where many
+//! turn while its connection is hot, by epoll once it has waited for `COLD_AFTER`, or immediately where many
 //! connections are hot.
 //!
-//! A turn has a budget ([`BUDGET`]): with many busy connections it serves some of them and the next turn goes
+//! A turn has a budget (`BUDGET`): with many busy connections it serves some of them and the next turn goes
 //! on behind them, so that the core's disks, timers and newcomers do not wait for all of them.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -32,7 +32,7 @@ use crate::{Expectation, Phase, RxBatch};
 /// Settings of a shell. Every default says why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShellConfig {
-    /// Bytes that one receive may bring. 256 KiB: see docs/benchmarks.md, "Receive batches".
+    /// Bytes that one receive may bring. 256 KiB: see docs/lab-notes.md, "Trials".
     pub batch_bytes: usize,
     /// Time that sent bytes may stay without acknowledgement before the connection is given up, in ms. 30 s:
     /// longer than a switch takes to fail over, shorter than the hosts' patience.

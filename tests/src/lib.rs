@@ -1,7 +1,14 @@
-//! What the end-to-end tests share: the seeded simulator ([`sim`]), a target driven by hand over NVMe/TCP
-//! ([`direct`]) and over scripted connections ([`script`]), queue pairs without devices for NVMe/RDMA
-//! ([`fabric`]), the user-space NVMe driver over its emulator ([`drive`]), and the bodies of the fuzzers
-//! ([`fuzz`]).
+//! What the end-to-end tests share.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`sim`] | the seeded simulator |
+//! | [`direct`], [`script`] | a target driven by hand, over NVMe/TCP and over scripted connections |
+//! | [`embedded`] | a target on a thread of this process, with sockets: `tests/examples/embedded_target.rs` |
+//! | [`loopback`] | the binary as a child process, and hosts that use it |
+//! | [`fabric`] | queue pairs without devices, for NVMe/RDMA |
+//! | [`drive`] | the user-space NVMe driver over its emulator |
+//! | [`fuzz`] | the bodies of the fuzzers |
 //!
 //! The tests themselves are in `tests/`: simulation seeds, the request machine, two-process loopback,
 //! corpora, tidy rules; the lab's bodies are in `tests/lab`.
@@ -9,6 +16,7 @@
 
 pub mod direct;
 pub mod drive;
+pub mod embedded;
 pub mod fabric;
 pub mod fuzz;
 pub mod loopback;

@@ -126,7 +126,7 @@ fn a_compare_and_write_that_is_not_one_step_is_noticed() {
 
 #[test]
 fn requests_that_are_dropped_with_a_disk_that_is_removed_are_noticed() {
-    // FINDINGS row 1: a driver said that nothing was in flight, and its disk was closed over 256 commands.
+    // The disk says that nothing is in flight, so a reload closes it over its commands.
     let complaints = ["never answered", "not given back"];
     let impatient = |swarm| Swarm { patience: 500, ..swarm };
     assert_noticed_with(Plant::Uncounted, &[Happening::Reload], &complaints, impatient);
@@ -142,7 +142,7 @@ fn a_completion_that_is_told_twice_is_noticed() {
 
 #[test]
 fn writes_of_a_host_that_is_gone_are_noticed_when_they_land_after_its_reconnect() {
-    // FINDINGS row 3: a disk that does not know `Disk::forget`.
+    // A disk whose `Disk::forget` does nothing.
     let (leaves_permille, stuck_permille) = (5, 200);
     let busy = |swarm| Swarm { leaves_permille, stuck_permille, cuts_ppm: 500, ..swarm };
     assert_noticed_with(Plant::Unforgotten, &[], &NO_ORDER, busy);

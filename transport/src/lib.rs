@@ -1,4 +1,4 @@
-//! What lies between the request machine and a connection, of whatever transport: neither knows the other.
+//! The interface between the request machine and a connection of any transport: neither knows the other.
 //!
 //! ```text
 //!   target    TargetCore: Connections      Qpair ─ uses ─> Transport

@@ -24,7 +24,7 @@
 //!
 //! What it does not do: it is no protocol. A message says its kind in its first byte, and its length follows.
 //!
-//! Limits: loopback only. Alternatives that were measured and were not faster stand in `docs/benchmarks.md`.
+//! Limits: loopback only. Alternatives that were measured and were not faster stand in `docs/lab-notes.md`.
 
 mod end;
 mod exchange;

@@ -47,10 +47,10 @@ impl Sum {
 }
 
 /// The program, its stacks and what belongs to no other reason: three times what an idle target with a null
-/// disk has resident (docs/benchmarks.md, "Footprint").
+/// disk has resident (docs/lab-notes.md, "Footprint").
 const PROCESS_BYTES: u64 = 16 << 20;
 /// What the kernel has for a connection without data in its buffers: socket, file, timers
-/// (docs/benchmarks.md, "Footprint").
+/// (docs/lab-notes.md, "Footprint").
 const SOCKET_BYTES: u64 = 4 << 10;
 
 impl When {

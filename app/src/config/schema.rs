@@ -1,7 +1,7 @@
 //! Every key of the configuration file: its name, what it may be, its default and what it is for.
 //!
 //! The one place where a key is made. The reader ([`super::document`]) checks a file against this table and
-//! takes the defaults from it. The reference in `docs/configuration.md` is [`reference`] word for word
+//! takes the defaults from it. The reference in `docs/configuration.md` is [`reference()`] word for word
 //! (`spindle check --reference`), and a test holds `conf/spindle.toml` to naming every key with its default.
 //!
 //! What it does not do: what two keys demand of each other is in [`super::validate`].

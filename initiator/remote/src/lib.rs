@@ -20,8 +20,8 @@
 //! What it does not do: no multipath, no cache, no authentication. A namespace that grows is as large as it
 //! was when it was opened. Compare-and-write is not passed on, so hosts of this disk are not offered it.
 //!
-//! Limits: one association for each disk, one I/O queue a core; commands longer than the far target's MDTS go
-//! in pieces, each copied once, four at a time on a core.
+//! Limits: one association for each disk, one I/O queue a core; a command longer than the far target's MDTS
+//! goes in pieces, each copied once, four in flight on a core.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! libibverbs and librdmacm, as safe as they can be made. All `unsafe` of RDMA is here, and nothing else.
+//! A safe interface to libibverbs and librdmacm. All `unsafe` code of RDMA is in this crate.
 //!
 //! ```text
 //!   Device ─ MemoryRegion, MemoryWindow          CmChannel ─ next_event ─> CmEvent { ConnectRequest: CmId }
@@ -19,7 +19,7 @@
 //! **What remains the caller's duty.** A work request names memory by address and key. The device checks
 //! keys: it touches nothing but what a living [`MemoryRegion`] covers, and that keeps its memory mapped. But
 //! it writes there at its own time. So until the completion of a READ or a RECV has been polled, its buffer
-//! is neither read, nor written, nor lent to anybody; until that of a SEND or WRITE (not inline) its buffer
+//! is neither read, nor written, nor lent; until that of a SEND or WRITE (not inline) its buffer
 //! is not written. The same holds for memory whose remote key a peer knows, until the key is invalid. A
 //! completion queue has room for every work request that may complete to it.
 //!

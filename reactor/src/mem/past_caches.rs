@@ -8,7 +8,7 @@
 const LINE_BYTES: usize = 64;
 
 /// Copy `bytes` from `from` to `to` by non-temporal stores. An ordinary copy first reads every line that it
-/// writes (`docs/benchmarks.md`, "What was tried"). Ends with a store fence: other processors see the copy
+/// writes (docs/lab-notes.md, "Trials"). Ends with a store fence: other processors see the copy
 /// before any later store.
 ///
 /// Never inlined: `scripts/instructions` leaves it out by its name.

@@ -122,7 +122,7 @@ impl Region {
         };
     }
 
-    /// Bytes mapped, a multiple of 2 MiB, or of a base page for [`Region::map_pages`].
+    /// Bytes mapped, a multiple of 2 MiB, or of a base page for `Region::map_pages`.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

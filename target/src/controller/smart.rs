@@ -66,7 +66,7 @@ pub(super) struct HealthWatch {
 }
 
 impl Controller {
-    /// Look at the health of the drives, once a [`HEALTH_PERIOD`]: a critical warning that the host lets
+    /// Look at the health of the drives, once a `HEALTH_PERIOD`: a critical warning that the host lets
     /// through, and that was not there before, is an event. Where the host lets none through none is asked.
     pub fn look_at_health(&mut self, cx: &Context<'_>) {
         if self.state != State::Enabled || cx.now < self.health.due {

@@ -1,4 +1,4 @@
-//! What a test cannot do on this machine, said aloud.
+//! Reports what a test cannot do on this machine.
 //!
 //! A test that needs something of the machine (a loop device, huge pages, no RDMA) and does not find it calls
 //! [`skip`] and returns. Where only a part cannot be tested, it calls [`skip`] for that and goes on. Neither

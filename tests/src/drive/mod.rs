@@ -1,5 +1,6 @@
 //! The user-space NVMe driver over the emulated drive: manager, cores and controller stepped by one thread in
-//! virtual time ([`world`]), random work and faults of a seed ([`run`]), and what must hold ([`model`]).
+//! virtual time ([`world`]), random work and faults of a seed ([`run`](mod@run)), and what must hold
+//! ([`model`]).
 //!
 //! What must hold, at any seed: every command ends once; reads see what the model allows; nothing that was
 //! flushed is lost with the power, and no flush hides a loss; no buffer comes back that the drive may still

@@ -8,9 +8,11 @@
 
 mod closing;
 mod commands;
+mod conf;
 mod descriptors;
 mod discovery;
 mod drain;
+mod examples;
 mod full_sockets;
 mod initiators;
 mod listeners;

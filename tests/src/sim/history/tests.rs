@@ -98,7 +98,7 @@ fn a_write_of_unknown_fate_counts_once_it_was_seen() {
 
 #[test]
 fn a_write_of_a_gone_connection_does_not_land_over_what_came_after_the_reconnect() {
-    // FINDINGS row 3, and a write that ends with an error and lands all the same.
+    // A write without an answer, and one that ended with an error: both land all the same.
     for fate in [Fate::Open(0), Fate::Perhaps] {
         let [old, new] = [tag(1, 0), tag(2, 0)];
         let mut history = history();
