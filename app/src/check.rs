@@ -236,7 +236,9 @@ mod tests {
         let mut plan = Config::builtin().plan().clone();
         plan.listeners[0].transport = spindle_transport::TransportKind::Rdma;
         let text = describe(&plan);
-        for part in ["listener    NVMe/RDMA 127.0.0.1:4420,", "\n  nvme discover -t rdma -a 127.0.0.1 -s 4420\n"] {
+        for part in
+            ["listener    NVMe/RDMA 127.0.0.1:4420,", "\n  nvme discover -t rdma -a 127.0.0.1 -s 4420\n"]
+        {
             assert!(text.contains(part), "{part} in\n{text}");
         }
     }
