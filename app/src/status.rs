@@ -1,6 +1,6 @@
 //! `spindle status`: what a target of this machine does, asked at its control socket.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -71,8 +71,12 @@ fn exchange(path: &Path) -> std::io::Result<String> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(format!("{STATUS}\n").as_bytes())?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
+    match stream.read_to_string(&mut answer) {
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            Err(std::io::Error::other("no answer: the target may still be opening its disks"))
+        }
+        result => result.map(|_| answer),
+    }
 }
 
 /// Two answers as text: what changes is over the time between them.

@@ -61,7 +61,8 @@ impl RamSpec {
     /// idle cores keep. Address space and 24 bytes of tables per 4 KiB; memory only when it is used.
     #[must_use]
     pub fn slack_bytes_default() -> u64 {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        // Not available_parallelism: that of a thread which leaves the pinned cores alone is less than the machine has.
+        let cores = spindle_reactor::affinity::available_cores().len().max(1);
         IN_FLIGHT_BYTES + HOARD_BYTES * cores as u64
     }
 

@@ -365,11 +365,13 @@ impl Shell {
             }
             Received::Empty => Receive::Nothing,
             Received::Closed => {
+                self.budget = self.budget.saturating_sub(1);
                 conn.on_peer_closed();
                 core.step(id);
                 Receive::Some
             }
             Received::Failed(_) => {
+                self.budget = self.budget.saturating_sub(1);
                 conn.on_reset();
                 core.step(id);
                 Receive::Some

@@ -16,9 +16,15 @@
 
 pub mod direct;
 pub mod drive;
+#[cfg(feature = "simulator")]
 pub mod embedded;
+#[cfg(feature = "simulator")]
 pub mod fabric;
+#[cfg(feature = "simulator")]
 pub mod fuzz;
+#[cfg(feature = "simulator")]
 pub mod loopback;
+#[cfg(feature = "simulator")]
 pub mod script;
+#[cfg(feature = "simulator")]
 pub mod sim;

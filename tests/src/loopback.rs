@@ -203,6 +203,23 @@ impl Served {
         kill_process(Pid::from_child(&self.child), signal).expect("the process is there");
     }
 
+    /// SIGSTOP, and a wait until each of its threads has stopped: `kill` returns before that.
+    ///
+    /// # Panics
+    /// When the process is gone.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.pid().as_raw_nonzero());
+        let is_stopped = |task: std::fs::DirEntry| {
+            // "TID (NAME) STATE ..."; a name may have blanks.
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 't']))
+        };
+        while !std::fs::read_dir(&tasks).expect("its threads").flatten().all(is_stopped) {
+            std::thread::yield_now();
+        }
+    }
+
     /// The process.
     #[must_use]
     pub fn pid(&self) -> Pid {

@@ -159,6 +159,16 @@ pub fn of_service() -> Option<PathBuf> {
     in_directory(std::env::var_os("RUNTIME_DIRECTORY")?.to_str()?)
 }
 
+/// The socket at a path that no configuration names: a failure is a warning, as it must not keep disks from being
+/// served.
+pub fn bind_implied(path: PathBuf) -> Option<Control> {
+    Control::bind(&path)
+        .inspect_err(
+            |error| tracing::warn!(path = %path.display(), %error, "no status socket: cannot listen"),
+        )
+        .ok()
+}
+
 fn in_directory(directories: &str) -> Option<PathBuf> {
     let first = directories.split(':').next().filter(|first| first.starts_with('/'))?;
     Some(Path::new(first).join("control"))
@@ -214,10 +224,12 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
             if !is_socket {
                 return Err(std::io::Error::other("a file that is no socket is there"));
             }
-            if UnixStream::connect(path).is_ok() {
-                return Err(std::io::Error::other("another process listens there"));
+            match UnixStream::connect(path) {
+                Ok(_) => return Err(std::io::Error::other("another process listens there")),
+                // Its process is gone. Any other error says nothing about that.
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
+                Err(error) => return Err(error),
             }
-            std::fs::remove_file(path)?;
             UnixListener::bind(path)
         }
         result => result,
@@ -326,8 +338,14 @@ mod tests {
         let error = start(&path, &snapshot).err().expect("a file").to_string();
         assert!(error.contains("no socket"), "{error}");
         assert_eq!(std::fs::read(&path).expect("still there"), b"data");
+        assert!(
+            bind_implied(path.clone()).is_none(),
+            "of a path that no configuration names that is no error"
+        );
         std::fs::remove_file(&path).expect("removed");
+        assert!(bind_implied(path).is_some());
     }
+
     #[test]
     fn disks_are_not_kept_open_for_whoever_may_ask() {
         let path = path("weak");

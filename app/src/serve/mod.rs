@@ -178,13 +178,11 @@ fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<
     end
 }
 
-/// Where `spindle status` asks, if that is configured.
+/// Where `spindle status` asks, if there is such a place.
 fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
-    let Some(path) = plan.control.clone().or_else(control::of_service) else { return Ok(None) };
-    match Control::bind(&path) {
-        Ok(control) => Ok(Some(control)),
-        Err(source) => Err(ServeError::Control { path, source }),
-    }
+    let of_service = || control::bind_implied(control::of_service()?);
+    let Some(path) = plan.control.clone() else { return Ok(of_service()) };
+    Control::bind(&path).map(Some).map_err(|source| ServeError::Control { path, source })
 }
 
 /// The signals, until a core has failed. From a thread of their own, which goes with the process.

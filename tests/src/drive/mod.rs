@@ -7,11 +7,16 @@
 //! access; the drive is never made to access what is not mapped; in the end everything is home, unmapped and
 //! closed. The same seed gives the same run.
 
+#[cfg(feature = "simulator")]
 pub mod model;
+#[cfg(feature = "simulator")]
 pub mod plan;
+#[cfg(feature = "simulator")]
 pub mod run;
 pub mod threads;
 pub mod world;
 
+#[cfg(feature = "simulator")]
 pub use plan::Plan;
+#[cfg(feature = "simulator")]
 pub use run::{Report, run};

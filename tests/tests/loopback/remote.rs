@@ -197,7 +197,7 @@ fn stopped(test: &str) -> Stopped {
     // Answered: the I/O queue to the far target is connected.
     let ticket = queue.write(&namespace, 0, buf(&pool(), 4096, 1), false).expect("taken");
     done(&mut queue, ticket);
-    far.signal(Signal::STOP);
+    far.stop();
     let tickets = write_round(&mut queue, &namespace, &round_pool(), 1);
     wait_until_sent(&mut queue, tickets[0], address, far_address);
     Stopped { folders, far, front, address, controller, queue, tickets }
