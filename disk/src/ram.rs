@@ -61,7 +61,7 @@ impl RamSpec {
     /// idle cores keep. Address space and 24 bytes of tables per 4 KiB; memory only when it is used.
     #[must_use]
     pub fn slack_bytes_default() -> u64 {
-        // Not available_parallelism: that of a thread which leaves the pinned cores alone is less than the machine has.
+        // Not available_parallelism: a thread that leaves the pinned cores alone has fewer.
         let cores = spindle_reactor::affinity::available_cores().len().max(1);
         IN_FLIGHT_BYTES + HOARD_BYTES * cores as u64
     }

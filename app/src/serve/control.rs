@@ -159,8 +159,8 @@ pub fn of_service() -> Option<PathBuf> {
     in_directory(std::env::var_os("RUNTIME_DIRECTORY")?.to_str()?)
 }
 
-/// The socket at a path that no configuration names: a failure is a warning, as it must not keep disks from being
-/// served.
+/// The socket at a path that no configuration names: a failure is a warning, as it must not keep disks from
+/// being served.
 pub fn bind_implied(path: PathBuf) -> Option<Control> {
     Control::bind(&path)
         .inspect_err(

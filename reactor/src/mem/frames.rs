@@ -60,8 +60,8 @@ const FRAME: u64 = FRAME_BYTES as u64;
 /// Bytes of a disk from which on a page that is written is most likely in no cache: more than a core's
 /// share of the third cache of most processors.
 const UNCACHED_BYTES: u64 = 128 << 20;
-/// Bytes of one `MADV_POPULATE_WRITE`: a huge page. It holds the lock of the address space meanwhile, for which a
-/// page fault of a polling core may have to wait.
+/// Bytes of one `MADV_POPULATE_WRITE`: a huge page. It holds the lock of the address space meanwhile, for
+/// which a page fault of a polling core may have to wait.
 const POPULATE_BYTES: usize = 2 << 20;
 /// No frame: the page reads as zeroes. Frame 0 is never handed out.
 const NONE: u32 = 0;
