@@ -36,7 +36,7 @@ pub enum Command {
     Discover(DiscoverArgs),
     /// Show the machine's NVMe drives, take some from the kernel, give them back
     Nvme(NvmeArgs),
-    /// Measure a target, or with `bench limit` what the machine's sockets could give at most
+    /// Measure a target, a local disk (`bench disk`) or bare sockets (`bench limit`)
     Bench(BenchArgs),
 }
 

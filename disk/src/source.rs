@@ -94,7 +94,7 @@ pub trait DiskSource: Send + Sync {
     /// Its name in the configuration.
     fn name(&self) -> &str;
 
-    /// Its kind: `ram`, `null`, `file`.
+    /// Its kind: `ram`, `null`, `file`, `ng`, `nvme`, `remote`.
     fn kind(&self) -> &'static str;
 
     /// Its shape now.

@@ -49,6 +49,8 @@ impl Sum {
 /// The program, its stacks and what belongs to no other reason: three times what an idle target with a null
 /// disk has resident (docs/lab-notes.md, "Footprint").
 const PROCESS_BYTES: u64 = 16 << 20;
+/// A huge page as regions take it: each is rounded up to whole ones.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// What the kernel has for a connection without data in its buffers: socket, file, timers
 /// (docs/lab-notes.md, "Footprint").
 const SOCKET_BYTES: u64 = 4 << 10;
@@ -159,9 +161,11 @@ pub fn huge_and_ordinary(plan: &Plan, sums: &[Sum], huge_bytes: u64, notes: &mut
     let disks = plan
         .disks
         .iter()
-        .map(|disk| (format!("disk {}", disk.name), wants(&format!("disk {}: ", disk.name))));
+        .map(|disk| (format!("disk {}", disk.name), wants(&format!("disk {}: ", disk.name)), 1));
+    // Each core has a pool of its own.
+    let pools = ("pool".to_owned(), wants("pool: "), plan.reactor.cores.len().max(1) as u64);
     let mut huge = 0;
-    for (who, wanted) in std::iter::once(("pool".to_owned(), wants("pool: "))).chain(disks) {
+    for (who, wanted, regions) in std::iter::once(pools).chain(disks) {
         if wanted == 0 {
             continue;
         }
@@ -169,10 +173,11 @@ pub fn huge_and_ordinary(plan: &Plan, sums: &[Sum], huge_bytes: u64, notes: &mut
         if wanted <= free {
             huge += wanted;
         } else {
+            let pages = (wanted / regions).div_ceil(HUGE_PAGE_BYTES) * regions;
             let (wanted, free) = (rounded(wanted), rounded(free));
             notes.push(format!(
                 "{who} asks for {wanted} of reserved huge pages and {free} are free: it takes transparent \
-                 ones (sysctl vm.nr_hugepages reserves more)"
+                 ones; it needs {pages} pages of 2 MiB (sysctl vm.nr_hugepages=N reserves N in all)"
             ));
         }
     }

@@ -482,9 +482,10 @@ static DISK: &[Key] = &[
         "medium_id",
         Kind::Text { chars_max: 255 },
         Preset::From("none: what is at the path or address is served, whatever it is"),
-        "file, nvme, ng: serve only the medium that has this name. The names of drives, /dev/ng0n1 as well \
-         as /dev/sda, may change places at boot, and each would be served as the other. spindle check prints \
-         the name of what is there, spindle serve logs it: eui., uuid., serial. of a drive, file. of a file.",
+        "file, nvme, ng, remote: serve only the medium that has this name. The names of drives, /dev/ng0n1 \
+         as well as /dev/sda, may change places at boot, and each would be served as the other. spindle \
+         check prints the name of what is at a path, spindle serve logs that of each disk: eui., uuid., \
+         serial. of a drive, file. of a file.",
     ),
     key(
         "huge_pages",
@@ -659,8 +660,9 @@ static SHUTDOWN: &[Key] = &[key(
     "deadline_ms",
     Kind::Integer { min: 0, max: 600_000 },
     Preset::Is("10000"),
-    "Commands in flight get this long to end after SIGTERM. Below the 15 s that the systemd unit waits \
-     before it kills.",
+    "Commands in flight get this long to end after SIGTERM. The systemd unit kills the process after 75 s \
+     (TimeoutStopSec=), so that drives have time to save their caches; a longer deadline needs a longer \
+     TimeoutStopSec=.",
 )];
 
 impl fmt::Display for Kind {

@@ -328,6 +328,23 @@ fn disks_whose_keys_do_not_fit_their_kind() {
     check(&[ram("a"), ram("a")].concat(), &["6: disk[1].name = \"a\": also the name of the disk in line 2"]);
 }
 
+/// Such a kind would pass the schema and have no plan.
+#[test]
+fn every_kind_of_the_schema_has_a_plan() {
+    use crate::config::schema::{self, Kind};
+    use crate::config::validate::disks::NOT_SERVED;
+    let sections = schema::sections();
+    let (.., keys) = sections.iter().find(|(heading, ..)| heading == "[[disk]]").expect("disks");
+    let kind = keys.iter().find(|key| key.name == "kind").expect("a kind");
+    let Kind::Word(words) = kind.kind else { panic!("words") };
+    assert_eq!(words.len(), 6);
+    for word in words {
+        // Each lacks a key, and says only that.
+        let found = errors(&format!("{LISTENER}[[disk]]\nname = \"a\"\nkind = {word:?}\n"));
+        assert!(!found.iter().any(|error| error.contains(NOT_SERVED)), "{word}: {found:?}");
+    }
+}
+
 #[test]
 fn other_targets_that_are_not_named_or_named_twice() {
     let remote = "kind = \"remote\"\naddress = \"192.0.2.7:4420\"\nnqn = \"nqn.2026-01.io.spindle:far\"\n";

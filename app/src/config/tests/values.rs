@@ -302,6 +302,7 @@ fn what_is_allowed_but_perhaps_not_meant_is_noted() {
         "reactor.idle = \"spin\" on every core",
         "tcp.congestion = \"bbr\": this kernel has cubic, reno",
         "pool asks for 48 MiB of reserved huge pages and 1 MiB are free",
+        "needs 24 pages of 2 MiB",
         "disk \"a\" is in no namespace",
         "subsystem nqn.2026-01.test:s: hosts is empty",
         "has no [[subsystem.namespace]]",
