@@ -33,7 +33,7 @@ need_rust() {
     has_rust && return
     as_root apt-get update -q >/dev/null
     if apt-cache show cargo-web >/dev/null 2>&1; then
-        need_packages cargo-web rustc-web
+        need_packages cargo-web rustc-web rustfmt-web rust-web-clippy
     elif apt-cache show rustup >/dev/null 2>&1; then
         need_packages rustup
         rustup toolchain install stable --profile minimal --component clippy,rustfmt

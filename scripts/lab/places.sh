@@ -2,5 +2,5 @@
 # shellcheck shell=bash disable=SC2034
 
 # Resolved, because guests see the host's files under the same path and do not share its working directory.
-cache=$(realpath -m "${LAB_CACHE:-$HOME/.cache/spindle-lab}")
+cache=$(realpath -m "${LAB_CACHE:-${HOME:?set it, or LAB_CACHE}/.cache/spindle-lab}")
 kernel=${LAB_KERNEL:-6.12}

@@ -1,6 +1,6 @@
 //! HDGST and DDGST: CRC32C over a header, and over the pieces of a buffer where they lie.
 //!
-//! `crc-fast` was measured against `crc32c` at 24 B, 4 KiB and 128 KiB (`docs/benchmarks-crc.md`): it is
+//! `crc-fast` was measured against `crc32c` at 24 B, 4 KiB and 128 KiB (`docs/lab-notes.md`): it is
 //! ahead at every size.
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};

@@ -25,7 +25,7 @@ pub const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:loopback";
 /// Longest wait for anything: a disk that others write to as well may stand still for ten seconds.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// The binary: `SPINDLE`, else what lies beside the test executable's folder.
+/// The binary: `SPINDLE`, else that of the tests' own build, else the release.
 ///
 /// # Panics
 /// When there is none.
@@ -36,7 +36,7 @@ pub fn binary() -> PathBuf {
     }
     let here = std::env::current_exe().expect("this executable has a path");
     let deps = here.parent().expect("it is in a folder");
-    let found = ["../../release/spindle", "../spindle"]
+    let found = ["../spindle", "../../release/spindle"]
         .map(|path| deps.join(path))
         .into_iter()
         .find(|path| path.exists());

@@ -1,4 +1,5 @@
 # an emulated drive: bind, serve over RDMA, fio with verification, unbind; the kernel reads what was written
+skip_on nvmet 'it takes drives from the kernel'
 . "$LAB/nvme-serve.sh"
 drives_for_spindle
 over rdma
