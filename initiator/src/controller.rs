@@ -80,8 +80,13 @@ pub struct Controller {
 /// The host's half of keep alive.
 #[derive(Debug)]
 struct KeepAlive {
+    /// KATO: so long an answer is waited for.
+    timeout: Nanos,
     period: Nanos,
+    /// When the next one is due.
     next: Nanos,
+    /// When the last one was sent.
+    sent: Nanos,
     ticket: Option<Ticket>,
 }
 
@@ -236,16 +241,20 @@ impl Controller {
 
     fn keep_alive(&mut self, now: Nanos) {
         let Some(keep_alive) = &mut self.keep_alive else { return };
-        if now < keep_alive.next || !self.admin.is_up() {
+        if !self.admin.is_up() {
             return;
         }
         if keep_alive.ticket.is_some() {
-            // Half a time-out without an answer to a command that does nothing.
-            let silence = keep_alive.period.as_duration();
-            self.admin.fail(Loss::Silent(silence));
+            // One is outstanding at a time, and has the whole time-out, as with Linux.
+            if now >= keep_alive.sent + keep_alive.timeout {
+                self.admin.fail(Loss::Silent(keep_alive.timeout.as_duration()));
+            }
             return;
         }
-        keep_alive.next = now + keep_alive.period;
+        if now < keep_alive.next {
+            return;
+        }
+        (keep_alive.sent, keep_alive.next) = (now, now + keep_alive.period);
         keep_alive.ticket = self.admin.submit(Sqe::keep_alive(0), HostData::None).ok();
         self.admin.send();
     }
@@ -270,7 +279,11 @@ impl KeepAlive {
     fn new(timeout_ms: u32) -> Option<KeepAlive> {
         // Twice in each, as Linux: one that is late does not end the association.
         let period = Nanos::from_ms(u64::from(timeout_ms / 2).max(1));
-        (timeout_ms > 0).then(|| KeepAlive { period, next: Clock::now() + period, ticket: None })
+        let timeout = Nanos::from_ms(timeout_ms.into());
+        (timeout_ms > 0).then(|| {
+            let sent = Clock::now();
+            KeepAlive { timeout, period, next: sent + period, sent, ticket: None }
+        })
     }
 }
 

@@ -154,8 +154,9 @@ pub enum Error {
         /// and the most.
         high: u64,
     },
-    /// After a reconnect the namespace is another disk (NGUID) than before, or has blocks of another size.
-    #[error("namespace {nsid} is another disk than before the connection was lost")]
+    /// The namespace is another disk than before (NGUID, EUI-64, UUID or serial number), or has blocks of
+    /// another size; or it has none of them, so that nobody can tell.
+    #[error("namespace {nsid} is another disk than before")]
     OtherDisk {
         /// NSID.
         nsid: u32,

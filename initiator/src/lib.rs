@@ -50,7 +50,7 @@ pub use controller::{AdminReply, Association, Controller, ControllerEvent, Openi
 pub use discover::{DiscoveryLog, discover};
 pub use error::{Error, Loss, RdmaRefusal};
 pub use group::Group;
-pub use namespace::{BlockRange, Namespace};
+pub use namespace::{BlockRange, Identity, Namespace};
 pub use options::{Host, OnLoss, Options, Target};
 pub use qpair::{Completion, Failure, Refused, Ticket, WaitError, Why};
 pub use queue::{IoQueue, RefusedPair};

@@ -1,6 +1,48 @@
-//! A namespace as commands need it: its identifier and the size of its blocks.
+//! A namespace as commands need it: its NSID, the size of its blocks, and the identity of its disk.
 
-use nvme_spec::identify::IdentifyNamespace;
+use nvme_spec::identify::{
+    IdentifyController, IdentifyNamespace, NamespaceDescriptor, NamespaceDescriptorType,
+};
+
+/// By what a disk is known after a reconnect. What the target does not give is all zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Identity {
+    /// NGUID. Many targets give none, nvmet by default.
+    pub nguid: [u8; 16],
+    /// EUI-64.
+    pub eui64: [u8; 8],
+    /// UUID, of the Namespace Identification Descriptors.
+    pub uuid: [u8; 16],
+    /// SN of the subsystem, with its padding.
+    pub serial: [u8; 20],
+}
+
+impl Identity {
+    /// From what a controller says of itself and of the namespace; `descriptors` is the data of Identify CNS
+    /// 03h, empty where the controller does not have it.
+    #[must_use]
+    pub fn new(
+        controller: &IdentifyController,
+        namespace: &IdentifyNamespace,
+        descriptors: &[u8],
+    ) -> Identity {
+        let uuid = NamespaceDescriptor::iter(descriptors)
+            .filter(|(kind, _)| *kind == NamespaceDescriptorType::UUID)
+            .find_map(|(_, identifier)| identifier.try_into().ok());
+        Identity {
+            nguid: namespace.nguid,
+            eui64: namespace.eui64,
+            uuid: uuid.unwrap_or_default(),
+            serial: controller.sn,
+        }
+    }
+
+    /// False where the target gives nothing by which a disk is known.
+    fn is_given(&self) -> bool {
+        let has_serial = self.serial.iter().any(|byte| !matches!(byte, 0 | b' '));
+        has_serial || (self.nguid, self.eui64, self.uuid) != ([0; 16], [0; 8], [0; 16])
+    }
+}
 
 /// A namespace of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,8 +51,8 @@ pub struct Namespace {
     pub nsid: u32,
     /// NSZE: its logical blocks.
     pub blocks: u64,
-    /// NGUID, the same for as long as it is the same disk; all zero where the target gives none.
-    pub nguid: [u8; 16],
+    /// The same for as long as it is the same disk.
+    pub identity: Identity,
     /// log2 of the bytes of a block.
     shift: u32,
 }
@@ -19,17 +61,18 @@ impl Namespace {
     /// From its Identify data; `None` where that names no block size that is allowed (512 bytes to 64 KiB, a
     /// power of two).
     #[must_use]
-    pub fn new(nsid: u32, identify: &IdentifyNamespace) -> Option<Namespace> {
+    pub fn new(nsid: u32, identify: &IdentifyNamespace, identity: Identity) -> Option<Namespace> {
         let block_bytes = identify.block_bytes().filter(|bytes| (512..=65_536).contains(bytes))?;
         let (blocks, shift) = (identify.nsze.get(), block_bytes.trailing_zeros());
-        Some(Namespace { nsid, blocks, nguid: identify.nguid, shift })
+        Some(Namespace { nsid, blocks, identity, shift })
     }
 
-    /// False when this is another disk than `other` under the same NSID, or its blocks have another size. A
-    /// disk may grow and shrink.
+    /// False when this is another disk than `other` under the same NSID, or its blocks have another size.
+    /// Also false when the target gives no identifier at all. A disk may grow and shrink.
     #[must_use]
     pub fn is_same_disk(&self, other: &Namespace) -> bool {
-        (self.nsid, self.nguid, self.shift) == (other.nsid, other.nguid, other.shift)
+        let is_same = (self.nsid, self.identity, self.shift) == (other.nsid, other.identity, other.shift);
+        is_same && self.identity.is_given()
     }
 
     /// Bytes of a block.
@@ -66,7 +109,8 @@ pub struct BlockRange {
 
 #[cfg(test)]
 pub(crate) fn example(block_bytes: u32) -> Namespace {
-    Namespace { nsid: 1, blocks: 1000, nguid: [1; 16], shift: block_bytes.trailing_zeros() }
+    let identity = Identity { nguid: [1; 16], ..Identity::default() };
+    Namespace { nsid: 1, blocks: 1000, identity, shift: block_bytes.trailing_zeros() }
 }
 
 #[cfg(test)]
@@ -83,22 +127,66 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_known_by_its_nguid_and_its_blocks_and_not_by_its_size() {
+    fn a_disk_is_known_by_its_identifiers_and_its_blocks_and_not_by_its_size() {
         let namespace = example(4096);
         assert!(namespace.is_same_disk(&Namespace { blocks: 2000, ..namespace }));
-        assert!(!namespace.is_same_disk(&Namespace { nguid: [2; 16], ..namespace }));
         assert!(!namespace.is_same_disk(&example(512)));
+        let own = Identity { nguid: [1; 16], eui64: [2; 8], uuid: [3; 16], serial: [b'4'; 20] };
+        let others = [
+            Identity { nguid: [9; 16], ..own },
+            Identity { eui64: [9; 8], ..own },
+            Identity { uuid: [9; 16], ..own },
+            Identity { serial: [b'9'; 20], ..own },
+            Identity { nguid: [0; 16], ..own },
+        ];
+        let with = |identity| Namespace { identity, ..namespace };
+        assert!(with(own).is_same_disk(&with(own)));
+        for other in others {
+            assert!(!with(own).is_same_disk(&with(other)) && !with(other).is_same_disk(&with(own)));
+        }
+    }
+
+    #[test]
+    fn one_identifier_is_enough_and_none_is_not() {
+        let namespace = example(512);
+        let with = |identity| Namespace { identity, ..namespace };
+        let none = Identity::default();
+        for own in [
+            Identity { eui64: [2; 8], ..none },
+            Identity { uuid: [3; 16], ..none },
+            Identity { serial: *b"S1                  ", ..none },
+        ] {
+            assert!(with(own).is_same_disk(&with(own)), "{own:?}");
+        }
+        for own in [none, Identity { serial: [b' '; 20], ..none }] {
+            assert!(!with(own).is_same_disk(&with(own)), "{own:?}");
+        }
+    }
+
+    #[test]
+    fn the_uuid_is_the_descriptor_that_is_as_long_as_one() {
+        let (controller, namespace) = (IdentifyController::default(), IdentifyNamespace::default());
+        let uuid = |descriptors: &[u8]| Identity::new(&controller, &namespace, descriptors).uuid;
+        let nguid = [&[2, 16, 0, 0][..], &[7; 16]].concat();
+        let own = [&[3, 16, 0, 0][..], &[5; 16]].concat();
+        assert_eq!(uuid(&[&nguid[..], &own, &[0; 4]].concat()), [5; 16]);
+        let short = [&[3, 8, 0, 0][..], &[4; 8]].concat();
+        assert_eq!(uuid(&[&short[..], &own].concat()), [5; 16]);
+        for none in [&[][..], &nguid, &[0; 4096], &own[..19]] {
+            assert_eq!(uuid(none), [0; 16]);
+        }
     }
 
     #[test]
     fn a_format_without_a_block_size_is_no_namespace() {
         let mut identify = IdentifyNamespace::default();
-        assert_eq!(Namespace::new(1, &identify), None);
+        let new = |nsid, identify: &_| Namespace::new(nsid, identify, Identity::default());
+        assert_eq!(new(1, &identify), None);
         identify.lbaf[0].lbads = 12;
         identify.nsze.set(7);
-        let namespace = Namespace::new(3, &identify).expect("4 KiB blocks");
+        let namespace = new(3, &identify).expect("4 KiB blocks");
         assert_eq!((namespace.nsid, namespace.blocks, namespace.block_bytes()), (3, 7, 4096));
         identify.lbaf[0].lbads = 40;
-        assert_eq!(Namespace::new(1, &identify), None);
+        assert_eq!(new(1, &identify), None);
     }
 }

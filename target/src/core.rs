@@ -23,6 +23,7 @@ use spindle_reactor::mem::{Pool, SHARE_BYTES};
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_transport::{Transport, TransportKind};
 
+use crate::busy::Busy;
 use crate::controller::Controller;
 use crate::env::{AbortFrom, DONE_BATCH, Env, Message};
 use crate::leftovers::Leftovers;
@@ -140,6 +141,7 @@ impl<T: Transport> TargetCore<T> {
             commands: 0,
             done: Vec::with_capacity(DONE_BATCH),
             leftovers: Leftovers::default(),
+            busy: Busy::new(settings.core),
         };
         let mut core = TargetCore {
             env,
@@ -198,7 +200,11 @@ impl<T: Transport> TargetCore<T> {
     /// Time of this turn.
     #[inline]
     pub fn set_time(&mut self, now: Nanos, wall_ms: u64) {
-        self.env.now = now;
+        let before = std::mem::replace(&mut self.env.now, now);
+        let Env { busy, disks, .. } = &mut self.env;
+        if !busy.is_empty() {
+            busy.end_turn(now - before, disks);
+        }
         self.env.wall_ms = wall_ms;
     }
 
@@ -271,6 +277,7 @@ impl<T: Transport> TargetCore<T> {
             self.env.look_at_scarcity();
             self.each(|qpair, env| qpair.on_time(env));
             self.env.is_reserve_short = false;
+            self.env.busy.let_go();
             self.expire_leftovers();
         }
         if self.env.is_draining {

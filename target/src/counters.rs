@@ -1,7 +1,7 @@
 //! Counters that hosts and operators read: one line of memory per core, so that counting is an uncontended
 //! add.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What one core did to one namespace.
 #[derive(Debug, Default)]
@@ -17,8 +17,10 @@ pub struct IoCounters {
     pub writes: AtomicU64,
     /// Commands that ended with a media status.
     pub media_errors: AtomicU64,
-    /// Nanoseconds that the disk had commands in flight.
+    /// Nanoseconds of turns in which commands were done or were at the disk.
     pub busy_ns: AtomicU64,
+    /// The core looks in each turn whether it is busy.
+    pub(crate) is_watched: AtomicBool,
 }
 
 /// Adds without an atomic read-modify-write: each line has one writer, its core.

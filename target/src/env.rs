@@ -13,6 +13,7 @@ use spindle_reactor::mem::{Buf, Pool, Share};
 use spindle_reactor::slab::Slot;
 use spindle_transport::CloseReason;
 
+use crate::busy::Busy;
 use crate::controller::ErrorRecord;
 use crate::leftovers::Leftovers;
 use crate::notice::{Notice, Notices};
@@ -135,6 +136,8 @@ pub struct Env {
     pub(crate) done: Vec<Done>,
     /// What queue pairs that are gone have left at the disks.
     pub(crate) leftovers: Leftovers,
+    /// Namespaces that have commands.
+    pub(crate) busy: Busy,
 }
 
 /// Completions that are collected from a disk at a time.

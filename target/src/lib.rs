@@ -67,6 +67,7 @@
 //! [`spindle_tests`]: ../spindle_tests/index.html
 #![forbid(unsafe_code)]
 
+mod busy;
 pub mod controller;
 pub mod core;
 pub mod counters;

@@ -58,8 +58,10 @@ pub enum CoreMessage {
     RdmaMemory(Arc<rdma::RegisteredDisks>),
 }
 
-/// Sockets with their index in the snapshot of this generation.
-pub type NewListeners = (u64, Vec<(Listener, usize)>);
+/// A socket with its listener's index in the snapshot. The core that accepts has it; a reload looks at it.
+pub type Listening = (Arc<Listener>, usize);
+/// Those that are new in the snapshot of this generation.
+pub type NewListeners = (u64, Vec<Listening>);
 /// A connection with its place among those without Connect, and its listener's index.
 type AdmittedTcp = (Accepted, Admitted, usize);
 /// The same over RDMA; the request names its listener.
@@ -112,8 +114,8 @@ pub struct CoreSetup {
     pub disk_depth: u32,
     /// Live controllers.
     pub registry: Arc<Registry>,
-    /// Listeners that this core accepts for all, with their index in the snapshot.
-    pub listeners: Vec<(Listener, usize)>,
+    /// Listeners that this core accepts for all.
+    pub listeners: Vec<Listening>,
     /// Connections of each core, so that the next goes to the one with the fewest.
     pub loads: Arc<[AtomicUsize]>,
     /// Connections that have not sent Connect.

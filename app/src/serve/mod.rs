@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use self::control::{Control, CoreView, View};
 use self::served::Served;
-use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, Handover, RdmaSetup};
+use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, Handover, Listening, RdmaSetup};
 use registrar::{Next, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -135,14 +135,16 @@ fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<
     let drives: Arc<dyn DriveSource> = Arc::new(DrivesHere);
     let snapshot =
         config.plan().snapshot(None, &*drives, &[]).map_err(|error| ServeError::Start(error.to_string()))?;
-    let running = Running::start(config.plan(), &snapshot, &signals.handle())?;
+    let listeners = listen(&snapshot.listeners, &[], &[])?;
+    let known = served::known(&listeners);
+    let running = Running::start(config.plan(), &snapshot, listeners, &signals.handle())?;
     if let Some(control) = &control
         && let Err(error) = control.answer(Arc::clone(&running.view))
     {
         tracing::error!(%error, "spindle status is not answered: no thread for it");
     }
     announce(&snapshot, TransportKind::Tcp);
-    let mut served = Served::new(config, snapshot, drives);
+    let mut served = Served::new(config, snapshot, drives, known);
     let handle = signals.handle();
     let signals = forward(signals)?;
     loop {
@@ -217,8 +219,13 @@ struct Running {
 }
 
 impl Running {
-    fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Running, ServeError> {
-        start(plan, snapshot, signals)
+    fn start(
+        plan: &Plan,
+        snapshot: &Arc<Snapshot>,
+        listeners: Vec<Listening>,
+        signals: &Handle,
+    ) -> Result<Running, ServeError> {
+        start(plan, snapshot, listeners, signals)
     }
 
     /// All cores change to this snapshot, and one of them listens on what is new in it.
@@ -289,7 +296,12 @@ impl Drop for OnPanic {
     }
 }
 
-fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Running, ServeError> {
+fn start(
+    plan: &Plan,
+    snapshot: &Arc<Snapshot>,
+    listeners: Vec<Listening>,
+    signals: &Handle,
+) -> Result<Running, ServeError> {
     let cpus = plan.reactor.cpus();
     let cores = cpus.len();
     let mailboxes = mesh::<CoreMessage>(cores, MAILBOX_ENTRIES)
@@ -302,7 +314,7 @@ fn start(plan: &Plan, snapshot: &Arc<Snapshot>, signals: &Handle) -> Result<Runn
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
     let admission = Admission::new(plan.limits.unconnected_per_address);
     let stop = Arc::new(AtomicBool::new(false));
-    let mut listeners = Some(listen(&snapshot.listeners, &[])?);
+    let mut listeners = Some(listeners);
     let mut rdma = open_rdma(plan, snapshot)?;
     let (ready, is_ready) = mpsc::channel();
     let mut threads = Vec::new();
@@ -366,12 +378,17 @@ fn wait_ready(
     Ok(ready)
 }
 
-/// Sockets of the TCP listeners that are open in `listeners` and were not in `before`, with their index.
-fn listen(listeners: &[Listener], before: &[Listener]) -> Result<Vec<(Socket, usize)>, ServeError> {
+/// Sockets of the TCP listeners that are open in `listeners` and were not in `before`. Those of `closing` are
+/// still there, and are not to be.
+fn listen(
+    listeners: &[Listener],
+    before: &[Listener],
+    closing: &[&Socket],
+) -> Result<Vec<Listening>, ServeError> {
     let bind = |(index, listener): (usize, &Listener)| {
         let address = listener.address;
-        match Socket::bind(address, BACKLOG) {
-            Ok(listener) => Ok((listener, index)),
+        match Socket::bind_beside(address, BACKLOG, closing) {
+            Ok(listener) => Ok((Arc::new(listener), index)),
             Err(source) => Err(ServeError::Listen { address, source }),
         }
     };

@@ -22,18 +22,17 @@ use spindle_disk::DiskSource;
 use spindle_rdma::shell::{DiskArea, RegisteredDisks, SharedDevice};
 use spindle_reactor::mailbox::Remote;
 use spindle_reactor::mem::Area;
-use spindle_reactor::net::Listener;
 use spindle_target::env::Message;
 use spindle_target::snapshot::Snapshot;
 
 use super::ServeError;
-use super::core_loop::{ACCEPTOR, CoreMessage, Handover};
+use super::core_loop::{ACCEPTOR, CoreMessage, Handover, Listening};
 
 /// The thread's end of the work; see the module.
 pub struct Registrar(Sender<Next>);
 
 /// What the cores are to change to, and the sockets of listeners that are new in it.
-pub type Next = (Arc<Snapshot>, Vec<(Listener, usize)>);
+pub type Next = (Arc<Snapshot>, Vec<Listening>);
 
 /// What the thread has.
 struct Work {

@@ -11,15 +11,16 @@
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use spindle_nvme_pcie::{Drive, DriveError, PciAddress};
 use spindle_reactor::net::Listener as Socket;
-use spindle_target::snapshot::Snapshot;
+use spindle_target::snapshot::{Listener, Snapshot};
 
 use super::ServeError;
+use super::core_loop::Listening;
 use crate::config::{Change, Config, DriveSource, Plan, SnapshotError};
 use crate::log::LogControl;
 
@@ -44,8 +45,18 @@ pub struct Served {
     tries: Vec<Try>,
     /// Why a new size cannot be served, as it was said: not said again.
     why: String,
-    /// Sockets of listeners that are new in the snapshot, with their index.
-    listeners: Vec<(Socket, usize)>,
+    /// Sockets of listeners that are new in the snapshot.
+    listeners: Vec<Listening>,
+    /// Sockets of all listeners, until the core that accepts closes them.
+    known: Vec<Known>,
+}
+
+/// A socket with its listener's index in the snapshot.
+type Known = (Weak<Socket>, usize);
+
+/// What [`Served`] keeps of sockets.
+pub fn known(listeners: &[Listening]) -> Vec<Known> {
+    listeners.iter().map(|(socket, index)| (Arc::downgrade(socket), *index)).collect()
 }
 
 /// An absent drive that was there when it was looked for.
@@ -61,8 +72,14 @@ struct Try {
 
 impl Served {
     /// Serving has begun with this.
-    pub fn new(config: Config, snapshot: Arc<Snapshot>, drives: Arc<dyn DriveSource>) -> Served {
-        Served { config, snapshot, drives, tries: Vec::new(), why: String::new(), listeners: Vec::new() }
+    pub fn new(
+        config: Config,
+        snapshot: Arc<Snapshot>,
+        drives: Arc<dyn DriveSource>,
+        known: Vec<Known>,
+    ) -> Served {
+        let (tries, why, listeners) = (Vec::new(), String::new(), Vec::new());
+        Served { config, snapshot, drives, tries, why, listeners, known }
     }
 
     /// What the file says.
@@ -71,7 +88,7 @@ impl Served {
     }
 
     /// The sockets of listeners that are new in the snapshot which was returned last.
-    pub fn take_listeners(&mut self) -> Vec<(Socket, usize)> {
+    pub fn take_listeners(&mut self) -> Vec<Listening> {
         std::mem::take(&mut self.listeners)
     }
 
@@ -123,6 +140,8 @@ impl Served {
                     "configuration read again"
                 );
                 self.config = next;
+                self.known.retain(|(socket, _)| socket.strong_count() > 0);
+                self.known.extend(known(&sockets));
                 self.listeners = sockets;
                 // Whoever asks for it may have mended a drive.
                 let now = Instant::now();
@@ -137,12 +156,12 @@ impl Served {
         }
     }
 
-    fn listen(&self, next: &Plan) -> Result<Vec<(Socket, usize)>, ServeError> {
+    fn listen(&self, next: &Plan) -> Result<Vec<Listening>, ServeError> {
         let start = |error: SnapshotError| ServeError::Start(error.to_string());
         let listeners = next.listeners_after(Some(&self.snapshot)).map_err(start)?;
         let give_up = Instant::now() + CLOSING_MAX;
         loop {
-            match super::listen(&listeners, &self.snapshot.listeners) {
+            match self.listen_beside(&listeners) {
                 Err(ServeError::Listen { address, source })
                     if source.kind() == ErrorKind::AddrInUse
                         && self.has_closed(address)
@@ -153,6 +172,16 @@ impl Served {
                 result => return result,
             }
         }
+    }
+
+    /// A listener may change between all addresses and one of them: those that this reload takes away are not
+    /// in its way.
+    fn listen_beside(&self, listeners: &[Listener]) -> Result<Vec<Listening>, ServeError> {
+        let is_open = |index: usize| listeners.get(index).is_some_and(|listener| listener.is_open);
+        let closing = self.known.iter().filter(|(_, index)| !is_open(*index));
+        let closing: Vec<Arc<Socket>> = closing.filter_map(|(socket, _)| socket.upgrade()).collect();
+        let closing: Vec<&Socket> = closing.iter().map(Arc::as_ref).collect();
+        super::listen(listeners, &self.snapshot.listeners, &closing)
     }
 
     /// A reload has taken away a listener that may still have this address.

@@ -203,12 +203,14 @@ impl<M: Medium> MediumCore<M> {
         }
     }
 
-    /// A write that was to be durable has failed, perhaps for what was written before it.
+    /// A write that was to be durable has failed, perhaps for what was written before it. One of a submitter
+    /// that is gone is not written again, as it could land over what its host has written since: it is not
+    /// known what the error was about then, and it counts as a loss.
     #[cold]
     fn ask_again(&mut self, slot: Slot, ended: Ended<M::Error>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let failure = ended.result.map_err(|error| self.medium.disk_error(&error, true));
-        let (Err(failure), Some(buf)) = (failure, ended.buf) else {
+        let (Err(failure), Some(buf), false) = (failure, ended.buf, request.is_forgotten) else {
             self.medium.on_lost();
             return self.end(slot, failure, None);
         };

@@ -139,6 +139,7 @@ struct Cache {
     /// There is no room for what is written now either.
     is_full: bool,
     is_lost: Cell<bool>,
+    writes: Rc<Cell<u32>>,
     ended: Vec<Ended<()>>,
 }
 
@@ -159,6 +160,7 @@ impl Medium for Cache {
     }
 
     fn write(&mut self, token: u64, _: u64, buf: Buf, fua: bool) {
+        self.writes.set(self.writes.get() + 1);
         let is_told = fua && !self.is_full && std::mem::take(&mut self.has_older_error);
         let result = if self.is_full || is_told { Err(()) } else { Ok(()) };
         self.ended.push(Ended { token, result, buf: Some(buf) });
@@ -229,5 +231,28 @@ fn a_write_with_fua_that_is_told_of_an_older_loss_does_not_hide_it_from_the_next
         assert_eq!((written.result, written.buf.is_some()), (Err(DiskError::NoSpace), true));
         // Where the error was the write's own, nothing that was acknowledged is lost.
         assert_eq!(run(Op::Flush, None).result, flushed, "is_full: {is_full}");
+    }
+}
+
+#[test]
+fn a_failed_write_with_fua_of_a_submitter_that_is_gone_is_not_written_again_and_hides_no_loss() {
+    for is_full in [false, true] {
+        let context = CoreContext { core: 0, pool: pool(), depth: 4 };
+        let writes = Rc::default();
+        let medium =
+            Cache { has_older_error: !is_full, is_full, writes: Rc::clone(&writes), ..Cache::default() };
+        let mut core = MediumCore::new("d", medium, &Guard::new(1), &context).expect("opens");
+        let range = BlockRange { lba: 0, blocks: 1 };
+        let buf = context.pool.take(512);
+        assert!(core.submit(Token(1), Op::Write { fua: true }, range, buf).is_none());
+        assert_eq!(core.forget(Token(1).owner()), 1);
+        let mut done = Vec::with_capacity(1);
+        while done.is_empty() {
+            core.poll(Nanos::ZERO, &mut done);
+        }
+        assert_eq!((done.remove(0).result, writes.get()), (Err(DiskError::Cancelled), 1));
+        // Whose error it was is not known.
+        let flushed = core.submit(Token(2), Op::Flush, range, None).expect("refused");
+        assert_eq!(flushed.result, Err(DiskError::MediaWrite), "is_full: {is_full}");
     }
 }

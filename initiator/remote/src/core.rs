@@ -29,7 +29,7 @@ use crate::{PATIENCE, Users};
 const BOUNCE: ZoneSpec = ZoneSpec { buffer_bytes: 128 << 10, count: 4 };
 /// Buffers for Connect and for the ranges of Dataset Management.
 const SMALL: ZoneSpec = ZoneSpec { buffer_bytes: 4096, count: 16 };
-/// How often an idle queue is asked whether it is still there, and a far target that is away.
+/// How often an idle queue is polled, and waiting commands are checked for their end of time.
 const LOOK_PERIOD: Nanos = Nanos::from_ms(1);
 /// The far target has ended an association that is silent for as long: some keep-alive time-outs.
 const ORPHANED: Nanos = Nanos::from_secs(30);
@@ -63,6 +63,10 @@ pub(crate) struct RemoteCore {
     ready: VecDeque<Done>,
     numbers: u64,
     next_look: Nanos,
+    /// When commands that wait for the far target are looked at next.
+    next_give_up: Nanos,
+    /// The queue is up, but commands wait until the manager has checked which disk this is.
+    is_unverified: bool,
     /// The association for which a command that could not be sent was told.
     told: u64,
     /// That the I/O queue cannot be connected was told.
@@ -100,6 +104,8 @@ impl RemoteCore {
             ready: VecDeque::with_capacity(2 * context.depth as usize),
             numbers: 0,
             next_look: Nanos::ZERO,
+            next_give_up: Nanos::ZERO,
+            is_unverified: false,
             told: 0,
             is_refusal_told: false,
             shared,
@@ -178,9 +184,24 @@ impl RemoteCore {
         }
     }
 
+    /// Notes whether the manager checks which disk this is (`Shared::unverified`); nothing is sent meanwhile.
+    fn note_verified(&mut self) {
+        let Link::Up(_, number) = &self.link else { return };
+        let is_unverified = self.shared.unverified.load(Ordering::Acquire) == *number;
+        if !is_unverified && self.is_unverified {
+            for request in &mut self.waiting {
+                request.waits_since = None;
+            }
+        }
+        self.is_unverified = is_unverified;
+    }
+
     /// Give the queue as much as it takes.
     fn send(&mut self) -> bool {
         let Link::Up(queue, number) = &mut self.link else { return false };
+        if self.is_unverified {
+            return false;
+        }
         let mut has_worked = false;
         while queue.room() > 0
             && queue.is_up()
@@ -311,10 +332,10 @@ impl RemoteCore {
     /// What has waited for too long fails.
     #[cold]
     fn give_up(&mut self, now: Nanos) {
-        if now < self.next_look {
+        if now < self.next_give_up {
             return;
         }
-        self.next_look = now + LOOK_PERIOD;
+        self.next_give_up = now + LOOK_PERIOD;
         for request in &mut self.waiting {
             request.waits_since.get_or_insert(now);
         }
@@ -380,7 +401,8 @@ impl Disk for RemoteCore {
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
         let mut has_worked = self.step_link(now);
         has_worked |= self.receive(now);
-        if !matches!(self.link, Link::Up(..)) {
+        self.note_verified();
+        if self.is_unverified || !matches!(self.link, Link::Up(..)) {
             self.give_up(now);
         }
         has_worked |= self.send();

@@ -15,7 +15,9 @@
 //!
 //! What survives what is the far target's to say: acknowledged here is acknowledged there, flush and FUA are
 //! passed on. While the far target is away commands wait for [`PATIENCE`], then they fail in a way that the
-//! host may repeat. A namespace that comes back as another disk is not used.
+//! host may repeat. A namespace that comes back as another disk is not used. The same holds while the far
+//! target is up: when it tells that namespaces have changed, new commands wait until the manager has checked
+//! that it is the same disk.
 //!
 //! What it does not do: no multipath, no cache, no authentication. A namespace that grows is as large as it
 //! was when it was opened. Compare-and-write is not passed on, so hosts of this disk are not offered it.
@@ -90,6 +92,10 @@ struct Shared {
     association: Mutex<Option<Arc<Association>>>,
     /// The newest association of which a core has lost its queue.
     lost: AtomicU64,
+    /// The association that told of changed namespaces, until the manager has seen that this one is the same
+    /// disk; 0: none. Cores send nothing over it. Not cleared if it is another disk: the next association has
+    /// another number.
+    unverified: AtomicU64,
     is_stopped: AtomicBool,
     manager: Mutex<Option<Thread>>,
 }

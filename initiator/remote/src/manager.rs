@@ -4,7 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
+use nvme_spec::admin::{AsyncEvent, AsyncNotice};
 use nvme_spec::identify::{IdentifyController, IdentifyNamespace, Nsattr, Oncs, Vwc};
+use nvme_spec::log::LogId;
+use nvme_spec::sqe::NSID_ALL;
 use spindle_disk::{Geometry, OpenError, medium_id};
 use spindle_initiator::{Backoff, Clock, Controller, ControllerEvent, Error, Namespace, Options, Target};
 
@@ -12,16 +15,15 @@ use crate::{PATIENCE, RemoteFacts, RemoteSpec, Shared};
 
 /// How often the controller is looked at: often enough for its keep alive.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Keep-alive time-out: a far target that is silent is noticed within it, and commands have time left to be
-/// sent again ([`PATIENCE`]).
+/// Keep-alive time-out. A far target that stops answering is given up after one to one and a half of it;
+/// commands wait for [`PATIENCE`] from then on.
 const KEEP_ALIVE_MS: u32 = 5000;
 /// Time for each step of connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Waits between attempts: the first, for a target that was restarted, and the longest.
 const WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-
-/// Of a namespace that cannot be used.
-const NO_FORMAT: &str = "it names no block size that is allowed";
+/// Bytes of the Changed Namespace List.
+const CHANGED_BYTES: u32 = 4096;
 /// So many different reasons are told while associations do not last.
 const REASONS_MAX: usize = 16;
 
@@ -81,6 +83,7 @@ fn first(name: &str, spec: &RemoteSpec) -> Result<(Arc<Shared>, RemoteFacts, Con
         current: AtomicU64::new(0),
         association: Mutex::new(None),
         lost: AtomicU64::new(0),
+        unverified: AtomicU64::new(0),
         is_stopped: AtomicBool::new(false),
         manager: Mutex::new(None),
     });
@@ -104,8 +107,7 @@ fn connect(spec: &RemoteSpec) -> Result<Connected, Error> {
         return Err(Error::Range { field: "I/O queues (one for each core)", value, low: 1, high });
     }
     let identify = controller.identify_namespace(spec.nsid)?;
-    let namespace = Namespace::new(spec.nsid, &identify)
-        .ok_or(Error::Answer { step: "Identify Namespace", what: NO_FORMAT })?;
+    let namespace = controller.namespace_of(spec.nsid, &identify)?;
     Ok(Connected { controller, namespace, identify })
 }
 
@@ -204,6 +206,8 @@ fn stay(shared: &Shared, controller: Controller) {
             return;
         };
         up.abandon();
+        // Closed before the next Connect, so that a far target that is there ends the old association first.
+        drop(up);
         let place = place(&shared.spec.target, shared.spec.nsid);
         if told.on_loss(&why) {
             tracing::warn!(disk = shared.name, "lost {place}: {why}");
@@ -227,7 +231,10 @@ fn supervise(shared: &Shared, controller: &mut Controller, number: u64, told: &m
         }
         match controller.poll(Clock::now()) {
             Some(ControllerEvent::Lost(loss)) => return Some(loss.to_string()),
-            Some(ControllerEvent::Async(_)) => continue,
+            Some(ControllerEvent::Async(event)) => match verify(shared, controller, number, event) {
+                Ok(()) => continue,
+                Err(error) => return Some(error.to_string()),
+            },
             None => {}
         }
         if shared.lost.load(Ordering::Acquire) >= number {
@@ -235,6 +242,24 @@ fn supervise(shared: &Shared, controller: &mut Controller, number: u64, told: &m
         }
         std::thread::park_timeout(PERIOD);
     }
+}
+
+/// Handles an event. If namespaces have changed, cores send nothing over association `number` until Identify
+/// has said that this one is the same disk. Waits.
+fn verify(shared: &Shared, up: &mut Controller, number: u64, event: AsyncEvent) -> Result<(), Error> {
+    if event.as_notice() != Some(AsyncNotice::NAMESPACE_CHANGED) {
+        return Ok(());
+    }
+    shared.unverified.store(number, Ordering::Release);
+    // Read before Identify: from then on the next change is told. What the list says is of no use: a check
+    // of a namespace that has not changed costs one round trip.
+    up.log_page(LogId::CHANGED_NAMESPACES, NSID_ALL, 0, CHANGED_BYTES, false)?;
+    let nsid = shared.spec.nsid;
+    if !up.namespace(nsid)?.is_same_disk(&shared.namespace) {
+        return Err(Error::OtherDisk { nsid });
+    }
+    shared.unverified.store(0, Ordering::Release);
+    Ok(())
 }
 
 /// The next association, as long as it takes. `None`: the disk is gone.

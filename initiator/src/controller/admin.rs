@@ -3,6 +3,7 @@
 use nvme_spec::feature::{FeatureId, FeatureSelect};
 use nvme_spec::identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList};
 use nvme_spec::log::LogId;
+use nvme_spec::register::Vs;
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::FromBytes;
 use nvme_spec::{Cqe, Sqe};
@@ -11,7 +12,7 @@ use spindle_transport::host::HostData;
 
 use super::{ADMIN_BYTES_MAX, AdminReply, Controller};
 use crate::error::{Error, Loss};
-use crate::namespace::Namespace;
+use crate::namespace::{Identity, Namespace};
 use crate::qpair::{Completion, Failure, Qpair, WaitError, Why};
 
 /// Submit one command and wait for its end.
@@ -146,12 +147,39 @@ impl Controller {
     /// [`Error`]; a namespace that is not active has no block size and is one too.
     pub fn namespace(&mut self, nsid: u32) -> Result<Namespace, Error> {
         let identify = self.identify_namespace(nsid)?;
+        self.namespace_of(nsid, &identify)
+    }
+
+    /// As [`Controller::namespace`], of what Identify Namespace has answered.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn namespace_of(&mut self, nsid: u32, identify: &IdentifyNamespace) -> Result<Namespace, Error> {
         let what = "it names no block size that is allowed";
-        let namespace =
-            Namespace::new(nsid, &identify).ok_or(Error::Answer { step: "Identify Namespace", what })?;
+        let unusable = Error::Answer { step: "Identify Namespace", what };
+        if identify.block_bytes().is_none() {
+            return Err(unusable);
+        }
+        let descriptors = self.namespace_descriptors(nsid)?;
+        let identity = Identity::new(&self.identify, identify, &descriptors);
+        let namespace = Namespace::new(nsid, identify, identity).ok_or(unusable)?;
         self.known.retain(|known| known.nsid != nsid);
         self.known.push(namespace);
         Ok(namespace)
+    }
+
+    /// Namespace Identification Descriptors; none of a controller that does not have them: they came with
+    /// 1.3, and some of later versions refuse them.
+    fn namespace_descriptors(&mut self, nsid: u32) -> Result<Vec<u8>, Error> {
+        if self.vs < Vs::V1_3 {
+            return Ok(Vec::new());
+        }
+        let step = "Identify (namespace descriptors)";
+        match self.read(step, Sqe::identify(0, Cns::NAMESPACE_DESCRIPTORS, nsid, 0), 4096) {
+            Ok(reply) => Ok(reply.data),
+            Err(Error::Status { status, .. }) if status.code() == Status::INVALID_FIELD => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The namespaces that were given out.

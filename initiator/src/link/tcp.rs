@@ -6,6 +6,11 @@
 //!   wants_send ─ sendmsg ─> sent        direct_target ─ readv ─> received_direct ┐
 //!                                       else            recv ─> batch ─ load ────┴─> next_event.. ─ unload
 //! ```
+//!
+//! The socket of a lost connection is closed by a reset, also when the process is killed. Without it the
+//! kernel goes on sending complete commands after the close: an old write can then reach a target that still
+//! has the association, after the same blocks were written anew over the next one. An orderly end, and a
+//! connection on which every command was answered, are closed as usual.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -254,10 +259,18 @@ impl TcpLink {
             Phase::Open => {}
             Phase::Draining | Phase::HalfClosed | Phase::Closed => {
                 self.send();
+                let is_ending = self.conn.phase() != Phase::Closed;
                 self.conn.on_time(Clock::now());
-                if self.conn.phase() == Phase::HalfClosed && !self.is_shut {
+                let phase = self.conn.phase();
+                // The peer did not close in time.
+                let is_late = is_ending && phase == Phase::Closed;
+                if phase == Phase::HalfClosed && !self.is_shut {
                     self.is_shut = true;
+                    // An orderly end: the peer reads to the end of what was sent.
+                    let _ = self.socket.set_reset_on_close(false);
                     let _ = self.socket.shutdown_write();
+                } else if is_late {
+                    let _ = self.socket.set_reset_on_close(true);
                 }
             }
         }
@@ -268,6 +281,8 @@ impl TcpLink {
     pub(super) fn fail(&mut self, loss: Loss) {
         self.cause.get_or_insert(loss);
         self.conn.on_reset();
+        // Best effort, as with all options: on a socket that has failed there is nothing to reset.
+        let _ = self.socket.set_reset_on_close(true);
     }
 
     /// End it: what is queued leaves first.
@@ -296,10 +311,21 @@ impl TcpLink {
     }
 }
 
+impl Drop for TcpLink {
+    /// Where every command was answered, nothing that the system still sends can do anything.
+    fn drop(&mut self) {
+        let is_idle = self.conn.outstanding() == 0 && !self.conn.wants_send();
+        if self.conn.phase() == Phase::Open && is_idle {
+            let _ = self.socket.set_reset_on_close(false);
+        }
+    }
+}
+
 /// Options of the socket. Only what the caller asked for by number can fail.
 fn configure(socket: &Socket, options: &Options) -> io::Result<()> {
     // Best effort: a refusal costs latency or time to notice a loss, not truth.
     let _ = socket.set_nodelay(true);
+    let _ = socket.set_reset_on_close(true);
     let _ = socket.set_user_timeout(USER_TIMEOUT_MS);
     let _ = socket.set_keepalive(Duration::from_secs(10), Duration::from_secs(5), 3);
     if let Some(name) = &options.congestion
@@ -342,4 +368,76 @@ fn receive_into(
     // Full when the payload alone takes all pieces: then this receive does not reach its end.
     let _ = pieces.try_push(IoSliceMut::new(&mut space[..behind]));
     (socket.recv_vectored(&mut pieces), direct)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use nvme_spec::tcp::{DigestBits, IcResp};
+    use nvme_spec::zerocopy::IntoBytes;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A link on which commands can be submitted, and its peer.
+    fn pair() -> (TcpLink, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listens");
+        let address = listener.local_addr().expect("an address");
+        let socket = Socket::connect(address, LONG).expect("connects");
+        configure(&socket, &Options::default()).expect("options");
+        let mut link = TcpLink::new(socket, &Options::default(), 8);
+        link.send();
+        let (mut peer, _) = listener.accept().expect("a host");
+        peer.set_read_timeout(Some(LONG)).expect("an option");
+        peer.read_exact(&mut [0; 128]).expect("ICReq");
+        peer.write_all(IcResp::new(0, DigestBits::new(), 4096).as_bytes()).expect("sends");
+        let mut batch = RxBatch::new(4096);
+        while link.conn.limits().is_none() {
+            link.wait_io(LONG);
+            assert!(link.turn(&mut batch, |event, _| panic!("{event:?}")), "no ICResp");
+        }
+        (link, peer)
+    }
+
+    fn submit(link: &mut TcpLink, peer: &mut TcpStream) {
+        link.submit(Sqe::flush(0, 1), HostData::None).expect("taken");
+        link.send();
+        peer.read_exact(&mut [0; 72]).expect("CapsuleCmd");
+    }
+
+    /// What the peer reads next: 0 bytes are an end in order.
+    fn end(mut peer: TcpStream) -> Result<usize, io::ErrorKind> {
+        peer.read(&mut [0; 1]).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn a_lost_connection_is_closed_by_a_reset() {
+        let (mut link, peer) = pair();
+        link.fail(Loss::Requested);
+        drop(link);
+        assert_eq!(end(peer), Err(io::ErrorKind::ConnectionReset));
+    }
+
+    #[test]
+    fn a_connection_that_is_dropped_with_commands_outstanding_is_closed_by_a_reset() {
+        let (mut link, mut peer) = pair();
+        submit(&mut link, &mut peer);
+        drop(link);
+        assert_eq!(end(peer), Err(io::ErrorKind::ConnectionReset));
+    }
+
+    #[test]
+    fn a_connection_that_was_closed_or_has_nothing_outstanding_ends_in_order() {
+        let (mut link, mut peer) = pair();
+        submit(&mut link, &mut peer);
+        link.close();
+        drop(link);
+        assert_eq!(end(peer), Ok(0));
+        let (link, peer) = pair();
+        drop(link);
+        assert_eq!(end(peer), Ok(0));
+    }
 }

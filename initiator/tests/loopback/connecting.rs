@@ -186,9 +186,14 @@ fn keep_alive_is_sent_in_time_and_its_silence_ends_the_controller() {
         assert_eq!(count.load(Ordering::Relaxed), sent);
         assert_eq!(controller.poll(now), None);
     }
-    now += Nanos::from_secs(5);
+    // The third is not answered. The association lasts for a whole time-out more, and sends no other one.
+    now += Nanos(10_000_000_000 - 1);
+    assert_eq!((0..3).find_map(|_| controller.poll(now)), None, "it is not over");
+    assert!(controller.is_up());
+    now += Nanos(1);
     let event = (0..3).find_map(|_| controller.poll(now));
-    assert_eq!(event, Some(ControllerEvent::Lost(Loss::Silent(Duration::from_secs(5)))));
+    assert_eq!(event, Some(ControllerEvent::Lost(Loss::Silent(Duration::from_secs(10)))));
+    assert_eq!(count.load(Ordering::Relaxed), 3);
     assert_eq!(controller.poll(now), None, "told once");
     assert!(!controller.is_up());
 }

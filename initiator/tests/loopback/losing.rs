@@ -299,9 +299,8 @@ fn a_target_that_was_restarted_has_what_it_had_and_the_session_goes_on() {
     assert!(completion.buf.expect("buffer").equals_at(0, &[0x42; 512]));
 }
 
-#[test]
-fn what_was_meant_for_one_disk_is_not_sent_to_another_that_has_its_nsid() {
-    let disk = Disk::new();
+/// A write on its way to `disk` when the connection is lost is not sent to `other`, which then has its NSID.
+fn is_not_sent_to(other: Disk, disk: Disk) {
     let fake = Fake::at("127.0.0.1:0".parse().expect("an address"), disk, hangup_once());
     let address = fake.address;
     let mut session = session(&fake, OnLoss::Replay, 10);
@@ -310,8 +309,6 @@ fn what_was_meant_for_one_disk_is_not_sent_to_another_that_has_its_nsid() {
     session.queue_mut(0).write(&namespace, 9, filled(&pool, 512, 0x42), true).expect("taken");
     assert!(matches!(next_event(&mut session, &mut now, &mut completions), SessionEvent::Lost { .. }));
     drop(fake);
-    let mut other = Disk::new();
-    other.nguid = [8; 16];
     let _fake = Fake::at(
         address,
         other,
@@ -322,9 +319,39 @@ fn what_was_meant_for_one_disk_is_not_sent_to_another_that_has_its_nsid() {
     );
     let event = next_event(&mut session, &mut now, &mut completions);
     let SessionEvent::GaveUp { error } = event else { panic!("{event:?}") };
-    assert_eq!(error.to_string(), "namespace 1 is another disk than before the connection was lost");
+    assert_eq!(error.to_string(), "namespace 1 is another disk than before");
     assert!(completions.iter().all(|completion| completion.result == Err(Failure::Lost)));
     assert_eq!((completions.len(), session.outstanding()), (1, 0));
+}
+
+fn disk(nguid: u8, uuid: u8) -> Disk {
+    let mut disk = Disk::new();
+    (disk.nguid, disk.uuid) = ([nguid; 16], [uuid; 16]);
+    disk
+}
+
+#[test]
+fn what_was_meant_for_one_disk_is_not_sent_to_another_that_has_its_nsid() {
+    is_not_sent_to(disk(8, 0), disk(9, 0));
+}
+
+#[test]
+fn without_an_nguid_a_disk_is_known_by_its_uuid() {
+    is_not_sent_to(disk(0, 2), disk(0, 1));
+    let fake = Fake::at("127.0.0.1:0".parse().expect("an address"), disk(0, 1), hangup_once());
+    let mut session = session(&fake, OnLoss::Replay, 5);
+    let namespace = session.controller().namespace(1).expect("a namespace");
+    assert_eq!(namespace.identity.uuid, [1; 16]);
+    let (mut now, mut completions) = (Clock::now(), Vec::new());
+    session.queue_mut(0).write(&namespace, 9, filled(&pool(), 512, 0x42), true).expect("taken");
+    assert!(matches!(next_event(&mut session, &mut now, &mut completions), SessionEvent::Lost { .. }));
+    let event = next_event(&mut session, &mut now, &mut completions);
+    assert!(matches!(event, SessionEvent::Reconnected { replayed: 1, .. }), "{event:?}");
+}
+
+#[test]
+fn a_disk_that_has_no_identifier_at_all_is_not_taken_for_the_one_before() {
+    is_not_sent_to(disk(0, 0), disk(0, 0));
 }
 
 #[test]

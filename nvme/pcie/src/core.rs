@@ -82,6 +82,9 @@ pub(crate) struct NvmeCore {
     limit: usize,
     gate: Gate,
     guests: Option<Box<Guests>>,
+    /// Of guests that have all gone: the identifiers of their commands go on from there, so that a late
+    /// completion of one of theirs ends none of the next guest's.
+    guests_gone: Option<Box<Guests>>,
     commands: Commands,
     requests: Slab<Request>,
     /// Requests of several commands that are begun at once.
@@ -123,6 +126,7 @@ impl NvmeCore {
             limit: 0,
             gate: Gate::new(place),
             guests: None,
+            guests_gone: None,
             commands: Commands::with_capacity(member.depth),
             // As many as may be begun, those that were a command's alone and became requests again, and a
             // compare-and-write.

@@ -38,13 +38,35 @@ impl Listener {
     /// # Errors
     /// The system's, as when the address is in use or not ours.
     pub fn bind(address: SocketAddr, backlog: u32) -> io::Result<Listener> {
+        Listener::bind_beside(address, backlog, &[])
+    }
+
+    /// The same, while listeners of this process that are about to close still have an address that includes
+    /// this one, or is included in it: all addresses, and one of them, at the same port. Until they close a
+    /// connection goes to the one that names its address.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn bind_beside(address: SocketAddr, backlog: u32, closing: &[&Listener]) -> io::Result<Listener> {
         let fd = stream_socket(&address)?;
         sockopt::set_socket_reuseaddr(&fd, true)?;
         if address.is_ipv6() {
             sockopt::set_ipv6_v6only(&fd, true)?;
         }
-        bind(&fd, &address)?;
-        listen(&fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        let overlapping = closing.iter().filter(|listener| overlaps(listener.local, address));
+        let shared: Vec<BorrowedFd<'_>> = overlapping.map(|listener| listener.fd.as_fd()).collect();
+        if shared.is_empty() {
+            begin(&fd, address, backlog)?;
+        } else {
+            // The kernel looks at SO_REUSEPORT of both sockets while the second one begins, and no later.
+            // A listener that kept it would let another process of this user take the same address.
+            let sockets = || shared.iter().copied().chain([fd.as_fd()]);
+            let allowed = sockets().try_for_each(|socket| sockopt::set_socket_reuseport(socket, true));
+            let begun = allowed.map_err(io::Error::from).and_then(|()| begin(&fd, address, backlog));
+            let ended = sockets().map(|socket| sockopt::set_socket_reuseport(socket, false));
+            let ended = ended.fold(Ok(()), Result::and);
+            begun.and(ended.map_err(io::Error::from))?;
+        }
         let local = SocketAddr::try_from(getsockname(&fd)?)?;
         Ok(Listener { fd, local })
     }
@@ -82,6 +104,17 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+fn begin(fd: &OwnedFd, address: SocketAddr, backlog: u32) -> io::Result<()> {
+    bind(fd, &address)?;
+    listen(fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(())
+}
+
+/// One is all addresses of its family, the other one of them, and they have one port.
+fn overlaps(a: SocketAddr, b: SocketAddr) -> bool {
+    a.port() == b.port() && a.is_ipv4() == b.is_ipv4() && a.ip().is_unspecified() != b.ip().is_unspecified()
 }
 
 /// Errors of accept(2) that say something about the connection, not about us.
@@ -136,6 +169,44 @@ mod tests {
             Socket::connect(SocketAddr::from(([127, 0, 0, 1], port)), Duration::from_secs(5)).expect("up");
         let accepted = listener.accept().expect("accept").expect("one waits");
         assert_eq!(accepted.local, SocketAddr::from(([127, 0, 0, 1], port)));
+    }
+
+    #[test]
+    fn a_listener_takes_over_from_one_that_closes_between_all_addresses_and_one() {
+        let any = |port| SocketAddr::from(([0, 0, 0, 0], port));
+        let one = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        for is_to_all in [false, true] {
+            let closing = Listener::bind(if is_to_all { one(0) } else { any(0) }, 16).expect("bind");
+            let port = closing.local_addr().port();
+            let address = if is_to_all { any(port) } else { one(port) };
+            let error = Listener::bind(address, 16).expect_err("not without its leave");
+            assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+            let next = Listener::bind_beside(address, 16, &[&closing]).expect("beside it");
+            assert_eq!(next.local_addr(), address);
+            for taken in [closing.local_addr(), address] {
+                let error = Listener::bind(taken, 16).expect_err("in use");
+                assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{taken}");
+            }
+            for socket in [&closing, &next] {
+                assert!(!sockopt::socket_reuseport(socket).expect("told"), "shared with nobody any more");
+            }
+            drop(closing);
+            let here = one(address.port());
+            let _socket = Socket::connect(here, Duration::from_secs(5)).expect("up");
+            assert_eq!(next.accept().expect("accept").expect("one waits").local, here);
+        }
+    }
+
+    #[test]
+    fn a_listener_that_stays_keeps_its_address() {
+        let [stays, other] = ["127.0.0.1:0"; 2].map(|text| text.parse().expect("address"));
+        let [stays, other] = [stays, other].map(|address| Listener::bind(address, 16).expect("bind"));
+        let taken = stays.local_addr();
+        let all = SocketAddr::from(([0, 0, 0, 0], taken.port()));
+        for (address, closing) in [(all, &other), (taken, &other), (taken, &stays)] {
+            let error = Listener::bind_beside(address, 16, &[closing]).expect_err("in use");
+            assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{address}");
+        }
     }
 
     #[test]

@@ -206,6 +206,15 @@ impl Socket {
         refused == 0
     }
 
+    /// Close by a reset (`SO_LINGER` 0): the kernel drops what the peer has not acknowledged, instead of
+    /// sending it after the close. This holds for every close, also when the process is killed.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_reset_on_close(&self, is_on: bool) -> io::Result<()> {
+        Ok(sockopt::set_socket_linger(&self.fd, is_on.then_some(Duration::ZERO))?)
+    }
+
     /// Say that no more is sent; the peer reads to the end. A connection that is gone already is no error.
     ///
     /// # Errors
@@ -376,6 +385,43 @@ mod tests {
         assert_eq!(a.recv(&mut [0; 4]), Received::Failed(Errno::CONNRESET));
         assert_eq!(a.send(b"x"), Sent::Failed(Errno::PIPE));
         a.shutdown_write().expect("gone is no error");
+    }
+
+    #[test]
+    fn a_close_by_reset_is_seen_as_one_and_can_be_taken_back() {
+        for (is_reset, seen) in [(true, Received::Failed(Errno::CONNRESET)), (false, Received::Closed)] {
+            let (a, b) = pair();
+            a.set_reset_on_close(true).expect("linger");
+            a.set_reset_on_close(is_reset).expect("linger");
+            drop(a);
+            wait(&b, Interest::READ);
+            assert_eq!(b.recv(&mut [0; 4]), seen);
+        }
+    }
+
+    #[test]
+    fn what_was_not_sent_is_not_sent_after_a_close_by_reset() {
+        let (a, b) = pair();
+        a.set_reset_on_close(true).expect("linger");
+        a.set_buffers(1 << 20, 0).expect("buffers");
+        b.set_buffers(0, 4096).expect("buffers");
+        let block = [7; 65536];
+        let mut sent = 0;
+        while let Sent::Bytes(bytes) = a.send(&block) {
+            sent += bytes;
+        }
+        drop(a);
+        let mut came = 0;
+        let mut to = vec![0; 65536];
+        loop {
+            match b.recv(&mut to) {
+                Received::Bytes(bytes) => came += bytes,
+                Received::Empty => wait(&b, Interest::READ),
+                Received::Failed(Errno::CONNRESET) => break,
+                other @ (Received::Closed | Received::Failed(_)) => panic!("{other:?} after {came} bytes"),
+            }
+        }
+        assert!(came < sent, "{came} of {sent} bytes");
     }
 
     #[test]

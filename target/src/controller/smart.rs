@@ -31,6 +31,9 @@ pub(super) fn smart(controller: &Controller, cx: &Context<'_>, nsid: u32) -> Res
         let health = worst(namespace.source.health().into_iter());
         (namespace.counters.totals(), health)
     };
+    let uptime = cx.now - cx.started;
+    // Cores and namespaces are busy at the same time: no longer than there was time.
+    let busy_ns = totals.busy_ns.min(uptime.as_u64());
     Ok(SmartLog {
         critical_warning: warnings(controller, &health),
         temperature: U16::new(health.temperature_kelvin),
@@ -41,8 +44,8 @@ pub(super) fn smart(controller: &Controller, cx: &Context<'_>, nsid: u32) -> Res
         data_units_written: wide(totals.units_written.div_ceil(UNITS_PER_DATA_UNIT)),
         host_reads: wide(totals.reads),
         host_writes: wide(totals.writes),
-        controller_busy_minutes: wide(totals.busy_ns / Nanos::from_secs(60).as_u64()),
-        power_on_hours: wide((cx.now - cx.started).as_u64() / Nanos::from_secs(3600).as_u64()),
+        controller_busy_minutes: wide(busy_ns / Nanos::from_secs(60).as_u64()),
+        power_on_hours: wide(uptime.as_u64() / Nanos::from_secs(3600).as_u64()),
         unsafe_shutdowns: U128::new(health.unsafe_shutdowns),
         media_errors: U128::new(health.media_errors.saturating_add(u128::from(totals.media_errors))),
         error_log_entries: wide(controller.errors.count()),

@@ -1,5 +1,6 @@
 //! Room for newcomers on a core that is full: a newcomer takes the place of the oldest connection that has
-//! not sent Connect, whatever the transport of either.
+//! not sent Connect, whatever the transport of either. One whose Connect waits for the commands that its host
+//! left at the disks has sent it, and keeps its place.
 //!
 //! Over TCP a place is free at once. Over RDMA it is free when the queue pair is destroyed, some turns later.
 
@@ -17,7 +18,7 @@ use crate::qpair::Qpair;
 pub(super) struct Unconnected {
     /// In the order in which they were accepted. Some are connected or gone by now.
     line: VecDeque<Slot>,
-    /// Those that end for newcomers. Some are gone by now, or connected before they could be ended.
+    /// Those that end for newcomers. Some are gone by now, or sent Connect before they could be ended.
     leaving: Vec<Slot>,
 }
 
@@ -31,8 +32,15 @@ impl Unconnected {
     }
 
     fn pop_oldest<T: Transport>(&mut self, qpairs: &Slab<Qpair<T>>) -> Option<Slot> {
-        while let Some(id) = self.line.pop_front() {
-            if is_unconnected(qpairs, id) {
+        let mut at = 0;
+        while let Some(id) = self.line.get(at).copied() {
+            // A Connect that waits may be refused in the end: its connection keeps its place in the line.
+            if qpairs.get(id).is_some_and(Qpair::is_connect_waiting) {
+                at += 1;
+                continue;
+            }
+            self.line.remove(at);
+            if may_end(qpairs, id) {
                 return Some(id);
             }
         }
@@ -42,6 +50,10 @@ impl Unconnected {
 
 fn is_unconnected<T: Transport>(qpairs: &Slab<Qpair<T>>, id: Slot) -> bool {
     qpairs.get(id).is_some_and(|qpair| !qpair.is_connected())
+}
+
+fn may_end<T: Transport>(qpairs: &Slab<Qpair<T>>, id: Slot) -> bool {
+    qpairs.get(id).is_some_and(Qpair::may_end_for_newcomer)
 }
 
 impl<T: Transport> TargetCore<T> {
@@ -58,7 +70,7 @@ impl<T: Transport> TargetCore<T> {
             return true;
         }
         let TargetCore { unconnected, qpairs, .. } = &mut *self;
-        unconnected.leaving.retain(|id| is_unconnected(qpairs, *id));
+        unconnected.leaving.retain(|id| may_end(qpairs, *id));
         if unconnected.leaving.len() < newcomers
             && let Some(id) = unconnected.pop_oldest(qpairs)
         {

@@ -132,6 +132,17 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
+    /// Its Connect waits for what its host has left at the disks.
+    pub(crate) fn is_connect_waiting(&self) -> bool {
+        self.barred.is_some()
+    }
+
+    /// It has not sent Connect: on a full core a newcomer may have its place.
+    #[must_use]
+    pub fn may_end_for_newcomer(&self) -> bool {
+        !self.is_connected() && !self.is_connect_waiting()
+    }
+
     /// It waits, without the buffer that its data came in: there are few of those.
     fn bar(&mut self, env: &Env, slot: Slot, bytes: &ConnectBytes) {
         let Some(request) = self.requests.get_mut(slot) else { return };

@@ -21,16 +21,16 @@ use crate::env::Env;
 use crate::snapshot::Namespace;
 
 /// A command that passed every check.
-struct Checked<'a> {
-    namespace: &'a Namespace,
-    disk: &'a mut (dyn Disk + 'static),
+struct Checked<'r, 'e> {
+    namespace: &'r Namespace,
+    disk: &'e mut (dyn Disk + 'static),
     geometry: Geometry,
     range: BlockRange,
 }
 
 /// The checks that reads and writes share; `bytes` is what the command's SGL moves. `None`: not at once.
 #[inline]
-fn check<'a>(role: &'a IoRole, env: &'a mut Env, sqe: &Sqe, bytes: u32) -> Option<Checked<'a>> {
+fn check<'r, 'e>(role: &'r IoRole, env: &'e mut Env, sqe: &Sqe, bytes: u32) -> Option<Checked<'r, 'e>> {
     if !role.shared.is_ready() {
         return None;
     }
@@ -70,6 +70,7 @@ impl<T: Transport> Qpair<T> {
         let counters = namespace.counters.core(core);
         counters::add(&counters.units_read, u64::from(bytes) / 512);
         counters::add(&counters.reads, 1);
+        env.note_command(namespace, counters);
         self.reply_at_once(sqe.cid(), Some(data));
         true
     }
@@ -100,6 +101,7 @@ impl<T: Transport> Qpair<T> {
                 let counters = namespace.counters.core(core);
                 counters::add(&counters.units_written, u64::from(bytes) / 512);
                 counters::add(&counters.writes, 1);
+                env.note_command(namespace, counters);
                 self.reply_at_once(sqe.cid(), None);
             }
             ended => self.go_on(id, env, slot, sqe, bytes, ended),

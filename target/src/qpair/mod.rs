@@ -775,7 +775,7 @@ impl<T: Transport> Qpair<T> {
 
 /// Namespace, disk and limits of a command on an I/O queue, and the checks that need them.
 #[inline]
-fn check_io(role: &IoRole, env: &Env, request: &Request) -> Result<IoCommand, Refusal> {
+fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand, Refusal> {
     let sqe = &request.sqe;
     let nsid = sqe.nsid();
     let Some(namespace) = role.subsystem.namespace(nsid) else {
@@ -788,7 +788,8 @@ fn check_io(role: &IoRole, env: &Env, request: &Request) -> Result<IoCommand, Re
     let Some(handle) = env.disks.get(disk).and_then(|disk| disk.as_deref()) else {
         return Err(Refusal { status: Status::NAMESPACE_NOT_READY, field: Some(io::field::NSID) });
     };
-    let target =
-        io::Target { disk, geometry: handle.geometry(), transfer_bytes: env.snapshot.limits.transfer_bytes };
+    let geometry = handle.geometry();
+    env.note_command(namespace, namespace.counters.core(env.core));
+    let target = io::Target { disk, geometry, transfer_bytes: env.snapshot.limits.transfer_bytes };
     io::parse(sqe, request.pointer, &target)
 }

@@ -93,6 +93,45 @@ fn a_reload_adds_and_takes_away_listeners_and_hosts_that_are_connected_stay() {
 }
 
 #[test]
+fn a_listener_changes_between_all_addresses_and_one_in_one_reload() {
+    let one = free_port(V4);
+    let [all, other] = [[0, 0, 0, 0], [127, 0, 0, 2]].map(|ip| SocketAddr::from((ip, one.port())));
+    let folder = Folder::new("listener-all");
+    let mut served = folder.serve(&config(2, one, &[NULL.to_owned()]));
+    let (mut controller, mut queue) = connect(one);
+    let pool = pool();
+    let namespace = controller.namespace(1).expect("a namespace");
+    let mut work = || {
+        let ticket = queue.write(&namespace, 0, buf(&pool, 4096, 1), false).expect("taken");
+        done(&mut queue, ticket);
+    };
+    let mut change_to = |address: SocketAddr, is_waited_for: bool| {
+        folder.write(&config(2, address, &[NULL.to_owned()]));
+        served.signal(Signal::HUP);
+        served.wait_for("configuration read again");
+        // By then the other one is closed.
+        let is_heard = |line: String| line.contains(&address.to_string());
+        while is_waited_for && !is_heard(served.wait_for("listening (NVMe/TCP")) {}
+    };
+    for _ in 0..3 {
+        change_to(all, true);
+        drop(connect(other));
+        drop(connect(one));
+        work();
+        change_to(one, true);
+        wait_until_closed(other);
+        drop(connect(one));
+        work();
+        // There and back, and the first need not be through.
+        change_to(all, false);
+        change_to(one, true);
+        wait_until_closed(other);
+        drop(connect(one));
+    }
+    served.terminate();
+}
+
+#[test]
 fn a_listener_whose_address_is_in_use_is_refused_and_all_stays_as_it_was() {
     let address = free_port(V4);
     let folder = Folder::new("listener-in-use");

@@ -1,7 +1,9 @@
 //! A disk that is a namespace of another target: this one in front of that one.
 
-use std::net::SocketAddr;
-use std::sync::mpsc::{TryRecvError, channel};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -151,6 +153,131 @@ fn another_disk_under_the_same_name_is_not_used_and_commands_fail_in_time() {
     let Err(Failure::Status(status)) = completion.result else { panic!("{:?}", completion.result) };
     assert!(!status.is_dnr(), "the host may repeat it: {status}");
     drop(controller);
+    front_served.terminate();
+    far_served.terminate();
+}
+
+/// A way to the target at `far` on which each Get Log Page of the Changed Namespace List waits: one end tells
+/// that it has come, the other lets it go on. Without the other nothing waits.
+fn holding_back(far: SocketAddr) -> (SocketAddr, Receiver<()>, Sender<()>) {
+    let listener = TcpListener::bind((V4, 0)).expect("listens");
+    let address = listener.local_addr().expect("an address");
+    let ((tell, asked), (go, may_go)) = (channel(), channel());
+    let may_go = Arc::new(Mutex::new(may_go));
+    std::thread::spawn(move || {
+        for near in listener.incoming() {
+            let near = near.expect("a connection");
+            let Ok(beyond) = TcpStream::connect(far) else { continue };
+            near.set_nodelay(true).and(beyond.set_nodelay(true)).expect("an option");
+            let mut back = [&beyond, &near].map(|end| end.try_clone().expect("a handle"));
+            std::thread::spawn(move || {
+                let [from, to] = &mut back;
+                let _ = std::io::copy(from, to);
+                let _ = to.shutdown(Shutdown::Both);
+            });
+            let (tell, may_go) = (tell.clone(), Arc::clone(&may_go));
+            std::thread::spawn(move || {
+                let _ = forward(&near, &beyond, &tell, &may_go);
+                let _ = beyond.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    (address, asked, go)
+}
+
+/// PDU by PDU, until either end is gone.
+fn forward(
+    mut near: &TcpStream,
+    mut beyond: &TcpStream,
+    tell: &Sender<()>,
+    may_go: &Mutex<Receiver<()>>,
+) -> std::io::Result<()> {
+    loop {
+        let mut pdu = vec![0; 8];
+        near.read_exact(&mut pdu)?;
+        let plen = u32::from_le_bytes([pdu[4], pdu[5], pdu[6], pdu[7]]);
+        pdu.resize(usize::try_from(plen).expect("a length"), 0);
+        near.read_exact(&mut pdu[8..])?;
+        // CapsuleCmd, Get Log Page, and dword 10: NUMDL and the log's identifier.
+        if (pdu[0], pdu[8]) == (4, 2) && pdu[48..52] == 0x03ff_0004_u32.to_le_bytes() {
+            let _ = tell.send(());
+            let _ = may_go.lock().expect("lock").recv();
+        }
+        beyond.write_all(&pdu)?;
+    }
+}
+
+/// Namespaces 1 and 2 are each other's disks.
+fn swapped(text: &str) -> String {
+    let of = |nsid: u32, disk: &str| format!("nsid = {nsid}\ndisk = \"{disk}\"");
+    let other = text.replace(&of(1, "d1"), &of(1, "d2")).replace(&of(2, "d2"), &of(2, "d1"));
+    assert_ne!(text, other);
+    other
+}
+
+#[test]
+fn a_namespace_that_becomes_another_disk_under_a_connection_is_not_written_to() {
+    let (far, folders) = (free_port(V4), [Folder::new("far-moved"), Folder::new("front-moved")]);
+    let disks = ["first", "second"].map(|name| folders[0].file_disk(name, "16MiB"));
+    let far_served = folders[0].serve(&config(1, far, &disks[..1]));
+    let reload = |text: &str| {
+        folders[0].write(text);
+        far_served.signal(Signal::HUP);
+    };
+    let (between, asked, go) = holding_back(far);
+    let (mut front_served, address) = front(&folders[1], between);
+    let (mut controller, mut queue) = connect(address);
+    let namespace = controller.namespace(1).expect("a namespace");
+    let pool = pool();
+    // A change that leaves the disk what it is: commands wait until that is known.
+    reload(&config(1, far, &disks));
+    asked.recv_timeout(LONG).expect("the front target asks what has changed");
+    let ticket = queue.write(&namespace, 0, buf(&pool, 4096, 1), false).expect("taken");
+    let answer = queue.wait(ticket, Duration::from_millis(300));
+    assert!(answer.is_err(), "{answer:?}");
+    go.send(()).expect("it waits");
+    done(&mut queue, ticket);
+    // One that does not. It is told although there was another before.
+    reload(&swapped(&config(1, far, &disks)));
+    asked.recv_timeout(LONG).expect("the front target asks what has changed");
+    let ticket = queue.write(&namespace, 0, buf(&pool, 4096, 2), false).expect("taken");
+    let answer = queue.wait(ticket, Duration::from_millis(300));
+    assert!(answer.is_err(), "{answer:?}");
+    drop(go);
+    front_served.wait_for("namespace 1 is another disk");
+    let completion = queue.wait(ticket, LONG).expect("an answer");
+    let Err(Failure::Status(status)) = completion.result else { panic!("{:?}", completion.result) };
+    assert!(!status.is_dnr(), "the host may repeat it: {status}");
+    let second = std::fs::read(folders[0].file("second")).expect("the file");
+    assert!(second.iter().all(|byte| *byte == 0), "the other disk was written to");
+    // The disk is back in its place.
+    reload(&config(1, far, &disks));
+    front_served.wait_for("found namespace 1");
+    let ticket = queue.read(&namespace, 0, pool.take(4096).expect("a buffer")).expect("taken");
+    assert_eq!(bytes(&done(&mut queue, ticket).expect("its buffer")), bytes(&buf(&pool, 4096, 1)));
+    drop(controller);
+    front_served.terminate();
+    far_served.terminate();
+}
+
+#[test]
+fn a_disk_with_another_uuid_is_another_disk_whatever_its_nguid_says() {
+    let (far, folders) = (free_port(V4), [Folder::new("far-uuid"), Folder::new("front-uuid")]);
+    let text = |digit: u8| {
+        let uuid = format!("0b8a7f70-3b2c-4a7e-9f60-8f4d2f1f1b1{digit}");
+        let ids = format!("uuid = \"{uuid}\"\nnguid = \"0123456789abcdef0123456789abcdef\"\n");
+        let text = config(1, far, &[folders[0].file_disk("far", "16MiB")]);
+        let with = text.replace("disk = \"d1\"\n", &format!("disk = \"d1\"\n{ids}"));
+        assert_ne!(text, with);
+        with
+    };
+    let mut far_served = folders[0].serve(&text(1));
+    let (mut front_served, _) = front(&folders[1], far);
+    far_served.signal(Signal::KILL);
+    far_served.end();
+    front_served.wait_for("lost namespace 1");
+    let far_served = folders[0].serve(&text(2));
+    front_served.wait_for("namespace 1 is another disk");
     front_served.terminate();
     far_served.terminate();
 }

@@ -1,11 +1,15 @@
 //! Drives of our own behind namespaces: what the target does with commands that a drive has.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvme_spec::{Sqe, Status};
-use spindle_nvme_pcie::emulator::{Faults, Injection};
+use spindle_disk::DiskSource;
+use spindle_nvme_pcie::Settings;
+use spindle_nvme_pcie::emulator::{EmulatorSpec, Faults, Injection, NamespaceSpec};
 use spindle_target::qpair::request::State;
 use spindle_tests::drive::threads::Threads;
+use spindle_tests::drive::world::World;
 use spindle_tests::script::{Answer, Queue, Rig, Setup, Want};
 
 use crate::assert_ok;
@@ -33,7 +37,7 @@ fn answers(rig: &mut Rig, queue: &Queue, count: usize) -> Vec<Answer> {
 #[test]
 fn a_loaded_drive_that_is_removed_answers_what_it_has_before_it_is_closed() {
     let drive = Threads::new(8 << 20);
-    let setup = Setup { zones: vec![(4096, 256)], ..Setup::small(vec![std::sync::Arc::clone(drive.disk())]) };
+    let setup = Setup { zones: vec![(4096, 256)], ..Setup::small(vec![Arc::clone(drive.disk())]) };
     let mut rig = Rig::new(setup);
     let (_admin, cntlid) = rig.admin(0, 0);
     let io = rig.io(0, Want { entries: 128, ..Want::io(cntlid, 1) });
@@ -55,10 +59,49 @@ fn a_loaded_drive_that_is_removed_answers_what_it_has_before_it_is_closed() {
     rig.finish();
 }
 
+/// Turns of the target and of the drive's manager, and of the drive where it works.
+fn turns(rig: &mut Rig, world: &mut World, count: u32, is_working: bool) {
+    for _ in 0..count {
+        rig.turn();
+        world.step_manager(1);
+        if is_working {
+            world.emulator.step();
+        }
+    }
+}
+
+#[test]
+fn a_drive_that_a_reload_takes_out_answers_what_it_has_before_it_is_shut_down() {
+    let namespace = NamespaceSpec { block_bytes: 4096, ..NamespaceSpec::default() };
+    let spec = EmulatorSpec { namespaces: vec![namespace], ..EmulatorSpec::default() };
+    let mut world = World::new(spec, Settings::default(), 0, 64);
+    // The configuration alone has the drive: it is not needed any more when no core has the old one.
+    let disk: Arc<dyn DiskSource> = world.disk.take().expect("in service");
+    let mut rig = Rig::new(Setup { zones: vec![(4096, 256)], ..Setup::small(vec![disk]) });
+    let (_admin, cntlid) = rig.admin(0, 0);
+    let io = rig.io(0, Want { entries: 128, ..Want::io(cntlid, 1) });
+    rig.send(&io, Sqe::read(0x200, 1, 0, 1), 4096);
+    turns(&mut rig, &mut world, 300, true);
+    assert_ok(&rig.answer(&io).expect("its queue pair is made"));
+    (0..60).for_each(|cid| rig.send(&io, Sqe::read(cid, 1, u64::from(cid), 1), 4096));
+    turns(&mut rig, &mut world, 1, false);
+    assert_eq!(rig.states(&io), [(State::Executing, 60)]);
+    drop(rig.setup.remove(1));
+    rig.publish();
+    turns(&mut rig, &mut world, 1000, false);
+    assert!(rig.answers(&io).is_empty(), "the drive has not done it yet");
+    turns(&mut rig, &mut world, 100, true);
+    let answers = rig.answers(&io);
+    assert_eq!(answers.len(), 60);
+    answers.iter().for_each(assert_ok);
+    rig.finish();
+    world.close();
+}
+
 #[test]
 fn a_media_error_of_a_drive_reaches_the_host_as_the_drive_says_it() {
     let drive = Threads::new(8 << 20);
-    let mut rig = Rig::new(Setup::small(vec![std::sync::Arc::clone(drive.disk())]));
+    let mut rig = Rig::new(Setup::small(vec![Arc::clone(drive.disk())]));
     let host = rig.host();
     rig.send(&host.io, Sqe::read(1, 1, 0, 1), 4096);
     answers(&mut rig, &host.io, 1).iter().for_each(assert_ok);
@@ -75,7 +118,7 @@ fn a_media_error_of_a_drive_reaches_the_host_as_the_drive_says_it() {
 #[test]
 fn a_drive_that_tells_every_completion_twice_ends_each_command_once() {
     let drive = Threads::new(8 << 20);
-    let setup = Setup { zones: vec![(4096, 256)], ..Setup::small(vec![std::sync::Arc::clone(drive.disk())]) };
+    let setup = Setup { zones: vec![(4096, 256)], ..Setup::small(vec![Arc::clone(drive.disk())]) };
     let mut rig = Rig::new(setup);
     let host = rig.host();
     drive.emulator.set_faults(Faults { double: 65_536, ..Faults::default() });
@@ -111,7 +154,7 @@ fn first_byte(rig: &mut Rig, queue: &Queue, lba: u64) -> u8 {
 #[test]
 fn what_was_flushed_or_had_fua_is_on_the_drive_when_its_power_goes() {
     let drive = Threads::new(8 << 20);
-    let mut rig = Rig::new(Setup::small(vec![std::sync::Arc::clone(drive.disk())]));
+    let mut rig = Rig::new(Setup::small(vec![Arc::clone(drive.disk())]));
     let host = rig.host();
     // The cache is emptied behind the driver's back, so that it repeats nothing.
     (0..3).for_each(|lba| write(&mut rig, &host.io, lba, 1, false));

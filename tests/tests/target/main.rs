@@ -4,6 +4,7 @@
 mod aborts;
 mod at_once;
 mod bulk;
+mod busy;
 mod closing;
 mod commands;
 mod drain;

@@ -1,16 +1,22 @@
 //! Room for newcomers on a core that is full: places of connections that have not sent Connect.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use nvme_spec::{Nqn, Sqe};
+use spindle_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
-use spindle_tests::script::{HOST, Line, Rig, Setup, Want};
+use spindle_target::qpair::request::State;
+use spindle_target::snapshot::AllowedHosts;
+use spindle_tests::script::{HOST, Line, Queue, Rig, Setup, Want, connect_data, connect_sqe};
 use spindle_transport::Connections;
 use spindle_transport::admission::Admission;
 
-use crate::pool_disk;
+use crate::{assert_ok, pool_disk};
 
 fn rig(connections: usize) -> Rig {
     Rig::new(Setup { connections, ..Setup::small(vec![pool_disk(512)]) })
@@ -80,6 +86,76 @@ fn one_that_is_connected_before_it_could_be_ended_is_not_waited_for() {
     assert!(rig.try_connect(&first, Want::admin(), HOST).status.is_success());
     assert!(rig.cores[0].make_room(1, end_at_once));
     assert!(rig.cores[0].qpair(second.id).is_none() && rig.cores[0].qpair(first.id).is_some());
+    rig.finish();
+}
+
+/// A rig whose oldest connection has a Connect that waits for a write of its host's former association.
+fn with_waiting_connect(connections: usize) -> (Rig, Queue, Arc<FaultControl>) {
+    let (disk, control) = FaultDisk::new(pool_disk(512), 1);
+    let mut rig = Rig::new(Setup { connections, ..Setup::small(vec![disk]) });
+    let host = rig.host();
+    control.set(Fault::Drop, OpKind::Write, 1_000_000);
+    rig.send(&host.io, Sqe::write(1, 1, 0, 1, false), 512);
+    rig.bring(&host.io, 1, &[1; 512]);
+    rig.hang_up(&host.io);
+    rig.hang_up(&host.admin);
+    let waiting = rig.accept(0);
+    begin_connect(&mut rig, &waiting);
+    (rig, waiting, control)
+}
+
+fn begin_connect(rig: &mut Rig, queue: &Queue) {
+    rig.send(queue, connect_sqe(Want::admin()), 1024);
+    rig.bring(queue, 0, &connect_data(Want::admin(), HOST));
+    assert_eq!(rig.states(queue), [(State::Barred, 1)]);
+}
+
+#[test]
+fn a_connection_whose_connect_waits_for_leftovers_is_not_ended_for_a_newcomer() {
+    let (mut rig, waiting, control) = with_waiting_connect(3);
+    let silent = [rig.accept(0), rig.accept(0)];
+    for oldest in &silent {
+        assert!(rig.cores[0].make_room(1, end_at_once));
+        assert!(rig.cores[0].qpair(oldest.id).is_none(), "the silent one ends, although it is younger");
+        let newcomer = rig.accept(0);
+        rig.try_connect(&newcomer, Want::admin(), "nqn.2026-01.io.spindle:other");
+    }
+    // All others are connected: the next one is refused, and who waits is let through.
+    assert!(rig.cores[0].make_room(1, none_ends));
+    assert!(rig.cores[0].refusal().is_some());
+    control.release_dropped();
+    rig.pass(Nanos::from_ms(400));
+    assert_ok(&rig.answer(&waiting).expect("nothing is at the disk any more"));
+    rig.finish();
+}
+
+#[test]
+fn one_whose_connect_waits_before_it_could_be_ended_is_not_waited_for() {
+    let (mut rig, _waiting, control) = with_waiting_connect(3);
+    let (second, third) = (rig.accept(0), rig.accept(0));
+    // The other transport is to end it, and has not had its turn yet.
+    assert!(!rig.cores[0].make_room(1, |_, id| assert_eq!(id, second.id)));
+    begin_connect(&mut rig, &second);
+    assert!(!rig.cores[0].qpair(second.id).expect("it stays").may_end_for_newcomer());
+    assert!(rig.cores[0].make_room(1, end_at_once));
+    assert!(rig.cores[0].qpair(third.id).is_none() && rig.cores[0].qpair(second.id).is_some());
+    control.release_dropped();
+    rig.finish();
+}
+
+#[test]
+fn a_connect_that_waits_and_is_then_refused_may_be_ended_for_a_newcomer() {
+    let (mut rig, waiting, control) = with_waiting_connect(2);
+    let admin = rig.accept(0);
+    assert_ok(&rig.try_connect(&admin, Want::admin(), "nqn.2026-01.io.spindle:other"));
+    rig.setup.hosts =
+        AllowedHosts::Only(vec![Nqn::new("nqn.2026-01.io.spindle:other").expect("well formed")]);
+    rig.publish();
+    control.release_dropped();
+    rig.pass(Nanos::from_ms(400));
+    assert!(!rig.answer(&waiting).expect("refused").status.is_success());
+    assert!(rig.cores[0].make_room(1, end_at_once));
+    assert!(rig.cores[0].qpair(waiting.id).is_none() && rig.cores[0].qpair(admin.id).is_some());
     rig.finish();
 }
 

@@ -4,22 +4,22 @@ use std::fs::File;
 use std::io;
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::net::{Interest, Listener, Watcher};
+use spindle_reactor::net::{Interest, Watcher};
 use spindle_reactor::rate::RateLimit;
 use spindle_reactor::run::{Poller, Turn};
-use spindle_target::snapshot::{Listener as Listening, Snapshot};
+use spindle_target::snapshot::{Listener, Snapshot};
 
 use super::arrivals::ACCEPTS_PER_TURN;
 use super::shared::Core;
-use super::{AdmittedTcp, CoreMessage, Handover};
+use super::{AdmittedTcp, CoreMessage, Handover, Listening};
 
 /// A core without listeners has one too: it may be told of some.
 pub struct Acceptor {
     watcher: Watcher,
     /// With their index in the snapshot.
-    listeners: Vec<(Listener, usize)>,
+    listeners: Vec<Listening>,
     /// With the generation that has them: a connection is placed on any core, so all have to know them first.
-    new: Vec<(u64, (Listener, usize))>,
+    new: Vec<(u64, Listening)>,
     /// The generation that the listeners are of.
     as_of: u64,
     /// The listener that is accepted from first in the next turn.
@@ -35,7 +35,7 @@ impl Acceptor {
     ///
     /// # Errors
     /// The system's: one cannot be watched.
-    pub fn new(listeners: Vec<(Listener, usize)>, generation: u64, watcher: Watcher) -> io::Result<Acceptor> {
+    pub fn new(listeners: Vec<Listening>, generation: u64, watcher: Watcher) -> io::Result<Acceptor> {
         for (listener, index) in &listeners {
             watcher.add(listener, key(*index), Interest::READ)?;
         }
@@ -66,7 +66,7 @@ impl Acceptor {
         });
         for (listener, index) in new.extract_if(.., |new| new.0 <= shown.generation).map(|new| new.1) {
             // Else it was taken away again meanwhile.
-            let Some(Listening { address, port_id, .. }) = is_open(index) else { continue };
+            let Some(Listener { address, port_id, .. }) = is_open(index) else { continue };
             match watcher.add(&listener, key(index), Interest::READ) {
                 Ok(()) => {
                     tracing::info!(%address, port_id, "listening (NVMe/TCP, discovery included)");

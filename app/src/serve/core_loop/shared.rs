@@ -9,6 +9,7 @@ use spindle_reactor::rate::RateLimit;
 use spindle_reactor::run::{LONG, LongTurn, Shared, Turns};
 use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
+use spindle_target::qpair::Qpair;
 use spindle_transport::admission::{Admission, Admitted};
 use spindle_transport::{Connections, TransportKind};
 
@@ -115,8 +116,8 @@ impl Core {
     /// The next connection of this transport that is to end for a newcomer of the other.
     pub fn next_evicted(&mut self, transport: TransportKind) -> Option<Slot> {
         let Core { target, evicted, .. } = self;
-        // One that is gone has made its room, and one that is connected meanwhile keeps it.
-        evicted.retain(|id| target.qpair(*id).is_some_and(|qpair| !qpair.is_connected()));
+        // One that is gone has made its room, and one that has sent Connect meanwhile keeps it.
+        evicted.retain(|id| target.qpair(*id).is_some_and(Qpair::may_end_for_newcomer));
         let is_meant = |id: &Slot| target.peer(*id).is_some_and(|peer| peer.transport == transport);
         let at = evicted.iter().position(is_meant)?;
         Some(evicted.swap_remove(at))

@@ -25,7 +25,7 @@ fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
         connections: 64,
         disk_depth: 16,
         registry: Arc::default(),
-        listeners: vec![(listener, 0)],
+        listeners: vec![(Arc::new(listener), 0)],
         loads: Arc::new([AtomicUsize::new(0)]),
         admission: Admission::new(per_address),
         shell: plan.tcp.shell,

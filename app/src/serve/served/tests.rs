@@ -124,7 +124,7 @@ fn served(bays: &Arc<Bays>, drives: &[(&str, u32)]) -> Served {
     let config = config(drives);
     let drives: Arc<dyn DriveSource> = Arc::clone(bays) as _;
     let snapshot = config.plan().snapshot(None, &*drives, &[]).unwrap_or_else(|error| panic!("{error}"));
-    Served::new(config, snapshot, drives)
+    Served::new(config, snapshot, drives, Vec::new())
 }
 
 fn nsids(snapshot: &Snapshot) -> Vec<u32> {

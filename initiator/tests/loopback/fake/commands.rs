@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use spindle_initiator::nvme_spec::fabrics::{Connect, ConnectResult, PropertyGet, PropertySet};
 use spindle_initiator::nvme_spec::feature::{FeatureId, NumberOfQueues, SetFeatures};
 use spindle_initiator::nvme_spec::identify::{
-    Cns, Identify, IdentifyController, IdentifyNamespace, NamespaceList, Oaes,
+    Cns, Identify, IdentifyController, IdentifyNamespace, NamespaceDescriptor, NamespaceDescriptorType,
+    NamespaceList, Oaes, UUID_BYTES,
 };
 use spindle_initiator::nvme_spec::io::{CopyRangeFormat0, DsmRange};
 use spindle_initiator::nvme_spec::log::{
@@ -38,6 +39,8 @@ pub struct Disk {
     pub log: Arc<Mutex<(u64, u64)>>,
     /// NGUID of namespace 1.
     pub nguid: [u8; 16],
+    /// Its UUID; zero: the controller has no descriptors of namespaces.
+    pub uuid: [u8; 16],
     /// The last Compare of a fused pair was equal.
     is_equal: bool,
     cc: Cc,
@@ -46,7 +49,8 @@ pub struct Disk {
 impl Disk {
     pub fn new() -> Disk {
         let bytes = Arc::new(Mutex::new(vec![0; BLOCKS * BLOCK as usize]));
-        Disk { bytes, log: Arc::new(Mutex::new((1, 3))), nguid: [9; 16], is_equal: false, cc: Cc::new() }
+        let log = Arc::new(Mutex::new((1, 3)));
+        Disk { bytes, log, nguid: [9; 16], uuid: [0; 16], is_equal: false, cc: Cc::new() }
     }
 
     /// The answer to a command; `None`: it waits for an event.
@@ -116,7 +120,7 @@ impl Disk {
             Some(buf)
         };
         match sqe.admin_opcode() {
-            AdminOpcode::IDENTIFY => Ok((cqe, with(&identify(sqe, self.nguid)?))),
+            AdminOpcode::IDENTIFY => Ok((cqe, with(&identify(sqe, self.nguid, self.uuid)?))),
             AdminOpcode::SET_FEATURES => {
                 let is_queues = SetFeatures::new(sqe).fid() == FeatureId::NUMBER_OF_QUEUES;
                 let granted = if is_queues { NumberOfQueues::both(QUEUES.into()).into_bits() } else { 0 };
@@ -215,7 +219,7 @@ fn range(lba: u64, blocks: u32) -> Result<std::ops::Range<usize>, Status> {
     Ok(lba * BLOCK as usize..end * BLOCK as usize)
 }
 
-fn identify(sqe: &Sqe, nguid: [u8; 16]) -> Result<Vec<u8>, Status> {
+fn identify(sqe: &Sqe, nguid: [u8; 16], uuid: [u8; 16]) -> Result<Vec<u8>, Status> {
     match Identify::new(sqe).cns() {
         Cns::CONTROLLER => {
             let mut identify = IdentifyController { mdts: 6, ..IdentifyController::default() };
@@ -229,6 +233,10 @@ fn identify(sqe: &Sqe, nguid: [u8; 16]) -> Result<Vec<u8>, Status> {
             identify.nsze.set(BLOCKS as u64);
             identify.lbaf[0].lbads = 9;
             Ok(identify.as_bytes().to_vec())
+        }
+        Cns::NAMESPACE_DESCRIPTORS if uuid != [0; 16] => {
+            let header = NamespaceDescriptor::new(NamespaceDescriptorType::UUID, UUID_BYTES);
+            Ok([header.as_bytes(), &uuid].concat())
         }
         Cns::ACTIVE_NAMESPACE_LIST => {
             let mut list = NamespaceList::default();

@@ -13,7 +13,9 @@ impl NvmeCore {
             return;
         }
         for guest in self.member.take_guests() {
-            self.guests.get_or_insert_with(|| Box::new(Guests::new())).add(guest);
+            let gone = &mut self.guests_gone;
+            let again = || gone.take().unwrap_or_else(|| Box::new(Guests::new()));
+            self.guests.get_or_insert_with(again).add(guest);
         }
         if let Some(guests) = &mut self.guests {
             self.limit = 0;
@@ -29,7 +31,8 @@ impl NvmeCore {
         let depth = setup.queue.layout().depth();
         self.limit = guests.rest(depth);
         if guests.is_empty() {
-            (self.guests, self.limit) = (None, usize::from(depth));
+            self.guests_gone = self.guests.take();
+            self.limit = usize::from(depth);
         }
     }
 

@@ -77,12 +77,29 @@ impl Life {
         }
     }
 
+    /// The drive is not needed any more, and every core has closed its handle, which it does once it has
+    /// nothing in flight. A core that hangs does not keep the drive: the limit is what a command may take,
+    /// its Abort and a core that is to stop.
+    pub(super) fn is_over(&self) -> bool {
+        if !self.shared.is_closing() {
+            return false;
+        }
+        let now = self.now.get();
+        let since = self.closing_since.get().unwrap_or(now);
+        self.closing_since.set(Some(since));
+        let settings = &self.shared.settings;
+        let limit = settings.command_timeout.saturating_add(settings.abort_timeout);
+        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX).saturating_add(STOP_MS);
+        now.saturating_sub(since) >= limit_ms
+            || self.shared.state().members.iter().all(|member| member.is_closed())
+    }
+
     /// The drive reaches no memory: cores take back what they have, and wait for it.
     pub(super) async fn hold_all(&mut self, may_lose_cache: bool) {
         self.may_lose_cache(may_lose_cache);
         self.tell_all(Order::Rewind);
         self.begin_absence();
-        self.answered_or_left().await;
+        self.answered_or_left(Place::leave_absent).await;
     }
 
     /// The same, and every core lets go of the registers and its queue; then the function is closed. With
@@ -107,15 +124,21 @@ impl Life {
         self.drop_closed();
     }
 
-    fn tell_all(&self, order: Order) {
-        for place in &self.places {
+    /// Only while the drive reaches no memory: each of these orders makes cores give buffers back.
+    fn tell_all(&mut self, order: Order) {
+        for place in &mut self.places {
+            place.take_late_stop();
             let now = place.member.word().order();
             place.member.put_setup(None);
             drop(place.member.take_guests());
-            // One whose requests fail already is to hear of what was lost since, and no more. One that was
-            // left behind repeats nothing.
-            let is_failing = order == Order::Rewind && matches!(now, Order::Gone | Order::Absent);
-            place.member.order(if is_failing { now } else { order });
+            let order = match (order, now) {
+                // One whose requests fail already is to hear of what was lost since, and no more.
+                (Order::Rewind, Order::Gone | Order::Absent) => now,
+                // One that was left behind repeats nothing: the others do not wait for it.
+                (Order::Rewind, _) if place.is_left => Order::Absent,
+                _ => order,
+            };
+            place.member.order(order);
         }
     }
 
@@ -124,11 +147,11 @@ impl Life {
         for place in self.places.iter().filter(|place| place.is_live()) {
             place.member.order(Order::Stop);
         }
-        self.answered_or_left().await;
+        self.answered_or_left(Place::leave).await;
     }
 
     /// Wait until every core has done it; one that does not for too long is left behind.
-    async fn answered_or_left(&mut self) {
+    async fn answered_or_left(&mut self, leave: fn(&mut Place)) {
         let until = self.now.get().saturating_add(STOP_MS);
         for index in 0..self.places.len() {
             let Some(place) = self.places.get(index).filter(|place| !place.is_left) else { continue };
@@ -137,7 +160,7 @@ impl Life {
             if !member.has_answered()
                 && let Some(place) = self.places.get_mut(index)
             {
-                place.leave();
+                leave(place);
                 self.tell_left(&member);
             }
         }

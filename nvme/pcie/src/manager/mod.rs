@@ -60,6 +60,8 @@ pub(crate) enum Trouble {
     Refused { command: &'static str, status: Status },
     #[error("a command did not end, aborted neither")]
     Stuck,
+    #[error("what was repeated after a reset did not end in {limit:?}")]
+    Replay { limit: Duration },
     #[error("{field} is {value}: {allowed}")]
     Unfit { field: &'static str, value: String, allowed: &'static str },
     #[error(transparent)]
@@ -87,6 +89,7 @@ impl Trouble {
             | Trouble::Slow { .. }
             | Trouble::Refused { .. }
             | Trouble::Stuck
+            | Trouble::Replay { .. }
             | Trouble::Open(OpenFunctionError::Missing { .. }) => true,
             Trouble::Unfit { .. }
             | Trouble::Namespace(_)
@@ -138,6 +141,8 @@ impl Manager {
             told: String::new(),
             lost_at: None,
             absence: Cell::new(Absence::No),
+            closing_since: Cell::new(None),
+            replaying_since: None,
             beside: RefCell::new(None),
         };
         Manager { shared, now, is_busy, life: Box::pin(life.live()), has_ended: false }
@@ -186,6 +191,10 @@ struct Life {
     /// Since when cores cannot work with it; `None` while they do.
     lost_at: Option<u64>,
     absence: Cell<Absence>,
+    /// Since when the drive is not needed any more.
+    closing_since: Cell<Option<u64>>,
+    /// Since when cores repeat what the drive had before a reset; `None` while none does.
+    replaying_since: Option<u64>,
     /// While it is in service.
     beside: RefCell<Option<Beside>>,
 }
@@ -203,7 +212,7 @@ enum Off {
 
 impl Life {
     async fn live(mut self) {
-        while !self.shared.is_closing() {
+        while !self.is_over() {
             let end = self.open_and_serve().await;
             let was_first = self.shared.state().first.is_none();
             if was_first {
@@ -392,7 +401,7 @@ impl Life {
     async fn pause(&mut self, time: Duration) {
         self.is_busy.set(false);
         let end = self.now.get().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-        while self.now.get() < end && !self.shared.is_closing() {
+        while self.now.get() < end && !self.is_over() {
             self.end_absence();
             self.drop_closed();
             wait(once()).await;

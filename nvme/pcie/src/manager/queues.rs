@@ -115,12 +115,26 @@ impl Place {
         Ok(queue.with_shadow(controller.shadow.clone()))
     }
 
-    /// The core is not waited for any more. What it had with the drive, which is off, fails when it goes on.
+    /// The core is not waited for any more. Its order stays: [`Order::Absent`] makes it give its buffers
+    /// back, and the drive may still reach them.
     pub(super) fn leave(&mut self) {
         self.is_left = true;
         self.asked = None;
         self.member.put_setup(None);
+    }
+
+    /// The same when the drive cannot reach the buffers: what the core had with it fails when it goes on.
+    pub(super) fn leave_absent(&mut self) {
+        self.leave();
         self.member.order(Order::Absent);
+    }
+
+    /// A core that was left behind has obeyed [`Order::Stop`] since. It touches its queue no more, and what
+    /// it had can be repeated.
+    pub(super) fn take_late_stop(&mut self) {
+        if self.member.word().order() == Order::Stop && self.member.has_answered() {
+            self.is_left = false;
+        }
     }
 
     /// The drive does not see the core's pool any more.
@@ -187,6 +201,7 @@ impl Life {
     /// The controller was disabled: it has no queues, and identifiers begin at 1 again, but for those of
     /// cores that have not stopped. Those that get none of `queue_pairs` are guests.
     pub(super) fn forget_queues(&mut self, queue_pairs: u32) {
+        self.replaying_since = None;
         for place in &mut self.places {
             (place.has_queues, place.asked, place.host) = (false, None, None);
             drop(place.member.take_guests());
@@ -230,8 +245,7 @@ impl Life {
                 self.make(function, controller, index).await?;
             }
         }
-        self.release_all();
-        Ok(())
+        self.release_all()
     }
 
     /// Guests that are closed go once nothing of them is with the drive; those whose host has gone get its
@@ -282,9 +296,9 @@ impl Life {
 
     /// Cores that have their queues work with them, once nothing is left to be repeated on any of them: what
     /// was with the drive before a reset is not to be done after what came later.
-    fn release_all(&mut self) {
+    fn release_all(&mut self) -> Result<(), Trouble> {
         if self.places.iter().any(Place::is_to_repeat) {
-            return;
+            return Ok(());
         }
         let is_replaying = self.places.iter().any(|place| place.has_queues && place.member.is_replaying());
         for place in self.places.iter().filter(|place| place.has_queues) {
@@ -296,9 +310,22 @@ impl Life {
         }
         if is_replaying {
             self.is_busy.set(true);
-        } else {
-            self.lost_at = None;
+            return self.check_replay();
         }
+        (self.lost_at, self.replaying_since) = (None, None);
+        Ok(())
+    }
+
+    /// Requests of all cores wait for what is repeated, with the time that the drive was away no longer than
+    /// for one that is away, but what is repeated has as long as a core has to stop. A reset ends what the
+    /// drive swallowed, and leaves a core behind that hangs.
+    fn check_replay(&mut self) -> Result<(), Trouble> {
+        let (now, limit) = (self.now.get(), self.shared.settings.return_timeout);
+        let since = *self.replaying_since.get_or_insert(now);
+        let lost_at = self.lost_at.unwrap_or(since);
+        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let is_late = now.saturating_sub(lost_at) >= limit_ms && now.saturating_sub(since) >= STOP_MS;
+        if is_late { Err(Trouble::Replay { limit }) } else { Ok(()) }
     }
 
     /// The member's memory and queues; then it works. Until its core has answered there is nothing to do.
@@ -355,9 +382,10 @@ impl Life {
         self.tell_hung(&member, &mut asked.tell_from);
         let Some(place) = self.places.get_mut(index) else { return Ok(false) };
         place.asked = Some(asked);
-        // The others wait for what it has to repeat.
+        // The others wait for what it has to repeat. The drive has none of it: since then the controller was
+        // off, or the host's queue pair was deleted, and the new queue is not made yet.
         if place.has_worked && now.saturating_sub(asked.at) >= STOP_MS {
-            place.leave();
+            place.leave_absent();
             self.tell_left(&member);
         }
         Ok(false)

@@ -87,7 +87,7 @@ impl Life {
     }
 
     async fn turn(&mut self, function: &Arc<dyn Function>, controller: &Controller) -> Result<(), Trouble> {
-        if self.shared.is_closing() {
+        if self.is_over() {
             return Err(Trouble::Closing);
         }
         look_ready(&controller.bar, function)?;

@@ -268,7 +268,11 @@ fn aborts_resets_and_events_do_not_wait_for_a_slow_admin_command() {
 
 /// A drive with a core that the caller polls, whose queue is the first, and one of the world's.
 fn world_with_one_that_hangs() -> (World, Box<dyn Disk>) {
-    let mut world = World::with(EmulatorSpec { timeout: 2, ..small_blocks() }, settings(), 0);
+    world_with_one_that_hangs_of(EmulatorSpec { timeout: 2, ..small_blocks() }, settings())
+}
+
+fn world_with_one_that_hangs_of(spec: EmulatorSpec, settings: Settings) -> (World, Box<dyn Disk>) {
+    let mut world = World::with(spec, settings, 0);
     let context = CoreContext { core: 7, pool: world.pool.clone(), depth: 4 };
     let mut hung = world.drive.disk("disk", 1).expect("namespace 1").open(&context).expect("opened");
     turns(&mut world, hung.as_mut(), 200);
@@ -320,6 +324,98 @@ fn a_core_that_hangs_does_not_hold_up_the_reset_of_its_drive() {
     assert_eq!((done.len(), done[0].result), (1, Ok(())));
     assert_eq!(world.read(9, 1).expect("read"), [3; 512]);
     drop(hung);
+    world.end();
+}
+
+/// A read of the core that hangs, which the drive executes after `steps`.
+fn slow_read(world: &mut World, hung: &mut dyn Disk, steps: u64) {
+    world.emulator.inject(Injection::Delay { steps, is_executed_late: true });
+    let buf = world.pool.take(512).expect("room");
+    assert!(hung.submit(Token(1), Op::Read, range(9, 1), Some(buf)).is_none());
+    assert!(turns(world, hung, 3).is_empty());
+}
+
+#[test]
+fn a_core_that_did_not_stop_in_time_gives_no_buffer_back_before_the_drive_is_off() {
+    // 4 s from CC.EN = 0 to CSTS.RDY = 0. Requests wait longer than the two resets take.
+    let spec = EmulatorSpec { timeout: 20, ready_steps: 4000, ..small_blocks() };
+    let slow = Settings { return_timeout: Duration::from_secs(60), ..settings() };
+    let (mut world, mut hung) = world_with_one_that_hangs_of(spec, slow);
+    slow_read(&mut world, hung.as_mut(), 8000);
+    world.emulator.set_fatal();
+    // The core has 5 s. Then the drive is told to stop, and still transfers.
+    world.run_for(6000);
+    assert!(!world.is_off());
+    let early = turns(&mut world, hung.as_mut(), 2500);
+    assert!(early.is_empty(), "the drive may still write to its buffer: {early:?}");
+    // It has stopped before the drive was off, so that its read is repeated.
+    let done = turns(&mut world, hung.as_mut(), 10_000);
+    assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Ok(())]);
+    assert!(!world.holds(done[0].buf.as_ref().expect("comes back")));
+    world.read(3, 1).expect("after the reset");
+    drop((done, hung));
+    world.end();
+}
+
+#[test]
+fn a_core_that_did_not_stop_before_a_removal_gives_no_buffer_back_before_the_drive_is_off() {
+    let spec = EmulatorSpec { timeout: 2, rtd3e_us: 21_000_000, shutdown_steps: 20_000, ..small_blocks() };
+    let (mut world, mut hung) = world_with_one_that_hangs_of(spec, settings());
+    slow_read(&mut world, hung.as_mut(), 100_000);
+    world.emulator.ask_removal();
+    world.run_for(6000);
+    assert!(!world.is_off(), "it saves what it has");
+    let early = turns(&mut world, hung.as_mut(), 1000);
+    assert!(early.is_empty(), "the drive may still write to its buffer: {early:?}");
+    let done = turns(&mut world, hung.as_mut(), 30_000);
+    assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Err(DiskError::Internal)]);
+    drop((done, hung));
+    world.end();
+}
+
+#[test]
+fn a_repeated_command_that_the_drive_swallows_does_not_keep_the_others_waiting() {
+    let slow = Settings { command_timeout: Duration::from_secs(60), ..settings() };
+    let mut world = World::with(EmulatorSpec { timeout: 2, ..small_blocks() }, slow, 2);
+    for core in 0..2 {
+        let buf = world.pool.take(512).expect("room");
+        world.submit_on(core, Op::Read, range(3, 1), Some(buf)).0.expect("it has its queue");
+    }
+    // Once before the reset, and once when it is repeated.
+    (0..2).for_each(|_| world.emulator.inject(Injection::Swallow));
+    world.start_write(0, 3, 1);
+    world.run_for(5);
+    world.emulator.set_fatal();
+    world.run_for(2);
+    world.start_write(1, 3, 2);
+    let begin = world.now();
+    world.until(|world| world.ended() == 2);
+    assert!((9_000..11_000).contains(&(world.now() - begin)), "{} ms", world.now() - begin);
+    assert_eq!(world.failed(), 2);
+    world.run_for(100);
+    world.read(3, 1).expect("in service again");
+    assert_eq!(world.emulator.counters().enables, 3);
+    world.end();
+}
+
+#[test]
+fn a_core_that_hangs_while_it_repeats_does_not_keep_the_others_waiting() {
+    let slow = Settings { command_timeout: Duration::from_secs(60), ..settings() };
+    let spec = EmulatorSpec { timeout: 2, ..small_blocks() };
+    let (mut world, mut hung) = world_with_one_that_hangs_of(spec, slow);
+    slow_read(&mut world, hung.as_mut(), 100_000);
+    world.emulator.inject(Injection::Swallow);
+    world.emulator.set_fatal();
+    // It has taken its new queue and repeats.
+    assert!(turns(&mut world, hung.as_mut(), 100).is_empty());
+    let begin = world.now();
+    assert_eq!(world.read(3, 1), Err(DiskError::Internal));
+    assert!((9_000..17_000).contains(&(world.now() - begin)), "{} ms", world.now() - begin);
+    world.run_for(1000);
+    world.read(3, 1).expect("without the core that hangs");
+    let done = turns(&mut world, hung.as_mut(), 1000);
+    assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Err(DiskError::Internal)]);
+    drop((done, hung));
     world.end();
 }
 

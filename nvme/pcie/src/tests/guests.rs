@@ -1,11 +1,13 @@
 //! Drives that give fewer queue pairs than there are cores and namespaces.
 
+use nvme_spec::{Cqe, Status};
 use spindle_disk::{CoreContext, DiskError, DiskSource, Op, Token};
 
 use super::failures::{settings, turns};
 use super::world::World;
 use super::{range, small_blocks};
 use crate::emulator::{EmulatorSpec, Injection};
+use crate::guests::OWN_COMMANDS_MAX;
 
 /// A drive that gives one queue pair.
 pub(super) fn one_pair() -> EmulatorSpec {
@@ -90,6 +92,31 @@ fn a_guest_whose_host_closes_goes_on_with_another_and_repeats_what_it_had() {
     world.open();
     assert_eq!((read_on(&mut world, 0, 9), read_on(&mut world, 1, 9)), (Ok(7), Ok(7)));
     assert_eq!(world.emulator.counters().enables, 1);
+    world.end();
+}
+
+#[test]
+fn a_late_completion_of_a_guest_that_is_gone_ends_no_command_of_the_next_one() {
+    let mut world = World::with(one_pair(), settings(), 2);
+    assert_eq!(read_on(&mut world, 0, 9), Ok(0));
+    // The first command of the first guest. Identifiers of guests begin behind those of their host.
+    assert_eq!(read_on(&mut world, 1, 9), Ok(0));
+    let first = u16::try_from(OWN_COMMANDS_MAX).expect("a CID");
+    world.drop_core(1);
+    world.run_for(500);
+    world.open();
+    world.run_for(500);
+    world.emulator.inject(Injection::Delay { steps: 1000, is_executed_late: true });
+    world.start_write(1, 9, 7);
+    world.run_for(100);
+    let mut late = Cqe::new(first, Status::SUCCESS);
+    late.sq_id = 1_u16.into();
+    world.emulator.post(1, late);
+    world.run_for(100);
+    assert_eq!((world.ended(), world.drive.faults().0), (0, 1), "the drive has not done it yet");
+    world.until(|world| world.ended() == 1);
+    assert_eq!((world.failed(), world.take_ended()), (0, 1));
+    assert_eq!(read_on(&mut world, 0, 9), Ok(7));
     world.end();
 }
 

@@ -249,6 +249,39 @@ fn a_drive_that_is_closed_is_told_to_save_what_it_has() {
 }
 
 #[test]
+fn a_drive_that_is_not_needed_any_more_ends_what_its_cores_have_first() {
+    let mut world = World::with(small_blocks(), settings(), 1);
+    world.read(3, 1).expect("in service");
+    // A delayed one, one that is aborted and repeated, and one after a reset.
+    for injection in
+        [Injection::Delay { steps: 1500, is_executed_late: true }, Injection::Swallow, Injection::Drop]
+    {
+        world.emulator.inject(injection);
+        world.start_write(0, 3, 7);
+    }
+    world.run_for(5);
+    world.drive.begin_closing();
+    world.until(|world| world.ended() == 3);
+    assert_eq!((world.failed(), world.emulator.is_open()), (0, true));
+    world.end();
+    assert_eq!(world.emulator.read_medium(1, 3, 1), [7; 512]);
+}
+
+#[test]
+fn a_core_that_keeps_its_handle_does_not_keep_a_drive_that_is_not_needed_any_more() {
+    let mut world = World::with(small_blocks(), settings(), 1);
+    world.read(3, 1).expect("in service");
+    world.drive.begin_closing();
+    // 2 s for a command, 1 s for its Abort, 5 s for a core that is to stop.
+    world.run_for(7900);
+    world.read(3, 1).expect("still in service");
+    world.run_for(500);
+    assert!(!world.emulator.is_open());
+    assert_eq!(world.read(3, 1), Err(DiskError::Gone));
+    world.end();
+}
+
+#[test]
 fn a_namespace_that_grows_is_larger_for_every_core() {
     let mut world = World::with(small_blocks(), settings(), 1);
     let blocks = world.disk(0).geometry().block_count;

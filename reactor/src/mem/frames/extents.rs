@@ -189,7 +189,8 @@ impl Extents {
         u64::from(spare.saturating_sub(claimed)) * u64::from(EXTENT_PAGES)
     }
 
-    /// A claimed home is published, or on its way back.
+    /// A claimed home is published, or on its way back. The caller has places of it, so that no other thread
+    /// can claim it.
     pub(super) fn end_claim(&self, extent: u32) {
         if self.words[extent as usize].fetch_and(!CLAIMED, Ordering::SeqCst) & CLAIMED != 0 {
             self.claimed_count.fetch_sub(1, Ordering::Relaxed);
@@ -198,11 +199,14 @@ impl Extents {
 
     /// Give back the places `free` of `extent`. When it is the home of pages: which extent of them.
     pub(super) fn put(&self, extent: u32, free: u64) -> Option<u32> {
-        let before = self.words[extent as usize].fetch_or(free, Ordering::SeqCst);
-        debug_assert!(before & free == 0, "a frame was given back twice");
-        if before & CLAIMED != 0 {
+        let word = &self.words[extent as usize];
+        // Before the places are free: after that another thread may claim the home, and the flag is its own.
+        // Until then the caller has places of it, so that none can.
+        if word.load(Ordering::Relaxed) & CLAIMED != 0 {
             self.end_claim(extent);
         }
+        let before = word.fetch_or(free, Ordering::SeqCst);
+        debug_assert!(before & free == 0, "a frame was given back twice");
         let owner = Word(before).owner().filter(|x| self.is_home(extent, *x));
         if owner.is_none() && (before | free) & FREE_ALL == FREE_ALL {
             self.collect(extent);
@@ -294,6 +298,12 @@ impl Extents {
     pub(super) fn counts(&self) -> (u32, u32) {
         let [homes, all] = [self.homes.len(), self.words.len()].map(|n| u32::try_from(n).expect("few"));
         (homes, all - 1 - homes)
+    }
+
+    /// Homes that are claimed: as counted, and as their words say.
+    pub(super) fn claimed(&self) -> (u32, usize) {
+        let is_claimed = |word: &&AtomicU64| word.load(Ordering::SeqCst) & CLAIMED != 0;
+        (self.claimed_count.load(Ordering::SeqCst), self.words.iter().filter(is_claimed).count())
     }
 
     /// Take every spare extent off the stack, and put them back.

@@ -281,10 +281,10 @@ impl FrameCore {
     #[cold]
     fn stay(&self, page: usize, frame: u32, old: Entry) {
         self.retire(old, |old| self.put_frame(old));
-        self.unpin(page, frame);
         if !self.store.is_small(frame) {
             self.store.extents.end_claim(frame / EXTENT_PAGES); // of a buffer that was cut
         }
+        self.unpin(page, frame);
         self.bring_home(page);
     }
 

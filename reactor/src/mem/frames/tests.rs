@@ -38,6 +38,7 @@ fn all_at_home(core: Rc<FrameCore>) {
     let (homes, spares) = store.extents.counts();
     assert_eq!(store.extents.spares(), spares, "spare extents");
     assert_eq!(used + store.extents.free_places(), homes * EXTENT_PAGES, "places");
+    assert_eq!(store.extents.claimed(), (0, 0), "claimed homes");
     let fresh = store.frames - store.fresh.load(Ordering::Relaxed);
     assert_eq!(u64::from(fresh) + store.spill.len() as u64, u64::from(store.surplus), "small frames");
 }

@@ -68,6 +68,9 @@ fn the_smart_log_counts_what_was_done() {
         // media, errors.
         assert_eq!(counters, [2, 1, 7, 9, 2, 0, 3, 0, 2, 1]);
     }
+    first.busy_ns.store(u64::MAX, Relaxed);
+    let log = read(&world, &mut controller, LogId::SMART, ALL, 512).unwrap();
+    assert_eq!(u64_at(&log, 96), 3 * 60, "no longer than it is on");
     let log = read(&world, &mut controller, LogId::SMART, 3, 512).unwrap();
     assert_eq!([32, 48, 64, 80, 160].map(|at| u64_at(&log, at)), [1, 1, 0, 9, 2]);
     let refused = read(&world, &mut controller, LogId::SMART, 2, 512);

@@ -212,6 +212,23 @@ fn without_small_frames_small_writes_and_ragged_ends_have_spare_extents() {
     all_at_home(core);
 }
 
+#[test]
+fn threads_that_take_one_home_and_give_it_back_leave_it_unclaimed() {
+    let store = store(16, 64);
+    let free = store.core().free_bytes();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let store = &store;
+            scope.spawn(move || {
+                let core = store.core();
+                (0..50_000).for_each(|_| drop(core.take(0, EXTENT)));
+            });
+        }
+    });
+    assert_eq!(store.core().free_bytes(), free);
+    all_at_home(store.core());
+}
+
 /// Threads that write one page and many, zero, hold replies, and compare-and-write, all on the same pages.
 fn stress(seed: u64, small: Option<u32>, rounds: u32) {
     const ALL: u64 = 70; // the last extent is not whole
