@@ -103,7 +103,7 @@ fn describe_disk(disk: &DiskPlan) -> String {
     if let DiskKind::Nvme { address, namespace } = &disk.kind {
         return format!("{name}: {kind}, drive at {address}, namespace {namespace}");
     }
-    if let DiskKind::Remote { target, namespace } = &disk.kind {
+    if let DiskKind::Remote { target, namespace, .. } = &disk.kind {
         let Target { transport, address, nqn, host } = &**target;
         let host = host.nqn;
         return format!("{name}: {kind}, namespace {namespace} of {nqn} at {transport}:{address}, as {host}");
@@ -137,7 +137,9 @@ fn describe_subsystem(text: &mut String, plan: &Plan, subsystem: &SubsystemPlan)
         plan.listeners_of(subsystem).map(|listener| listener.address.to_string()).collect();
     let _ = writeln!(text, "              at {}", offered.join(", "));
     for namespace in &subsystem.namespaces {
-        let made = || "made with the disk".to_owned();
+        let is_remote = plan.disk(&namespace.disk).is_some_and(|disk| disk.kind.name() == "remote");
+        let of = if is_remote { "derived from the far namespace's" } else { "made with the disk" };
+        let made = || of.to_owned();
         let uuid = namespace.uuid.map_or_else(made, |uuid| Uuid::from_bytes(uuid).to_string());
         let nguid = namespace.nguid.map_or_else(made, |nguid| format!("{:032x}", u128::from_be_bytes(nguid)));
         let _ = writeln!(text, "    namespace {}: disk {}", namespace.nsid, namespace.disk);

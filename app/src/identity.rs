@@ -4,6 +4,7 @@
 //!   subsystem NQN ───────────────────────────> serial number  /dev/disk/by-id/nvme-Spindle_SPDL...
 //!   subsystem NQN, disk name, NSID ──────────> UUID, NGUID    /dev/disk/by-id/nvme-uuid. ...
 //!   the same, and a life, for RAM disks ─────> UUID, NGUID
+//!   subsystem NQN, NSID, far identity ───────> UUID, NGUID    of remote disks
 //! ```
 //!
 //! The same names give the same identities on every machine and in every order of the file; another name
@@ -13,6 +14,10 @@
 //! A RAM disk begins empty each time it is made. Under the identity that it had, a host that waits for the
 //! target would go on with its mounted file system over zeroes. So its identity also depends on the life of
 //! its data: [`life`] is another one for each process and each time that a disk is made.
+//!
+//! A remote disk is as much another one as the far namespace is: its identity depends on what the far target
+//! says of that, and not on the name here. It is never the far one itself: Linux refuses a second namespace
+//! with the UUID or NGUID of one that it has, and a host may have both, or a chain of targets.
 //!
 //! What it does not do: it cannot know that two machines use one NQN for different disks.
 //! `docs/configuration.md` says not to.
@@ -50,24 +55,36 @@ pub fn life(made: usize) -> String {
     format!("{} {made}", PROCESS.get_or_init(Uuid::new_v4))
 }
 
-/// Identity of a namespace: `life` for a disk whose data have one.
-fn of_namespace(what: &str, nqn: &Nqn, disk: &str, nsid: u32, life: Option<&str>) -> [u8; 16] {
-    let nsid = nsid.to_string();
-    match life {
-        Some(life) => derive(what, &[nqn.as_str(), disk, &nsid, life]),
-        None => derive(what, &[nqn.as_str(), disk, &nsid]),
+/// What the data of a namespace are known by.
+#[derive(Debug, Clone, Copy)]
+pub enum Data<'a> {
+    /// By the name of their disk.
+    Named(&'a str),
+    /// By the name of their disk, and its life.
+    Living(&'a str, &'a str),
+    /// By what another target says of them.
+    Far(&'a str),
+}
+
+/// Identity of a namespace.
+fn of_namespace(what: &str, nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
+    let (nqn, nsid) = (nqn.as_str(), nsid.to_string());
+    match data {
+        Data::Named(disk) => derive(what, &[nqn, disk, &nsid]),
+        Data::Living(disk, life) => derive(what, &[nqn, disk, &nsid, life]),
+        Data::Far(far) => derive(&format!("far {what}"), &[nqn, &nsid, far]),
     }
 }
 
 /// UUID of a namespace.
-pub fn uuid(nqn: &Nqn, disk: &str, nsid: u32, life: Option<&str>) -> [u8; 16] {
-    of_namespace("namespace", nqn, disk, nsid, life)
+pub fn uuid(nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
+    of_namespace("namespace", nqn, nsid, data)
 }
 
 /// NGUID of a namespace. Bytes 8 to 10 are an organisation's number (Base 2.0 section 4.5.1); ours is a local
 /// one, which the second-lowest bit of byte 8 says, so that it is nobody else's.
-pub fn nguid(nqn: &Nqn, disk: &str, nsid: u32, life: Option<&str>) -> [u8; 16] {
-    let mut bytes = of_namespace("nguid", nqn, disk, nsid, life);
+pub fn nguid(nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
+    let mut bytes = of_namespace("nguid", nqn, nsid, data);
     bytes[8] = bytes[8] & !1 | 2;
     bytes
 }
@@ -85,12 +102,18 @@ mod tests {
         let nqn = nqn("nqn.2026-01.io.spindle:default");
         assert_eq!(serial(&nqn), "SPDLECC6CFDC70095C25");
         assert_eq!(
-            Uuid::from_bytes(uuid(&nqn, "ram0", 1, None)).to_string(),
+            Uuid::from_bytes(uuid(&nqn, 1, Data::Named("ram0"))).to_string(),
             "224dd7ce-e1dd-53fa-ba82-c6188e2caff1"
         );
         assert_eq!(
-            format!("{:032x}", u128::from_be_bytes(nguid(&nqn, "ram0", 1, None))),
+            format!("{:032x}", u128::from_be_bytes(nguid(&nqn, 1, Data::Named("ram0")))),
             "724537abac305dc1be2d8849ac5b751a"
+        );
+        let far = Data::Far("a far disk");
+        assert_eq!(Uuid::from_bytes(uuid(&nqn, 1, far)).to_string(), "5450d373-7558-5833-8958-436e742c1859");
+        assert_eq!(
+            format!("{:032x}", u128::from_be_bytes(nguid(&nqn, 1, far))),
+            "9b8324e1f5b05980ba3bd3652c7ae283"
         );
     }
 
@@ -98,21 +121,26 @@ mod tests {
     fn every_name_makes_another_identity() {
         let (a, b) = (nqn("nqn.2026-01.io.spindle:a"), nqn("nqn.2026-01.io.spindle:b"));
         let names = [(&a, "d", 1), (&b, "d", 1), (&a, "e", 1), (&a, "d", 2), (&a, "d1", 1)];
-        let uuids = names.map(|(nqn, disk, nsid)| uuid(nqn, disk, nsid, None));
-        let nguids = names.map(|(nqn, disk, nsid)| nguid(nqn, disk, nsid, None));
-        let all: std::collections::HashSet<_> = uuids.iter().chain(&nguids).collect();
-        assert_eq!(all.len(), uuids.len() + nguids.len());
+        let mut all = std::collections::HashSet::new();
+        for (nqn, name, nsid) in names {
+            for data in [Data::Named(name), Data::Living(name, "life"), Data::Far(name)] {
+                all.extend([uuid(nqn, nsid, data), nguid(nqn, nsid, data)]);
+            }
+        }
+        assert_eq!(all.len(), 2 * 3 * names.len());
         assert_ne!(serial(&a), serial(&b));
     }
 
     #[test]
     fn each_life_has_another_identity_and_keeps_it() {
         let a = nqn("nqn.2026-01.io.spindle:a");
-        let of =
-            |life: Option<String>| (uuid(&a, "d", 1, life.as_deref()), nguid(&a, "d", 1, life.as_deref()));
-        let (none, first, second) = (of(None), of(Some(life(0))), of(Some(life(1))));
-        assert!(none.0 != first.0 && none.1 != first.1 && first.0 != second.0 && first.1 != second.1);
-        assert_eq!(first, of(Some(life(0))));
+        let of = |life: &str| {
+            let data = Data::Living("d", life);
+            (uuid(&a, 1, data), nguid(&a, 1, data))
+        };
+        let (first, second) = (of(&life(0)), of(&life(1)));
+        assert!(first.0 != second.0 && first.1 != second.1);
+        assert_eq!(first, of(&life(0)));
     }
 
     #[test]
@@ -120,10 +148,10 @@ mod tests {
         let nqn = nqn("nqn.2026-01.io.spindle:a");
         let serial = serial(&nqn);
         assert!(serial.len() == 20 && serial.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{serial}");
-        let uuid = Uuid::from_bytes(uuid(&nqn, "d", 1, Some(&life(3))));
+        let uuid = Uuid::from_bytes(uuid(&nqn, 1, Data::Living("d", &life(3))));
         assert_eq!((uuid.get_version_num(), uuid.get_variant()), (5, uuid::Variant::RFC4122));
-        for life in [None, Some("a")] {
-            assert_eq!(nguid(&nqn, "d", 1, life)[8] & 3, 2, "a local number, of one machine");
+        for data in [Data::Named("d"), Data::Living("d", "a"), Data::Far("a"), Data::Far("b")] {
+            assert_eq!(nguid(&nqn, 1, data)[8] & 3, 2, "a local number, of one machine");
         }
     }
 }

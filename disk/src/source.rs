@@ -152,6 +152,13 @@ pub trait DiskSource: Send + Sync {
         Vec::new()
     }
 
+    /// What is the same for as long as the data are those of one and the same medium, and another for every
+    /// other one: the identity that hosts see is derived from it. `None` where the names in the configuration
+    /// say which medium it is.
+    fn identity_seed(&self) -> Option<String> {
+        None
+    }
+
     /// Memory of its own in which the data of commands lies, to be registered with devices; `None` where all
     /// of it is the core's pool.
     fn area(&self) -> Option<Area> {

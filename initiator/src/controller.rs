@@ -6,10 +6,12 @@
 //!   poll:     keep alive when it is time, events as they come
 //!   shutdown: CC.SHN ─ CSTS.SHST
 //! ```
-//! The control path waits: each step up to `connect_timeout`. Only [`Controller::poll`] never does.
+//! The control path waits: each step up to `connect_timeout`, Connect up to `connect_answer_timeout`. Only
+//! [`Controller::poll`] never does.
 
 mod admin;
 mod bring_up;
+mod former;
 mod opening;
 
 use std::collections::VecDeque;
@@ -28,6 +30,7 @@ use crate::namespace::Namespace;
 use crate::options::{Options, Target};
 use crate::qpair::{Qpair, Ticket};
 
+pub use former::Former;
 pub use opening::{Association, Opening};
 
 /// Entries of the admin queue: the least that every controller grants (ASQSZ), and what Linux asks for.
@@ -54,6 +57,8 @@ pub struct AdminReply {
 pub enum ControllerEvent {
     /// The controller tells of a change; the log page that it names has more.
     Async(AsyncEvent),
+    /// What came of [`Controller::begin_end_former_associations`].
+    Former(Former),
     /// The admin queue's connection ended: the association is over.
     Lost(Loss),
 }
@@ -72,6 +77,9 @@ pub struct Controller {
     keep_alive: Option<KeepAlive>,
     event_request: Option<Ticket>,
     events: VecDeque<AsyncEvent>,
+    /// The command that ends former associations, and what came of it.
+    former_request: Option<Ticket>,
+    former: Option<Former>,
     /// Namespaces that were given out, one for each NSID.
     known: Vec<Namespace>,
     is_loss_told: bool,
@@ -131,6 +139,9 @@ impl Controller {
         self.keep_alive(now);
         if let Some(event) = self.events.pop_front() {
             return Some(ControllerEvent::Async(event));
+        }
+        if let Some(former) = self.former.take() {
+            return Some(ControllerEvent::Former(former));
         }
         let loss = self.admin.loss()?;
         if std::mem::replace(&mut self.is_loss_told, true) {
@@ -224,6 +235,9 @@ impl Controller {
                     self.events.push_back(AsyncEvent::from_bits(completion.cqe.result_u32()));
                     self.request_event();
                 }
+            } else if self.former_request == Some(completion.ticket) {
+                self.former_request = None;
+                self.former = former::of_completion(&completion);
             } else if let Some(keep_alive) = &mut self.keep_alive
                 && keep_alive.ticket == Some(completion.ticket)
             {

@@ -46,7 +46,7 @@ mod set;
 
 pub use address::{AddressError, DISCOVERY_PORT, NVME_RDMA_PORT, NVME_TCP_PORT, resolve, split_transport};
 pub use backoff::Backoff;
-pub use controller::{AdminReply, Association, Controller, ControllerEvent, Opening};
+pub use controller::{AdminReply, Association, Controller, ControllerEvent, Former, Opening};
 pub use discover::{DiscoveryLog, discover};
 pub use error::{Error, Loss, RdmaRefusal};
 pub use group::Group;

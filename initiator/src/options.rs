@@ -131,8 +131,11 @@ pub struct Options {
     /// Writes up to this many bytes go with their command, if the controller takes as much (IOCCSZ). No limit
     /// of ours.
     pub in_capsule_bytes_max: u32,
-    /// Time for each step of connecting. 10 s, as Linux.
+    /// Time for each step of connecting but Connect, and for admin commands. 10 s, as Linux.
     pub connect_timeout: Duration,
+    /// Time for the answer to Connect. A Spindle holds it while commands of an ended association are at a
+    /// disk, up to 40 s. 10 s, as Linux: who can wait says so.
+    pub connect_answer_timeout: Duration,
     /// A connection on which commands are outstanding and none is completed for so long is given up. 30 s, as
     /// Linux.
     pub command_timeout: Option<Duration>,
@@ -162,6 +165,7 @@ impl Default for Options {
             sq_flow_control_off: true,
             in_capsule_bytes_max: u32::MAX,
             connect_timeout: Duration::from_secs(10),
+            connect_answer_timeout: Duration::from_secs(10),
             command_timeout: Some(Duration::from_secs(30)),
             on_loss: OnLoss::Report,
             batch_bytes: 256 << 10,

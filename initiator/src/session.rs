@@ -9,8 +9,8 @@
 //! ```
 //! What becomes of outstanding commands is for [`OnLoss`](crate::OnLoss) to say: they come back as lost, or
 //! are sent again under their tickets. A namespace that is another disk than before ends the session: what
-//! was meant for the one must not reach the other. An attempt waits, up to `connect_timeout` for each step;
-//! everything else does not.
+//! was meant for the one must not reach the other. An attempt waits, up to `connect_timeout` for each step
+//! (`connect_answer_timeout` for Connect); everything else does not.
 
 use std::time::Duration;
 
@@ -193,7 +193,7 @@ impl Session {
             match self.controller.poll(now) {
                 Some(ControllerEvent::Async(event)) => return Some(SessionEvent::Async(event)),
                 Some(ControllerEvent::Lost(why)) => loss = Some(why),
-                None => self.next_look = now + CONTROLLER_PERIOD,
+                Some(ControllerEvent::Former(_)) | None => self.next_look = now + CONTROLLER_PERIOD,
             }
         }
         let loss = loss?;

@@ -322,8 +322,9 @@ impl<T: Transport> TargetCore<T> {
 
     fn expire_leftovers(&mut self) {
         while let Some(leftover) = self.env.leftovers.expired(self.env.now) {
-            let (host, subsystem) = (leftover.controller.host_nqn, leftover.controller.subsystem_nqn);
-            self.env.notice(Notice::Leftover { host, subsystem, commands: leftover.commands });
+            let (controller, commands) = (&leftover.controller, leftover.commands);
+            let (host, subsystem) = (controller.host_nqn, controller.subsystem_nqn);
+            self.env.notice(Notice::Leftover { host, subsystem, commands });
         }
     }
 

@@ -6,6 +6,9 @@
 //!                                                                              └─> too long ────> free, told
 //! ```
 //!
+//! One that took too long is a stray until it came back: nobody waits for it, but who asks (End Former
+//! Associations) is told.
+//!
 //! While its identifier is not free, the controller's reset and shutdown are not complete, and its host gets
 //! no new controller: what is at a disk cannot be called back, and would land over what the host writes next.
 
@@ -31,12 +34,18 @@ pub(crate) struct Leftover {
     qid: u16,
     /// When nobody waits any more.
     until: Nanos,
+    /// Nobody does.
+    is_stray: bool,
 }
 
 impl Leftover {
-    /// Nobody waits for it any more.
-    pub(crate) fn end(&self) {
-        self.controller.queue_left(self.qid);
+    /// Nothing of it is at a disk any more.
+    fn end(&self) {
+        if self.is_stray {
+            self.controller.stray_ended();
+        } else {
+            self.controller.queue_left(self.qid);
+        }
     }
 }
 
@@ -62,7 +71,7 @@ impl Leftovers {
     ) {
         controller.queue_leaves();
         let until = Nanos(now.0.saturating_add(LEFTOVER_MAX.0));
-        self.0.push(Leftover { owner, commands, controller, qid, until });
+        self.0.push(Leftover { owner, commands, controller, qid, until, is_stray: false });
     }
 
     /// A disk has given a command back. True: it was the last that `owner` is known to have.
@@ -82,11 +91,11 @@ impl Leftovers {
         }
     }
 
-    /// One that has been waited for too long.
-    pub(crate) fn expired(&mut self, now: Nanos) -> Option<Leftover> {
-        let index = self.0.iter().position(|leftover| now >= leftover.until)?;
-        let leftover = self.0.swap_remove(index);
-        leftover.end();
+    /// One that has been waited for too long, and is a stray from now on.
+    pub(crate) fn expired(&mut self, now: Nanos) -> Option<&Leftover> {
+        let leftover = self.0.iter_mut().find(|leftover| now >= leftover.until && !leftover.is_stray)?;
+        leftover.is_stray = true;
+        leftover.controller.queue_strays(leftover.qid);
         Some(leftover)
     }
 }

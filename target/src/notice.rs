@@ -99,6 +99,17 @@ pub enum Notice {
         /// Commands that the disks have not completed.
         commands: usize,
     },
+    /// A host that is back has ended controllers that it had before (End Former Associations).
+    FormerEnded {
+        /// HOSTNQN.
+        host: Nqn,
+        /// SUBNQN.
+        subsystem: Nqn,
+        /// CNTLID of the controller that it is back with.
+        cntlid: u16,
+        /// How many it has ended.
+        ended: usize,
+    },
     /// A disk failed a command.
     DiskError {
         /// The subsystem.
@@ -166,6 +177,14 @@ impl std::fmt::Display for Notice {
                     f,
                     "{commands} commands of a connection of {host} to {subsystem} that ended {seconds} s ago \
                      are still at the disk: writes among them may land over newer ones of this host"
+                )
+            }
+            Notice::FormerEnded { host, subsystem, cntlid, ended } => {
+                let host = Name(host);
+                write!(
+                    f,
+                    "host {host} is back on {subsystem} as controller {cntlid} and has ended {ended} of its \
+                     former controllers"
                 )
             }
             Notice::DiskError { subsystem, nsid, lba, status } => {

@@ -40,6 +40,10 @@ pub struct ControllerShared {
     queues: [AtomicU64; 2],
     /// How many of them are not live any more.
     leaving: AtomicU32,
+    /// How many queues that are gone have something at a disk that nobody waits for any more.
+    strays: AtomicU32,
+    /// Token of the last End Former Associations that was begun; 0: none.
+    former_token: AtomicU64,
     /// Set by queues when they had a command; cleared by the keep-alive timer (traffic-based keep alive).
     has_traffic: AtomicBool,
     /// One of its I/O queues was connected with another HOSTID.
@@ -63,6 +67,8 @@ impl ControllerShared {
             is_gone: AtomicBool::new(false),
             queues: [const { AtomicU64::new(0) }; 2],
             leaving: AtomicU32::new(0),
+            strays: AtomicU32::new(0),
+            former_token: AtomicU64::new(0),
             has_traffic: AtomicBool::new(false),
             has_other_host_id: AtomicBool::new(false),
             feature_bits: AtomicU32::new(1),
@@ -111,6 +117,8 @@ impl ControllerShared {
     pub fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
         self.set_ready(false);
+        // With `claim_queue`: who claims a queue sees this, or who counts the queues sees that one.
+        fence(Ordering::SeqCst);
     }
 
     /// A command has arrived on one of its queues.
@@ -137,7 +145,9 @@ impl ControllerShared {
     #[must_use]
     pub fn claim_queue(&self, qid: u16) -> bool {
         let Some((word, bit)) = Self::bit(qid) else { return false };
-        self.queues[word].fetch_or(bit, Ordering::AcqRel) & bit == 0
+        let is_free = self.queues[word].fetch_or(bit, Ordering::AcqRel) & bit == 0;
+        fence(Ordering::SeqCst);
+        is_free
     }
 
     /// I/O queue `qid` is gone.
@@ -158,6 +168,24 @@ impl ControllerShared {
         self.leaving.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Nobody waits for I/O queue `qid` any more, and something of it is at a disk still.
+    pub fn queue_strays(&self, qid: u16) {
+        // In this order: who sees that it is not waited for sees that it strays.
+        self.strays.fetch_add(1, Ordering::AcqRel);
+        self.queue_left(qid);
+    }
+
+    /// Nothing is at a disk any more of a queue that nobody waited for.
+    pub fn stray_ended(&self) {
+        self.strays.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Something of a queue that nobody waits for any more may be at a disk.
+    #[must_use]
+    pub fn has_strays(&self) -> bool {
+        self.strays.load(Ordering::Acquire) > 0
+    }
+
     /// Something that its host submitted, and that the host was not answered, may be at a disk.
     #[must_use]
     pub fn has_leftovers(&self) -> bool {
@@ -167,7 +195,14 @@ impl ControllerShared {
     /// Number of I/O queues that are live or have left something at a disk.
     #[must_use]
     pub fn live_queues(&self) -> u32 {
-        self.queues.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
+        self.queues.iter().map(|word| word.load(Ordering::Acquire).count_ones()).sum()
+    }
+
+    /// It is of this subsystem and this host. Hosts without a name are told apart by their identifiers.
+    fn is_of(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
+        self.host_nqn == *host_nqn
+            && (!host_nqn.is_unnamed() || self.host_id == *host_id)
+            && self.subsystem_nqn == *subsystem_nqn
     }
 
     fn bit(qid: u16) -> Option<(usize, u64)> {
@@ -176,11 +211,23 @@ impl ControllerShared {
     }
 }
 
-/// All live controllers of the process. Locked at connect and at the end of a controller only.
+/// Where a host's former associations are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Former {
+    /// Nothing of them reaches a disk any more.
+    Over,
+    /// Queues of them are live, or something of them is at a disk.
+    Ending,
+    /// The rest of them is at a disk for longer than anybody waits.
+    MayLand,
+}
+
+/// All live controllers of the process. Locked at connect, at the end of a controller and while End Former
+/// Associations waits.
 #[derive(Default)]
 pub struct Registry {
     controllers: Lock<Vec<Arc<ControllerShared>>>,
-    /// Controllers that have ended before all of their I/O queues were through with the disks.
+    /// Controllers that have ended before the disks were through with all of their I/O queues.
     leaving: Lock<Vec<Arc<ControllerShared>>>,
     /// Where the search for a free identifier goes on, so that one is not given out again at once.
     next: AtomicU32,
@@ -240,17 +287,58 @@ impl Registry {
         ids
     }
 
-    /// Something of a former association of this host may still be at a disk of the subsystem. Hosts without
-    /// a name are told apart by their identifiers.
+    /// Something of a former association of this host may still be at a disk of the subsystem.
     #[must_use]
     pub fn has_leftovers(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
-        let is_one = |it: &Arc<ControllerShared>| {
-            it.host_nqn == *host_nqn
-                && (!host_nqn.is_unnamed() || it.host_id == *host_id)
-                && it.subsystem_nqn == *subsystem_nqn
-                && it.has_leftovers()
-        };
+        let is_one =
+            |it: &Arc<ControllerShared>| it.is_of(subsystem_nqn, host_nqn, host_id) && it.has_leftovers();
         self.lock().iter().any(is_one) || self.leaving.lock().iter().any(is_one)
+    }
+
+    /// Note the token of this controller. Every other controller of the same subsystem, HOSTNQN and HOSTID
+    /// with the same token is gone from here on; the caller closes their queues. `None`: so was this one
+    /// before, and nothing happens.
+    pub fn end_former(&self, own: &Arc<ControllerShared>, token: u64) -> Option<Vec<Arc<ControllerShared>>> {
+        let controllers = self.lock();
+        // Under the lock: of two that end each other, the first is ended and ends nobody.
+        if own.is_gone() {
+            return None;
+        }
+        own.former_token.store(token, Ordering::Relaxed);
+        let is_former = |it: &&Arc<ControllerShared>| {
+            !Arc::ptr_eq(it, own)
+                && it.is_of(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
+                && it.host_id == own.host_id
+                && it.former_token.load(Ordering::Relaxed) == token
+                && !it.is_gone()
+        };
+        let former: Vec<_> = controllers.iter().filter(is_former).cloned().collect();
+        former.iter().for_each(|it| it.set_gone());
+        Some(former)
+    }
+
+    /// Where the former associations of this controller's host with its subsystem are.
+    #[must_use]
+    pub fn former(&self, own: &Arc<ControllerShared>) -> Former {
+        let is_one = |it: &&Arc<ControllerShared>| {
+            !Arc::ptr_eq(it, own) && it.is_of(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
+        };
+        let mut has_strays = false;
+        // One that ends meanwhile is in the second list before it leaves the first.
+        for it in self.lock().iter().filter(is_one) {
+            // Gone, and still here: its admin queue is not closed.
+            if it.is_gone() || it.has_leftovers() {
+                return Former::Ending;
+            }
+            has_strays |= it.has_strays();
+        }
+        for it in self.leaving.lock().iter().filter(is_one) {
+            if it.has_leftovers() {
+                return Former::Ending;
+            }
+            has_strays |= it.has_strays();
+        }
+        if has_strays { Former::MayLand } else { Former::Over }
     }
 
     /// All live controllers.
@@ -268,12 +356,94 @@ impl Registry {
     /// The controller has ended: its identifier is free.
     pub fn remove(&self, controller: &Arc<ControllerShared>) {
         controller.set_gone();
+        let is_left = |it: &Arc<ControllerShared>| it.live_queues() > 0 || it.has_strays();
         let mut leaving = self.leaving.lock();
-        leaving.retain(|other| other.live_queues() > 0);
-        if controller.live_queues() > 0 {
+        leaving.retain(is_left);
+        if is_left(controller) {
             leaving.push(Arc::clone(controller));
         }
         drop(leaving);
         self.lock().retain(|other| !Arc::ptr_eq(other, controller));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: u64 = 5;
+
+    fn nqn(text: &str) -> Nqn {
+        Nqn::new(text).expect("a name")
+    }
+
+    /// A controller of this subsystem, this host and this HOSTID.
+    fn of(registry: &Registry, subsystem: &str, host: Nqn, id: u8) -> Arc<ControllerShared> {
+        registry.create(nqn(subsystem), (1, 100), host, [id; 16], 0).expect("an identifier")
+    }
+
+    fn ended(registry: &Registry, own: &Arc<ControllerShared>, token: u64) -> Vec<u16> {
+        let former = registry.end_former(own, token).expect("it is not ended itself");
+        former.iter().map(|it| it.cntlid).collect()
+    }
+
+    #[test]
+    fn only_controllers_of_the_same_subsystem_host_and_token_are_ended() {
+        let registry = Registry::default();
+        let host = nqn("nqn.2026-01.test:host");
+        let old = of(&registry, "nqn.2026-01.test:a", host, 1);
+        let others = [
+            of(&registry, "nqn.2026-01.test:b", host, 1),
+            of(&registry, "nqn.2026-01.test:a", nqn("nqn.2026-01.test:other"), 1),
+            of(&registry, "nqn.2026-01.test:a", host, 2),
+        ];
+        for it in others.iter().chain([&old]) {
+            assert_eq!(ended(&registry, it, TOKEN), []);
+        }
+        let silent = of(&registry, "nqn.2026-01.test:a", host, 1);
+        let new = of(&registry, "nqn.2026-01.test:a", host, 1);
+        assert_eq!(ended(&registry, &new, TOKEN + 1), []);
+        assert_eq!(ended(&registry, &new, TOKEN), [old.cntlid]);
+        assert!(old.is_gone() && !others.iter().chain([&silent, &new]).any(|it| it.is_gone()));
+        assert!(registry.end_former(&old, TOKEN).is_none() && !new.is_gone(), "it ends nobody any more");
+        // Until its owner has closed it.
+        assert_eq!((registry.former(&new), registry.former(&others[0])), (Former::Ending, Former::Over));
+        registry.remove(&old);
+        assert_eq!(registry.former(&new), Former::Over);
+    }
+
+    #[test]
+    fn hosts_without_a_name_are_told_apart_by_their_identifiers() {
+        let registry = Registry::default();
+        let make = |id| of(&registry, "nqn.2026-01.test:a", Nqn::unnamed(), id);
+        let (old, other, new) = (make(1), make(2), make(1));
+        for it in [&old, &other] {
+            assert_eq!(ended(&registry, it, TOKEN), []);
+        }
+        assert_eq!(ended(&registry, &new, TOKEN), [old.cntlid]);
+        assert_eq!((registry.former(&new), registry.former(&other)), (Former::Ending, Former::Over));
+    }
+
+    #[test]
+    fn what_is_left_of_a_queue_is_waited_for_and_may_land_when_nobody_waits_any_more() {
+        let registry = Registry::default();
+        let host = nqn("nqn.2026-01.test:host");
+        let [old, new] = [1, 1].map(|id| of(&registry, "nqn.2026-01.test:a", host, id));
+        for qid in [1, 2] {
+            assert!(old.claim_queue(qid));
+            assert_eq!(registry.former(&new), Former::Over, "it is alive");
+        }
+        registry.remove(&old);
+        assert_eq!(registry.former(&new), Former::Ending, "two live queues");
+        old.release_queue(1);
+        old.queue_leaves();
+        assert_eq!(registry.former(&new), Former::Ending);
+        old.queue_strays(2);
+        assert_eq!((registry.former(&new), old.live_queues()), (Former::MayLand, 0));
+        // Controllers that come and go do not make it forgotten.
+        registry.remove(&of(&registry, "nqn.2026-01.test:a", host, 1));
+        assert_eq!(registry.former(&new), Former::MayLand);
+        old.stray_ended();
+        assert_eq!(registry.former(&new), Former::Over);
     }
 }

@@ -1,9 +1,11 @@
 # A second target, which the one under test has behind a disk of kind = "remote", and the network to it. For the
-# cases remote, remote-cut and nvme-remote. Over TCP it is in a network namespace behind a pair of veth devices; over RDMA it
+# cases remote, remote-* and nvme-remote. Over TCP it is in a network namespace behind a pair of veth devices; over RDMA it
 # listens at the host's address of tests/lab/rdma.sh.
 # shellcheck shell=bash
 
 FAR_PORT=4430 far_log=$WORK/far.log
+# More lines of the disk in front.
+far_disk=()
 
 # A command that waits for too long fails in a way that the host may repeat; what udev reads ahead is not repeated.
 expect_kernel_log 'nvme[0-9]+c[0-9]+n[0-9]+: I/O Cmd\(0x2\) .* \(sct 0x0 / sc 0x6\)' \
@@ -36,7 +38,7 @@ far_config() {
     {
         reactor
         printf '%s\n' '[[disk]]' 'name = "d0"' 'kind = "remote"' "address = \"$FAR_ADDRESS:$FAR_PORT\"" \
-            "transport = \"$TRANSPORT\"" "nqn = \"$NQN1\""
+            "transport = \"$TRANSPORT\"" "nqn = \"$NQN1\"" "${far_disk[@]}"
         listener
         subsystem "$NQN" d0
     } | config

@@ -8,6 +8,7 @@
 //! | [`loopback`] | the binary as a child process, and hosts that use it |
 //! | [`fabric`] | queue pairs without devices, for NVMe/RDMA |
 //! | [`drive`] | the user-space NVMe driver over its emulator |
+//! | [`remote`] | the remote disk over a simulated far target |
 //! | [`fuzz`] | the bodies of the fuzzers |
 //!
 //! The tests themselves are in `tests/`: simulation seeds, the request machine, two-process loopback,
@@ -24,6 +25,8 @@ pub mod fabric;
 pub mod fuzz;
 #[cfg(feature = "simulator")]
 pub mod loopback;
+#[cfg(feature = "simulator")]
+pub mod remote;
 #[cfg(feature = "simulator")]
 pub mod script;
 #[cfg(feature = "simulator")]

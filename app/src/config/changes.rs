@@ -6,6 +6,7 @@
 
 use std::fmt::{self, Debug};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
 use spindle_reactor::run::Idle;
@@ -162,6 +163,10 @@ impl Plan {
             let (was, is) = (is_populated(&before.kind), is_populated(&disk.kind));
             refuse(changes, &field("populate"), &was, &is, AT_START);
             refuse(changes, &field("poll"), &polls(&before.kind), &polls(&disk.kind), AT_START);
+            if let (Some(was), Some(is)) = (times(&before.kind), times(&disk.kind)) {
+                refuse(changes, &field("command_timeout_ms"), &was.0, &is.0, AT_START);
+                refuse(changes, &field("quiesce_ms"), &was.1, &is.1, AT_START);
+            }
             set(changes, &field("medium_id"), &before.medium_id, &disk.medium_id);
             if before.bytes != disk.bytes {
                 let (disk, from, to) = (disk.name.clone(), before.bytes, disk.bytes);
@@ -297,13 +302,16 @@ fn without_in_capsule(plan: &Plan) -> super::plan::TcpPlan {
 }
 
 /// What makes a disk the disk that it is: all but that it would be made if it were missing, when it takes its
-/// memory, and how its completions come.
+/// memory, how its completions come, and how long they are waited for.
 fn for_good(kind: &DiskKind) -> DiskKind {
     let mut kind = kind.clone();
     match &mut kind {
         DiskKind::File { create, is_polled, .. } => (*create, *is_polled) = (false, false),
         DiskKind::Ram { is_populated, .. } => *is_populated = false,
-        DiskKind::Null | DiskKind::Ng { .. } | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => {}
+        DiskKind::Remote { command_timeout, quiesce, .. } => {
+            (*command_timeout, *quiesce) = (Duration::ZERO, Duration::ZERO);
+        }
+        DiskKind::Null | DiskKind::Ng { .. } | DiskKind::Nvme { .. } => {}
     }
     kind
 }
@@ -314,6 +322,15 @@ fn is_populated(kind: &DiskKind) -> bool {
 
 fn polls(kind: &DiskKind) -> bool {
     matches!(kind, DiskKind::File { is_polled: true, .. })
+}
+
+/// Milliseconds that a remote disk's commands are waited for, and that its far target needs to quiesce.
+fn times(kind: &DiskKind) -> Option<(u128, u128)> {
+    if let DiskKind::Remote { command_timeout, quiesce, .. } = kind {
+        Some((command_timeout.as_millis(), quiesce.as_millis()))
+    } else {
+        None
+    }
 }
 
 /// As the file says it.

@@ -23,6 +23,7 @@ mod drives;
 mod error;
 mod machine;
 mod memory;
+mod origin;
 mod plan;
 mod reach;
 mod schema;
@@ -38,10 +39,14 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 pub use changes::{Change, Hosts};
+#[cfg(test)]
 pub use drives::{DriveSource, DrivesHere};
 pub use error::ConfigErrors;
 use machine::Machine;
 pub use memory::{When, rounded, sums, total};
+#[cfg(test)]
+pub use origin::RemotePlan;
+pub use origin::{Found, Opened, Origin, Origins};
 pub use plan::{DiskKind, DiskPlan, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
 pub use reach::{connect_line, reachable};
 pub use schema::reference;

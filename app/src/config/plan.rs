@@ -183,6 +183,10 @@ pub enum DiskKind {
         target: Box<Target>,
         /// Which namespace of it.
         namespace: u32,
+        /// Each command is answered within this time.
+        command_timeout: Duration,
+        /// How much longer than usual it may execute commands of a lost association.
+        quiesce: Duration,
     },
 }
 
@@ -251,7 +255,7 @@ pub struct NamespacePlan {
     pub nsid: u32,
     /// Name of the disk, which is there and in no other namespace.
     pub disk: String,
-    /// Its identity. `None`: a RAM disk's, which is made with the disk.
+    /// Its identity. `None`: known with the disk, as that of RAM disks and of those of other targets.
     pub uuid: Option<[u8; 16]>,
     /// Its identity, the other way to ask for it.
     pub nguid: Option<[u8; 16]>,

@@ -405,8 +405,9 @@ static DISK: &[Key] = &[
         "address",
         Kind::Address,
         Preset::From("remote: required; others have none"),
-        "Where the other target listens. Size and blocks are its namespace's. While it is away commands wait \
-         10 s, then they fail in a way that hosts may repeat.",
+        "Where the other target listens. Size and blocks are its namespace's. One that is away at the start \
+         is tried every 2 s, and its namespaces appear when it is there. One that goes away later is waited \
+         for, each command for command_timeout_ms.",
     ),
     key(
         "transport",
@@ -425,6 +426,21 @@ static DISK: &[Key] = &[
         Kind::Nqn,
         Preset::From("remote: a name made of /etc/machine-id"),
         "remote: as which host to connect, for its list of hosts. Two processes need names of their own.",
+    ),
+    key(
+        "command_timeout_ms",
+        Kind::Integer { min: 1000, max: 3_600_000 },
+        Preset::Is("25000"),
+        "remote: each command is answered within this time, counted from its submission across reconnects; \
+         then it fails with an error that hosts may repeat. Keep it below the hosts' own I/O time-out, 30 s \
+         with Linux.",
+    ),
+    key(
+        "quiesce_ms",
+        Kind::Integer { min: 0, max: 600_000 },
+        Preset::Is("0"),
+        "remote, for a far target that is not a Spindle: how long after two keep-alive time-outs (2 x 5 s) \
+         it may still execute commands of a lost association. No newer write goes to their blocks before.",
     ),
     key(
         "ng",

@@ -5,9 +5,10 @@
 //! that can fail of any, then what hosts see of each. So a plan is followed as a whole or not at all; only a
 //! file that was made for a new disk stays.
 //!
-//! A drive that is not there, or does not work, is no failure: one dead drive must not keep the others of the
-//! machine from being served after a restart. Its disk and namespaces are left out, [`Plan::absent`] tells
-//! which, and a later [`Plan::snapshot`] takes it up.
+//! A drive that is not there, and another target that is away, are no failures: one dead drive must not keep
+//! the others of the machine from being served after a restart. Nothing here waits for them: whoever has
+//! opened one says so. What is not open is left out with its namespaces, [`Plan::absent`] tells which, and a
+//! later [`Plan::snapshot`] takes it up.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,17 +18,16 @@ use nvme_spec::nqn::Nqn;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgFacts, NgSpec};
 use spindle_disk::{DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError, signature};
-use spindle_initiator::Target;
 use spindle_nvme_pcie::{DriveError, PciAddress};
-use spindle_remote::{RemoteDisk, RemoteFacts, RemoteSpec};
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
 
-use super::drives::{DriveSource, OpenedDrives};
+use super::drives::DriveSource;
 use super::machine::{self, PathState};
+use super::origin::{Opened, Origin};
 use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan};
 use super::validate::disks::medium_refusal;
-use crate::identity;
+use crate::identity::{self, Data};
 
 /// Why there is no new snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -99,8 +99,8 @@ type Source = Arc<dyn DiskSource>;
 
 impl Plan {
     /// The snapshot of this plan that follows `previous`: its disks are opened, made, carried over or
-    /// resized. Drives come from `drives`; those that are known to be `absent` are not asked for, which could
-    /// take long.
+    /// resized. Of drives and other targets it has what was there before and what is in `opened`; the drives
+    /// themselves come from `drives`.
     ///
     /// # Errors
     /// [`SnapshotError`], naming the disk.
@@ -108,13 +108,13 @@ impl Plan {
         &self,
         previous: Option<&Snapshot>,
         drives: &dyn DriveSource,
-        absent: &[PciAddress],
+        opened: &[Opened],
     ) -> Result<Arc<Snapshot>, SnapshotError> {
         if let Some(previous) = previous {
             SnapshotError::check_fixed(self, previous)?;
         }
         let listeners = self.listeners_after(previous)?;
-        let disks = self.open_disks(previous, drives, absent)?;
+        let disks = self.open_disks(previous, drives, opened)?;
         Resizes::prepare(self.sizes(&disks))?.commit()?;
         let subsystems =
             self.subsystems.iter().map(|plan| self.subsystem(plan, &disks, &listeners, previous)).collect();
@@ -159,10 +159,16 @@ impl Plan {
         Ok(listeners)
     }
 
-    /// The addresses of the drives whose disks `snapshot` lacks, as they could not be opened.
-    pub fn absent<'a>(&'a self, snapshot: &'a Snapshot) -> impl Iterator<Item = PciAddress> + 'a {
-        let is_open = |name: &str| snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
-        self.disks.iter().filter(move |disk| !is_open(&disk.name)).filter_map(DiskPlan::address)
+    /// What may be away, and is in no disk of `snapshot`; each once.
+    pub fn absent(&self, snapshot: Option<&Snapshot>) -> Vec<Origin> {
+        let disks = snapshot.map_or(&[][..], |snapshot| &snapshot.disks);
+        let is_open = |plan: &DiskPlan| disks.iter().flatten().any(|disk| disk.name() == plan.name);
+        let mut absent = Vec::new();
+        for plan in self.disks.iter().filter(|plan| !is_open(plan)) {
+            let origin = self.origin(plan);
+            absent.extend(origin.filter(|origin| !absent.contains(origin)));
+        }
+        absent
     }
 
     /// The disks by their [`DiskId`]: one that was there keeps its own, a new one gets one that was never
@@ -171,7 +177,7 @@ impl Plan {
         &self,
         previous: Option<&Snapshot>,
         drives: &dyn DriveSource,
-        absent: &[PciAddress],
+        opened: &[Opened],
     ) -> Result<Vec<Option<Source>>, SnapshotError> {
         let before = previous.map(|previous| previous.disks.as_slice()).unwrap_or_default();
         let is_kept = |disk: &&Source| self.disk(disk.name()).is_some();
@@ -181,45 +187,16 @@ impl Plan {
         for plan in &self.disks {
             match disks.iter().flatten().find(|disk| disk.name() == plan.name) {
                 Some(disk) => check_same(plan, disk)?,
-                None if plan.address().is_some_and(|address| absent.contains(&address)) => {}
                 None => new.push(plan),
             }
         }
-        let drives = OpenedDrives::open(drives, new.iter().filter_map(|plan| plan.address()).collect());
         for plan in new {
-            let disk = if let DiskKind::Remote { target, namespace } = &plan.kind {
-                self.open_remote(&plan.name, target, *namespace)
-            } else {
-                open(plan, &drives)?
-            };
-            if let Some(disk) = &disk {
-                check_medium(plan, disk, true)?;
-            }
+            let Some(disk) = open(plan, drives, opened)? else { continue };
+            check_medium(plan, &disk, true)?;
             say_what_it_holds(plan);
-            disks.extend(disk.map(Some));
+            disks.push(Some(disk));
         }
         Ok(disks)
-    }
-
-    /// `None`: the other target is away, or has not what is meant.
-    fn open_remote(&self, name: &str, target: &Target, nsid: u32) -> Option<Source> {
-        let cores = u16::try_from(self.reactor.cores.len()).unwrap_or(u16::MAX);
-        let depth = u16::try_from(self.limits.disk_commands).unwrap_or(u16::MAX);
-        let spec =
-            RemoteSpec { target: target.clone(), nsid, cores, depth: depth.clamp(1, REMOTE_DEPTH_MAX) };
-        match RemoteDisk::new(name, &spec) {
-            Ok(disk) => {
-                let RemoteFacts { serial, model, transfer_bytes_max, .. } = disk.facts();
-                let address = format!("{}:{}", target.transport, target.address);
-                tracing::info!(disk = name, address, nsid, serial, model, transfer_bytes_max, "other target");
-                Some(disk)
-            }
-            Err(error) => {
-                let until = "its namespaces are left out until a reload finds it";
-                tracing::error!(disk = name, "{until}: {error}");
-                None
-            }
-        }
     }
 
     /// The disks that are to have another size.
@@ -262,7 +239,7 @@ impl Plan {
         })
     }
 
-    /// The namespace, with the counters of the one before when it is the same. `None`: its drive is absent.
+    /// The namespace, with the counters of the one before when it is the same. `None`: its disk is absent.
     fn namespace(
         &self,
         nqn: &Nqn,
@@ -274,10 +251,13 @@ impl Plan {
         let disk = DiskId(disks.iter().position(is_it)?);
         let source = Arc::clone(disks.get(disk.0)?.as_ref()?);
         // The identifier of a disk is never used again in this process.
-        let life = identity::life(disk.0);
-        let (name, life) = (plan.disk.as_str(), Some(life.as_str()));
-        let uuid = plan.uuid.unwrap_or_else(|| identity::uuid(nqn, name, plan.nsid, life));
-        let nguid = plan.nguid.unwrap_or_else(|| identity::nguid(nqn, name, plan.nsid, life));
+        let (life, far) = (identity::life(disk.0), source.identity_seed());
+        let data = match &far {
+            Some(far) => Data::Far(far),
+            None => Data::Living(&plan.disk, &life),
+        };
+        let uuid = plan.uuid.unwrap_or_else(|| identity::uuid(nqn, plan.nsid, data));
+        let nguid = plan.nguid.unwrap_or_else(|| identity::nguid(nqn, plan.nsid, data));
         let before =
             before.filter(|before| before.disk == disk && before.uuid == uuid && before.nguid == nguid);
         let counters = before.map(|before| Arc::clone(&before.counters));
@@ -333,15 +313,19 @@ fn say_what_it_holds(plan: &DiskPlan) {
 /// The medium that is open has the name that the file gives. Its names are told, so that one can be given.
 fn check_medium(plan: &DiskPlan, disk: &Source, is_new: bool) -> Result<(), SnapshotError> {
     let ids = disk.medium_ids();
-    if let Some(wanted) = plan.medium_id.as_ref().filter(|wanted| !ids.contains(wanted)) {
-        let (disk, wanted) = (plan.name.clone(), wanted.clone());
-        return Err(SnapshotError::Medium { disk, wanted, allowed: medium_refusal("what is there", &ids) });
-    }
+    check_medium_id(&plan.name, plan.medium_id.as_deref(), &ids)?;
     if let Some(medium_id) = ids.first().filter(|_| is_new) {
         let is_held_to_it = plan.medium_id.is_some();
         tracing::info!(disk = plan.name, medium_id, is_held_to_it, "medium");
     }
     Ok(())
+}
+
+/// One of the names of a disk's medium is the one that is wanted, if any is.
+pub(super) fn check_medium_id(disk: &str, wanted: Option<&str>, ids: &[String]) -> Result<(), SnapshotError> {
+    let Some(wanted) = wanted.filter(|wanted| ids.iter().all(|id| id != wanted)) else { return Ok(()) };
+    let (disk, wanted) = (disk.to_owned(), wanted.to_owned());
+    Err(SnapshotError::Medium { disk, wanted, allowed: medium_refusal("what is there", ids) })
 }
 
 fn check_same(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
@@ -356,27 +340,21 @@ fn check_same(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
 /// `None`: it is absent.
 fn open_drive(
     name: &str,
-    address: PciAddress,
+    at: PciAddress,
     namespace: u32,
-    drives: &OpenedDrives,
+    drives: &dyn DriveSource,
+    opened: &[Opened],
 ) -> Result<Option<Source>, SnapshotError> {
-    let drive = match drives.get(address) {
-        Ok(drive) => drive,
-        Err(error) if error.is_absent => {
-            tracing::error!(disk = name, "its namespaces are left out until its drive is there: {error}");
-            return Ok(None);
-        }
-        Err(error) => return Err(error.into()),
-    };
+    if !opened.iter().any(|opened| matches!(opened, Opened::Drive(address) if *address == at)) {
+        return Ok(None);
+    }
+    let drive = drives.open(at)?;
     if let Some(facts) = drive.facts() {
         let (serial, model, queues) = (facts.serial, facts.model, facts.queue_pairs);
-        tracing::info!(disk = name, %address, namespace, serial, model, queues, "drive");
+        tracing::info!(disk = name, address = %at, namespace, serial, model, queues, "drive");
     }
     Ok(Some(drive.disk(name, namespace)?))
 }
-
-/// Commands of one core with another target at once: what a queue of 1024 entries holds.
-const REMOTE_DEPTH_MAX: u16 = 1023;
 
 /// Take the disk's memory, from a thread that ends with it.
 fn populate(name: &str, disk: &Arc<RamDisk>) {
@@ -403,8 +381,12 @@ fn populate(name: &str, disk: &Arc<RamDisk>) {
     }
 }
 
-/// `None`: its drive is absent.
-fn open(plan: &DiskPlan, drives: &OpenedDrives) -> Result<Option<Source>, SnapshotError> {
+/// `None`: its drive or its far target is absent.
+fn open(
+    plan: &DiskPlan,
+    drives: &dyn DriveSource,
+    opened: &[Opened],
+) -> Result<Option<Source>, SnapshotError> {
     let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
     let disk: Source = match &plan.kind {
         DiskKind::Ram { pages, is_populated } => {
@@ -429,9 +411,16 @@ fn open(plan: &DiskPlan, drives: &OpenedDrives) -> Result<Option<Source>, Snapsh
             }
             disk
         }
-        DiskKind::Nvme { address, namespace } => return open_drive(name, *address, *namespace, drives),
-        // Opened by the plan, which knows the cores.
-        DiskKind::Remote { .. } => return Ok(None),
+        DiskKind::Nvme { address, namespace } => {
+            return open_drive(name, *address, *namespace, drives, opened);
+        }
+        DiskKind::Remote { .. } => {
+            let its = |opened: &Opened| match opened {
+                Opened::Remote(disk) => (disk.name() == name).then(|| Arc::clone(disk)),
+                Opened::Drive(_) => None,
+            };
+            return Ok(opened.iter().find_map(its));
+        }
         DiskKind::Ng { path, is_read_only } => {
             let disk = NgDisk::new(name, &NgSpec { path: path.clone(), is_read_only: *is_read_only })?;
             let NgFacts { model, serial, is_polled, transfer_bytes_max, notes, .. } = disk.facts();

@@ -3,7 +3,7 @@
 //! ```text
 //!   main thread: plan -> snapshot (disks) -> listeners -> threads ─ ready? ─> start lines ─> signals
 //!     SIGHUP: read the file again, new snapshot to all cores
-//!     now and then: drives that are there at last, or have another size: the same
+//!     now and then: drives and far targets that are there at last, or have another size: the same
 //!     `spindle status`: a thread of its own answers (`control`)
 //!     SIGTERM, SIGINT: Shutdown to all cores; a deadline; the end
 //! ```
@@ -42,7 +42,7 @@ use spindle_transport::TransportKind;
 use spindle_transport::admission::Admission;
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, ConfigErrors, DriveSource, DrivesHere, Plan, connect_line};
+use crate::config::{Config, ConfigErrors, Origins, Plan, connect_line};
 use crate::log;
 
 /// Why serving could not begin or had to end.
@@ -128,23 +128,20 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     end
 }
 
-/// Open the disks, run the cores, and do what signals and drives ask for until it is time to go.
+/// Open the disks, run the cores, and do what signals, drives and far targets ask for until it is time to go.
 fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<(), ServeError> {
     // First of all: what it finds wrong ends nothing that has begun.
     let control = bind_control(config.plan())?;
-    let drives: Arc<dyn DriveSource> = Arc::new(DrivesHere);
-    let snapshot =
-        config.plan().snapshot(None, &*drives, &[]).map_err(|error| ServeError::Start(error.to_string()))?;
-    let listeners = listen(&snapshot.listeners, &[], &[])?;
-    let known = served::known(&listeners);
-    let running = Running::start(config.plan(), &snapshot, listeners, &signals.handle())?;
+    let mut served = Served::open(config, Origins::here())?;
+    let listeners = listen(&served.snapshot().listeners, &[], &[])?;
+    served.listens_on(&listeners);
+    let running = Running::start(served.plan(), served.snapshot(), listeners, &signals.handle())?;
     if let Some(control) = &control
         && let Err(error) = control.answer(Arc::clone(&running.view))
     {
         tracing::error!(%error, "spindle status is not answered: no thread for it");
     }
-    announce(&snapshot, TransportKind::Tcp);
-    let mut served = Served::new(config, snapshot, drives, known);
+    announce(served.snapshot(), TransportKind::Tcp);
     let handle = signals.handle();
     let signals = forward(signals)?;
     loop {
@@ -172,7 +169,7 @@ fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<
     view.end();
     // A drive that is being opened is shut down as well, unless it does not become ready.
     let give_up = Instant::now() + DRIVES_MAX;
-    while served.is_opening() && Instant::now() < give_up {
+    while served.is_opening_drives() && Instant::now() < give_up {
         if signals.recv_timeout(served.pause()) == Err(RecvTimeoutError::Disconnected) {
             break;
         }
@@ -408,7 +405,8 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
     let mut devices = Vec::new();
     if let Some((address, _)) = listeners.first() {
         let failed = |error| ServeError::Start(format!("RDMA devices: {error}"));
-        devices = SharedDevice::all().map_err(failed)?;
+        let addresses: Vec<_> = listeners.iter().map(|(address, _)| *address).collect();
+        devices = SharedDevice::for_listeners(&addresses).map_err(failed)?;
         if devices.is_empty() {
             return Err(ServeError::Start(format!(
                 "listener {address}: transport = \"rdma\": this machine has no RDMA device (rdma link show); \
@@ -457,6 +455,7 @@ fn announce(snapshot: &Snapshot, transport: TransportKind) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DrivesHere;
 
     #[test]
     fn a_core_that_panics_ends_the_wait_for_signals_and_one_that_ends_does_not() {

@@ -1,10 +1,10 @@
-//! [`Served`]: the configuration that is served, and what makes another of it: SIGHUP, a drive that was
-//! absent and is there now, a drive whose namespace has another size.
+//! [`Served`]: the configuration that is served, and what makes another of it: SIGHUP, a drive or a far
+//! target that was absent and is there now, a namespace of one that has another size.
 //!
-//! An absent drive, and one that the file names anew, is opened on a thread of its own, as one that is
-//! broken takes minutes to say so, and the caller has signals to hear meanwhile. The drives that open are in
-//! the next snapshot. (Those of the start are opened one after the other before there is a [`Served`]: nobody
-//! is served yet.)
+//! Drives and far targets are opened in the background ([`tries`]), at the start as well as later: one that
+//! is broken takes minutes to say so, and the caller has signals to hear meanwhile. What opens is in the next
+//! snapshot. The start waits for drives, however long they take, and for at most [`REMOTES_MAX`] for far
+//! targets: so a normal start shows them at once, and one that is away keeps nobody waiting.
 //!
 //! What it does not do: it tells nobody; the snapshots that it returns are for the cores.
 
@@ -12,37 +12,35 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spindle_nvme_pcie::{Drive, DriveError, PciAddress};
+use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
 
+use self::tries::Tries;
 use super::ServeError;
 use super::core_loop::Listening;
-use crate::config::{Change, Config, DriveSource, Plan, SnapshotError};
+use crate::config::{Change, Config, Found, Opened, Origin, Origins, Plan, SnapshotError};
 use crate::log::LogControl;
 
 #[cfg(test)]
 mod tests;
+mod tries;
 
-/// From a try to open an absent drive that failed to the next.
-const AGAIN: Duration = Duration::from_secs(60);
-/// Between two looks at drives that are not there, and at sizes.
-const LOOK_PERIOD: Duration = Duration::from_secs(5);
+/// How long the start waits for far targets.
+const REMOTES_MAX: Duration = Duration::from_secs(1);
+/// Between two looks at what the start waits for.
+const START_PERIOD: Duration = Duration::from_millis(5);
 /// How long a listener that an earlier reload has taken away may still have its address: until all cores have
 /// that configuration, which waits for memory to be registered where there is RDMA.
 const CLOSING_MAX: Duration = Duration::from_secs(3);
-/// Between two looks at drives that are being opened.
-const OPENING_PERIOD: Duration = Duration::from_millis(100);
 
 /// What is served now.
 pub struct Served {
     config: Config,
     snapshot: Arc<Snapshot>,
-    drives: Arc<dyn DriveSource>,
-    tries: Vec<Try>,
+    tries: Tries,
     /// Why a new size cannot be served, as it was said: not said again.
     why: String,
     /// Sockets of listeners that are new in the snapshot.
@@ -54,32 +52,61 @@ pub struct Served {
 /// A socket with its listener's index in the snapshot.
 type Known = (Weak<Socket>, usize);
 
-/// What [`Served`] keeps of sockets.
-pub fn known(listeners: &[Listening]) -> Vec<Known> {
-    listeners.iter().map(|(socket, index)| (Arc::downgrade(socket), *index)).collect()
-}
-
-/// An absent drive that was there when it was looked for.
-struct Try {
-    address: PciAddress,
-    /// Until it is known what came of it.
-    thread: Option<JoinHandle<Result<Arc<Drive>, DriveError>>>,
-    /// It failed: not again before this.
-    next: Instant,
-    /// Why, as it was said: not said again.
-    why: String,
+fn known(listeners: &[Listening]) -> impl Iterator<Item = Known> {
+    listeners.iter().map(|(socket, index)| (Arc::downgrade(socket), *index))
 }
 
 impl Served {
-    /// Serving has begun with this.
-    pub fn new(
-        config: Config,
-        snapshot: Arc<Snapshot>,
-        drives: Arc<dyn DriveSource>,
-        known: Vec<Known>,
-    ) -> Served {
-        let (tries, why, listeners) = (Vec::new(), String::new(), Vec::new());
-        Served { config, snapshot, drives, tries, why, listeners, known }
+    /// Open what the file says: the first snapshot, with the drives that are there and the far targets that
+    /// answer soon.
+    ///
+    /// # Errors
+    /// [`ServeError::Start`]. A drive that is absent, or a far target that is away, is none.
+    pub fn open(config: Config, origins: Origins) -> Result<Served, ServeError> {
+        let failed = |error: SnapshotError| ServeError::Start(error.to_string());
+        let begun = Instant::now();
+        let mut tries = Tries::new(origins);
+        tries.open_all(config.plan().absent(None), begun);
+        let mut found = Vec::new();
+        loop {
+            let now = Instant::now();
+            while let Some((origin, result)) = tries.take(now) {
+                match result {
+                    Ok(opened) => found.push(opened),
+                    // What stands in the way of a drive that is there is to be mended first.
+                    Err(SnapshotError::Drive(error)) if !error.is_absent => return Err(failed(error.into())),
+                    Err(error) => tries.tell(&origin, &error.to_string()),
+                }
+            }
+            let is_awaited = |origin: &Origin| match origin {
+                Origin::Drive(_) => true,
+                Origin::Remote(_) => now < begun + REMOTES_MAX,
+            };
+            if !tries.opening().any(is_awaited) {
+                break;
+            }
+            std::thread::park_timeout(START_PERIOD);
+        }
+        for origin in tries.opening() {
+            tracing::warn!(disk = %origin, "its namespaces are left out until its far target answers");
+        }
+        // The drives are held until the snapshot has their disks.
+        let (opened, _drives): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let snapshot = config.plan().snapshot(None, &*tries.origins().drives, &opened).map_err(failed)?;
+        // What is open is not tried any more, and a drive that is not there is opened once it is.
+        tries.open(config.plan().absent(Some(&snapshot)), begun);
+        let (why, listeners, known) = (String::new(), Vec::new(), Vec::new());
+        Ok(Served { config, snapshot, tries, why, listeners, known })
+    }
+
+    /// What is served now.
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.snapshot
+    }
+
+    /// The sockets of the first snapshot's listeners.
+    pub fn listens_on(&mut self, listeners: &[Listening]) {
+        self.known.extend(known(listeners));
     }
 
     /// What the file says.
@@ -128,10 +155,11 @@ impl Served {
                 return None;
             }
         };
-        // New drives as well as absent ones are opened by the looks that follow.
-        let mut absent = absent(next.plan(), &self.snapshot);
-        absent.retain(|address| !self.is_open(*address));
-        match next.plan().snapshot(Some(&self.snapshot), &*self.drives, &absent) {
+        // What is new and may be away is opened by the looks that follow. Other disks of a drive that is open
+        // are there at once.
+        let absent = next.plan().absent(Some(&self.snapshot));
+        let opened: Vec<Opened> = absent.iter().filter_map(|origin| self.already_open(origin)).collect();
+        match next.plan().snapshot(Some(&self.snapshot), &*self.tries.origins().drives, &opened) {
             Ok(snapshot) => {
                 log.set_level(next.plan().log.level);
                 tracing::info!(
@@ -143,10 +171,11 @@ impl Served {
                 self.known.retain(|(socket, _)| socket.strong_count() > 0);
                 self.known.extend(known(&sockets));
                 self.listeners = sockets;
+                self.snapshot = Arc::clone(&snapshot);
                 // Whoever asks for it may have mended a drive.
                 let now = Instant::now();
-                self.tries.iter_mut().for_each(|tried| tried.next = now);
-                self.snapshot = Arc::clone(&snapshot);
+                self.tries.again(now);
+                self.tries.open(self.absent(), now);
                 Some(snapshot)
             }
             Err(error) => {
@@ -190,7 +219,12 @@ impl Served {
         listeners.any(|listener| listener.address.port() == address.port())
     }
 
-    /// A namespace of the drive is served.
+    /// A drive of which a namespace is served.
+    fn already_open(&self, origin: &Origin) -> Option<Opened> {
+        let Origin::Drive(address) = *origin else { return None };
+        self.is_open(address).then_some(Opened::Drive(address))
+    }
+
     fn is_open(&self, address: PciAddress) -> bool {
         let mut of_drive = self.plan().disks.iter().filter(|disk| disk.address() == Some(address));
         let is_served = |name: &str| self.snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
@@ -199,111 +233,51 @@ impl Served {
 
     /// How long there is nothing to look at.
     pub fn pause(&self) -> Duration {
-        if self.tries.iter().any(|tried| tried.thread.is_some()) { OPENING_PERIOD } else { LOOK_PERIOD }
+        self.tries.pause()
     }
 
-    /// Drives are being opened.
-    pub fn is_opening(&self) -> bool {
-        self.tries.iter().any(|tried| tried.thread.as_ref().is_some_and(|thread| !thread.is_finished()))
+    /// Drives are being opened. Far targets need not be told when the process ends.
+    pub fn is_opening_drives(&self) -> bool {
+        self.tries.is_opening_drives()
     }
 
-    /// Look at the drives. `Some`: one that was absent is there, or a namespace has another size: the
-    /// snapshot that the cores are to change to.
+    /// Look at what is absent, and at sizes. `Some`: a drive or a far target is there at last, or a namespace
+    /// has another size: the snapshot that the cores are to change to.
     pub fn look(&mut self, now: Instant) -> Option<Arc<Snapshot>> {
         let before = self.snapshot.generation;
-        for index in 0..self.tries.len() {
-            self.take_up(index, now);
+        // One at a time: what is wrong with one is not the others' harm.
+        while let Some((origin, result)) = self.tries.take(now) {
+            if let Err(error) = result.and_then(|found| self.take_up(&origin, found)) {
+                self.tries.tell(&origin, &error.to_string());
+            }
         }
-        let renewed = if has_new_size(&self.snapshot) { self.renew(None) } else { Ok(()) };
+        let renewed = if has_new_size(&self.snapshot) { self.renew(&[]) } else { Ok(()) };
         let why = renewed.err().map(|error| error.to_string()).unwrap_or_default();
         if !why.is_empty() && why != self.why {
-            tracing::error!("a drive's new size cannot be served: {why}");
+            tracing::error!("the new size of a drive or far namespace cannot be served: {why}");
         }
         self.why = why;
-        self.open_absent(now);
+        self.tries.open(self.absent(), now);
         (self.snapshot.generation != before).then(|| Arc::clone(&self.snapshot))
     }
 
-    /// If a try has come to its end, see what came of it. One drive at a time: what is wrong with one is not
-    /// the others' harm.
-    fn take_up(&mut self, index: usize, now: Instant) {
-        let absent = self.absent();
-        let Some(tried) = self.tries.get_mut(index) else { return };
-        let Some(thread) = tried.thread.take_if(|thread| thread.is_finished()) else { return };
-        tried.next = now + AGAIN;
-        let address = tried.address;
-        let drive = match thread.join() {
-            // It was taken out of the file meanwhile.
-            Ok(Ok(_)) if !absent.contains(&address) => return,
-            Ok(Ok(drive)) => drive,
-            Ok(Err(error)) => return self.say(index, &error.to_string()),
-            Err(_) => return self.say(index, &format!("NVMe drive {address}: opening it has panicked")),
-        };
-        if let Err(error) = self.renew(Some(address)) {
-            self.say(index, &error.to_string());
-        }
-        // Until here, or it would be opened a second time.
-        drop(drive);
+    /// Serve what has been opened, unless it was taken out of the file meanwhile.
+    fn take_up(&mut self, origin: &Origin, (opened, _drive): Found) -> Result<(), SnapshotError> {
+        if self.absent().contains(origin) { self.renew(&[opened]) } else { Ok(()) }
     }
 
-    fn say(&mut self, index: usize, why: &str) {
-        let Some(tried) = self.tries.get_mut(index) else { return };
-        if tried.why != why {
-            tracing::error!("its namespaces are left out, and it is tried again each minute: {why}");
-            why.clone_into(&mut tried.why);
-        }
-    }
-
-    /// The next snapshot, with the drive at `address` in it: it is open, so that it does not take long.
-    fn renew(&mut self, address: Option<PciAddress>) -> Result<(), SnapshotError> {
-        let mut absent = self.absent();
-        absent.retain(|absent| address != Some(*absent));
-        let next = self.plan().snapshot(Some(&self.snapshot), &*self.drives, &absent)?;
+    /// The next snapshot, with what is open now.
+    fn renew(&mut self, opened: &[Opened]) -> Result<(), SnapshotError> {
+        let next = self.plan().snapshot(Some(&self.snapshot), &*self.tries.origins().drives, opened)?;
         tell(&self.snapshot, &next);
         self.snapshot = next;
         Ok(())
     }
 
-    /// The drives that the snapshot lacks, each once.
-    fn absent(&self) -> Vec<PciAddress> {
-        absent(self.plan(), &self.snapshot)
+    /// What the snapshot lacks.
+    fn absent(&self) -> Vec<Origin> {
+        self.plan().absent(Some(&self.snapshot))
     }
-
-    /// Open the absent drives that are there, unless that has failed a moment ago.
-    fn open_absent(&mut self, now: Instant) {
-        let absent = self.absent();
-        let drives = Arc::clone(&self.drives);
-        self.tries.retain(|tried| {
-            tried.thread.is_some() || (absent.contains(&tried.address) && drives.is_there(tried.address))
-        });
-        for address in absent {
-            let known = self.tries.iter().position(|tried| tried.address == address);
-            let is_due = known.is_none_or(|index| {
-                self.tries.get(index).is_some_and(|tried| tried.thread.is_none() && now >= tried.next)
-            });
-            if !is_due || !drives.is_there(address) {
-                continue;
-            }
-            let its = Arc::clone(&drives);
-            let thread = std::thread::Builder::new().name(format!("open-{address}"));
-            let thread = thread.spawn(move || its.open(address));
-            let thread =
-                thread.map_err(|error| tracing::error!(%address, %error, "no thread to open a drive"));
-            let thread = thread.ok();
-            match known.and_then(|index| self.tries.get_mut(index)) {
-                Some(tried) => tried.thread = thread,
-                None => self.tries.push(Try { address, thread, next: now + AGAIN, why: String::new() }),
-            }
-        }
-    }
-}
-
-/// The drives of a plan that a snapshot lacks, each once.
-fn absent(plan: &Plan, snapshot: &Snapshot) -> Vec<PciAddress> {
-    let mut absent: Vec<_> = plan.absent(snapshot).collect();
-    absent.sort_unstable();
-    absent.dedup();
-    absent
 }
 
 /// A disk says another size than its namespaces have.
@@ -319,13 +293,14 @@ fn tell(before: &Snapshot, next: &Snapshot) {
         for namespace in subsystem.active() {
             let was = was.and_then(|was| was.namespace(namespace.nsid)).map(|was| was.geometry);
             if was != Some(namespace.geometry) {
+                let what = if namespace.source.kind() == "remote" { "far namespace" } else { "drive" };
                 tracing::info!(
                     nqn = %subsystem.nqn,
                     nsid = namespace.nsid,
                     disk = namespace.source.name(),
                     bytes = namespace.geometry.bytes(),
                     bytes_before = was.map_or(0, |was| was.bytes()),
-                    "serving, as the drive is now"
+                    "serving, as the {what} is now"
                 );
             }
         }

@@ -5,34 +5,35 @@
 //!     ^                                 │ refused                                                     │
 //!     └─────────────────────────────────┴── the manager hears of it ──────────────────────────────────┘
 //! ```
-//! What was lost is sent again in its order, before what came after it. A lost command whose submitter is
-//! gone is not sent again: it ends when the next queue is connected, since then the far target has ended
-//! whatever it had of it. Where no queue is connected, it ends after [`ORPHANED`].
+//! What was lost is sent again in its order. A lost write whose submitter is gone is not sent again: it ends
+//! when the lost association is over.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use spindle_disk::{
     Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, Op, OpenError, Owner, Token,
 };
 use spindle_initiator::nvme_spec::status::Status;
-use spindle_initiator::{Association, Completion, Failure, IoQueue, Opening, Options, Why};
-use spindle_reactor::clock::Nanos;
+use spindle_initiator::{Failure, Options, Refused, Why};
+use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
+use crate::Users;
+use crate::far::{Far, FarCompletion, FarOpening, FarQueue};
+use crate::ledger::NEWEST;
 use crate::request::{Lack, Limits, Piece, Request, Task};
+use crate::shared::View;
 use crate::status::is_unsupported;
-use crate::{PATIENCE, Users};
 
 /// Buffers of pieces, and their size: an MDTS that is common.
 const BOUNCE: ZoneSpec = ZoneSpec { buffer_bytes: 128 << 10, count: 4 };
 /// Buffers for Connect and for the ranges of Dataset Management.
 const SMALL: ZoneSpec = ZoneSpec { buffer_bytes: 4096, count: 16 };
-/// How often an idle queue is polled, and waiting commands are checked for their end of time.
+/// How often an idle queue is polled, and commands that wait are looked at.
 const LOOK_PERIOD: Nanos = Nanos::from_ms(1);
-/// The far target has ended an association that is silent for as long: some keep-alive time-outs.
-const ORPHANED: Nanos = Nanos::from_secs(30);
+/// How often the time of outstanding commands is looked at.
+const SCAN_PERIOD: Nanos = Nanos::from_ms(100);
 
 /// Bytes that a core's handle has for long commands, for Connect and for what it receives.
 pub(crate) fn core_bytes() -> usize {
@@ -40,99 +41,125 @@ pub(crate) fn core_bytes() -> usize {
     zone(BOUNCE) + zone(SMALL) + Options::default().batch_bytes
 }
 
-enum Link {
+enum Link<F: Far> {
     Away,
-    Opening(Box<Opening>, u64),
-    Up(Box<IoQueue>, u64),
+    Opening(Box<F::Opening>, u64),
+    Up(Box<F::Queue>, u64),
 }
 
 /// See the module.
-pub(crate) struct RemoteCore {
+pub(crate) struct RemoteCore<F: Far> {
+    handle: usize,
     qid: u16,
     depth: u16,
     pool: Pool,
-    link: Link,
+    link: Link<F>,
     limits: Limits,
+    /// What is known of the disk, as of `news`.
+    view: View,
+    news: u64,
     /// To be sent, in their order.
     waiting: VecDeque<Request>,
-    /// With the far target, by the index of their tickets.
+    /// To be sent when the ledger lets them.
+    blocked: Vec<Request>,
+    /// With the far target, by the index of the queue.
     sent: Vec<Option<Request>>,
     sent_count: usize,
-    /// Lost commands whose submitter is gone: they may be done by the far target still.
+    /// Of these, how many are answered to their submitters.
+    answered_count: usize,
+    /// Lost writes whose submitter is gone: the far target may execute them still.
     orphans: Vec<Request>,
     ready: VecDeque<Done>,
     numbers: u64,
+    /// Of the last poll.
+    now: Nanos,
     next_look: Nanos,
-    /// When commands that wait for the far target are looked at next.
-    next_give_up: Nanos,
-    /// The queue is up, but commands wait until the manager has checked which disk this is.
-    is_unverified: bool,
+    next_check: Nanos,
+    next_scan: Nanos,
     /// The association for which a command that could not be sent was told.
     told: u64,
     /// That the I/O queue cannot be connected was told.
     is_refusal_told: bool,
     /// The last: the association ends when the queue has.
-    shared: Arc<Users>,
+    shared: Arc<Users<F>>,
 }
 
-impl RemoteCore {
-    pub(crate) fn new(shared: Arc<Users>, context: &CoreContext) -> Result<RemoteCore, OpenError> {
+impl<F: Far> RemoteCore<F> {
+    pub(crate) fn new(shared: Arc<Users<F>>, context: &CoreContext) -> Result<RemoteCore<F>, OpenError> {
+        let fixed = &shared.fixed;
         let pool = Pool::new(&[SMALL, BOUNCE], Pages::Base).map_err(|error| OpenError::System {
-            disk: shared.name.clone(),
+            disk: fixed.name.clone(),
             verb: "take memory for pieces of long commands".to_owned(),
             source: std::io::Error::other(error.to_string()),
         })?;
-        let block_bytes = shared.geometry.block_bytes;
+        let view = shared.view();
+        let block_bytes = view.shape.geometry.block_bytes;
         let limits = Limits {
-            nsid: shared.spec.nsid,
+            nsid: fixed.nsid,
             block_bytes,
             data_blocks_max: 1,
             bounce_blocks: BOUNCE.buffer_bytes / block_bytes,
+            must_fua: false,
         };
-        let depth = shared.spec.depth;
+        let depth = fixed.depth;
         let qid = u16::try_from(context.core + 1).unwrap_or(u16::MAX);
         Ok(RemoteCore {
+            handle: shared.open(),
             qid,
             depth,
             pool,
             link: Link::Away,
             limits,
+            view,
+            news: 0,
             waiting: VecDeque::with_capacity(2 * context.depth as usize),
+            blocked: Vec::new(),
             sent: (0..depth).map(|_| None).collect(),
             sent_count: 0,
+            answered_count: 0,
             orphans: Vec::new(),
             ready: VecDeque::with_capacity(2 * context.depth as usize),
             numbers: 0,
+            now: Clock::now(),
             next_look: Nanos::ZERO,
-            next_give_up: Nanos::ZERO,
-            is_unverified: false,
+            next_check: Nanos::ZERO,
+            next_scan: Nanos::ZERO,
             told: 0,
             is_refusal_told: false,
             shared,
         })
     }
 
+    /// Something has changed at the disk.
+    #[cold]
+    fn refresh(&mut self) {
+        // First: a change that comes between the two is looked at once more.
+        self.news = self.shared.news();
+        self.view = self.shared.view();
+        self.limits.must_fua = self.view.shape.must_fua;
+        self.next_check = Nanos::ZERO;
+    }
+
     /// Towards a queue. True when there was anything to do.
     fn step_link(&mut self, now: Nanos) -> bool {
         match &mut self.link {
             Link::Up(queue, number) => {
-                if *number != self.shared.current.load(Ordering::Relaxed) {
+                if *number != self.view.number {
                     queue.abandon();
                 }
                 false
             }
+            Link::Away if self.view.number == 0 => false,
             Link::Away => {
+                // None when a core has lost it: it is about to be ended.
                 let Some((number, association)) = self.shared.association() else { return false };
-                if self.shared.lost.load(Ordering::Acquire) >= number {
-                    return false; // it is about to be ended
-                }
                 self.begin(number, &association, now);
                 true
             }
             Link::Opening(opening, number) => {
                 let number = *number;
                 match opening.step(now) {
-                    Ok(None) if number == self.shared.current.load(Ordering::Relaxed) => {}
+                    Ok(None) if number == self.view.number => {}
                     Ok(None) => self.link = Link::Away,
                     Ok(Some(queue)) => self.on_up(queue, number),
                     Err(error) => self.on_refused(number, &error),
@@ -142,9 +169,9 @@ impl RemoteCore {
         }
     }
 
-    fn begin(&mut self, number: u64, association: &Arc<Association>, now: Nanos) {
+    fn begin(&mut self, number: u64, association: &Arc<F>, now: Nanos) {
         let depth = self.depth.min(association.depth_max());
-        match Opening::begin(association, &self.pool, self.qid, depth, now) {
+        match association.begin(&self.pool, self.qid, depth, now) {
             Ok(opening) => self.link = Link::Opening(Box::new(opening), number),
             Err(error) => self.on_refused(number, &error),
         }
@@ -154,59 +181,38 @@ impl RemoteCore {
     fn on_refused(&mut self, number: u64, error: &spindle_initiator::Error) {
         // Once: attempts go on for as long as it takes.
         if !std::mem::replace(&mut self.is_refusal_told, true) {
-            tracing::warn!(disk = self.shared.name, qid = self.qid, "cannot connect an I/O queue: {error}");
+            let disk = &self.shared.fixed.name;
+            tracing::warn!(disk, qid = self.qid, "cannot connect an I/O queue: {error}");
         }
         self.link = Link::Away;
         self.shared.on_lost(number);
     }
 
     #[cold]
-    fn on_up(&mut self, queue: IoQueue, number: u64) {
+    fn on_up(&mut self, queue: F::Queue, number: u64) {
         let blocks = queue.transfer_bytes_max() / self.limits.block_bytes;
         self.limits.data_blocks_max = blocks.clamp(1, 1 << 16);
         self.link = Link::Up(Box::new(queue), number);
+        self.shared.on_up(self.handle, number);
         if std::mem::take(&mut self.is_refusal_told) {
-            tracing::info!(disk = self.shared.name, qid = self.qid, "the I/O queue is connected");
+            tracing::info!(disk = self.shared.fixed.name, qid = self.qid, "the I/O queue is connected");
         }
-        // The far target has answered Connect: of what was before it does nothing more.
-        self.end_orphans(|_| true);
-        for request in &mut self.waiting {
-            (request.was_sent, request.waits_since) = (false, None);
-        }
-    }
-
-    fn end_orphans(&mut self, is_over: impl Fn(&Request) -> bool) {
-        for at in (0..self.orphans.len()).rev() {
-            if is_over(&self.orphans[at]) {
-                let request = self.orphans.swap_remove(at);
-                self.ready.push_back(request.end(Err(DiskError::Cancelled)));
-            }
-        }
-    }
-
-    /// Notes whether the manager checks which disk this is (`Shared::unverified`); nothing is sent meanwhile.
-    fn note_verified(&mut self) {
-        let Link::Up(_, number) = &self.link else { return };
-        let is_unverified = self.shared.unverified.load(Ordering::Acquire) == *number;
-        if !is_unverified && self.is_unverified {
-            for request in &mut self.waiting {
-                request.waits_since = None;
-            }
-        }
-        self.is_unverified = is_unverified;
     }
 
     /// Give the queue as much as it takes.
     fn send(&mut self) -> bool {
-        let Link::Up(queue, number) = &mut self.link else { return false };
-        if self.is_unverified {
-            return false;
-        }
         let mut has_worked = false;
-        while queue.room() > 0
+        while let Link::Up(queue, number) = &mut self.link
+            && self.view.number == *number
+            && self.view.may_send
+            && queue.room() > 0
             && queue.is_up()
             && let Some(mut request) = self.waiting.pop_front()
         {
+            if self.view.has_entries && is_blocked(&self.shared, &request, self.now) {
+                self.blocked.push(request);
+                continue;
+            }
             let Piece { sqe, data } = match request.next(self.limits, &self.pool) {
                 Ok(piece) => piece,
                 Err(Lack::Buffer) => {
@@ -214,36 +220,56 @@ impl RemoteCore {
                     break; // a piece that ends gives its buffer back
                 }
                 Err(Lack::Data) => {
-                    tracing::error!(
-                        disk = self.shared.name,
-                        "a command without its data: {:?}",
-                        request.task
-                    );
-                    self.ready.push_back(request.end(Err(DiskError::Internal)));
+                    let (disk, task) = (&self.shared.fixed.name, request.task);
+                    tracing::error!(disk, "a command without its data: {task:?}");
+                    self.end(request, Err(DiskError::Internal));
                     continue;
                 }
             };
             has_worked = true;
             match queue.submit(sqe, data) {
-                Ok(ticket) => {
-                    self.sent[ticket.index()] = Some(request);
+                Ok(index) => {
+                    request.is_outstanding = true;
+                    self.sent[index] = Some(request);
                     self.sent_count += 1;
                 }
                 Err(refused) => {
-                    request.take_back(refused.buf);
-                    if matches!(refused.why, Why::Down | Why::Full) {
-                        self.waiting.push_front(request);
+                    if !self.on_not_taken(request, refused) {
                         break;
                     }
-                    // Once for each association: the next command will not fare better.
-                    if std::mem::replace(&mut self.told, *number) != *number {
-                        tracing::warn!(disk = self.shared.name, "cannot send a command: {}", refused.why);
-                    }
-                    self.ready.push_back(request.end(Err(DiskError::Internal)));
                 }
             }
         }
         has_worked
+    }
+
+    /// The queue does not take a command. True when the next one may fare better.
+    #[cold]
+    fn on_not_taken(&mut self, mut request: Request, refused: Refused) -> bool {
+        let is_own = !request.is_bounced();
+        request.take_back(refused.buf);
+        match refused.why {
+            Why::Down | Why::Full => {
+                self.waiting.push_front(request);
+                return false;
+            }
+            Why::Pieces { .. } if is_own => {
+                request.bounce();
+                self.waiting.push_front(request);
+            }
+            why @ (Why::Pieces { .. }
+            | Why::Length { .. }
+            | Why::TooLong { .. }
+            | Why::Register { .. }
+            | Why::Ranges { .. }) => {
+                // Once for each association: the next command will not fare better.
+                if std::mem::replace(&mut self.told, self.view.number) != self.view.number {
+                    tracing::warn!(disk = self.shared.fixed.name, "cannot send a command: {why}");
+                }
+                self.end(request, Err(DiskError::Internal));
+            }
+        }
+        true
     }
 
     /// Take what the far target has answered. True when there was any.
@@ -264,7 +290,8 @@ impl RemoteCore {
             && let Some(loss) = queue.loss()
         {
             let number = *number;
-            tracing::debug!(disk = self.shared.name, qid = self.qid, "the I/O queue is lost: {loss}");
+            let disk = &self.shared.fixed.name;
+            tracing::debug!(disk, qid = self.qid, "the I/O queue is lost: {loss}");
             self.link = Link::Away;
             self.on_away(number, now);
             has_come = true;
@@ -272,15 +299,16 @@ impl RemoteCore {
         has_come
     }
 
-    fn on_completion(&mut self, completion: Completion) {
-        let Completion { ticket, result, buf, .. } = completion;
-        let Some(mut request) = self.sent.get_mut(ticket.index()).and_then(Option::take) else { return };
+    fn on_completion(&mut self, completion: FarCompletion) {
+        let FarCompletion { index, result, buf } = completion;
+        let Some(mut request) = self.sent.get_mut(index).and_then(Option::take) else { return };
         self.sent_count -= 1;
+        self.answered_count -= usize::from(request.is_answered);
+        request.is_outstanding = result == Err(Failure::Lost);
         match result {
             Ok(()) => self.on_piece(request, buf),
             Err(Failure::Lost) => {
                 request.take_back(buf);
-                request.was_sent = true;
                 // It is put in its place when all have come back.
                 self.waiting.push_back(request);
             }
@@ -292,10 +320,12 @@ impl RemoteCore {
     }
 
     fn on_piece(&mut self, mut request: Request, buf: Option<Buf>) {
-        if request.on_piece(buf, self.limits) {
-            self.ready.push_back(request.end(Ok(())));
+        if request.is_answered {
+            self.settle(&request);
+        } else if request.on_piece(buf, self.limits) {
+            self.end(request, Ok(()));
         } else if request.is_forgotten {
-            self.ready.push_back(request.end(Err(DiskError::Cancelled)));
+            self.end(request, Err(DiskError::Cancelled));
         } else {
             self.waiting.push_front(request);
         }
@@ -303,6 +333,10 @@ impl RemoteCore {
 
     #[cold]
     fn on_status(&mut self, mut request: Request, status: Status) {
+        if request.is_answered {
+            self.settle(&request);
+            return;
+        }
         if let Task::Zeroes { fua, .. } = request.task
             && is_unsupported(status)
             && !request.is_forgotten
@@ -311,47 +345,114 @@ impl RemoteCore {
             self.waiting.push_front(request);
             return;
         }
-        self.ready.push_back(request.end(Err(DiskError::of_status(status))));
+        self.end(request, Err(DiskError::of_status(status)));
     }
 
-    /// The queue is gone, and everything has come back from it.
-    #[cold]
-    fn on_away(&mut self, number: u64, now: Nanos) {
-        self.waiting.make_contiguous().sort_by_key(|request| request.number);
-        for request in &mut self.waiting {
-            request.waits_since.get_or_insert(now);
+    /// The command of the request is over, as far as this association goes.
+    #[inline]
+    fn settle(&self, request: &Request) {
+        if let Some(entry) = request.entry {
+            self.shared.settle(entry);
         }
-        for at in (0..self.waiting.len()).rev() {
-            if self.waiting[at].is_forgotten {
-                self.orphans.extend(self.waiting.remove(at));
-            }
-        }
-        self.shared.on_lost(number);
     }
 
-    /// What has waited for too long fails.
-    #[cold]
-    fn give_up(&mut self, now: Nanos) {
-        if now < self.next_give_up {
+    #[inline]
+    fn end(&mut self, request: Request, result: Result<(), DiskError>) {
+        self.settle(&request);
+        if request.is_forgotten && request.entry.is_some() {
+            // What is left of an earlier try may land still.
+            self.orphans.push(request);
             return;
         }
-        self.next_give_up = now + LOOK_PERIOD;
-        for request in &mut self.waiting {
-            request.waits_since.get_or_insert(now);
+        self.ready.push_back(request.end(result));
+    }
+
+    /// The queue is gone, and everything has come back from it: what was outstanding is at the end of
+    /// `waiting`.
+    #[cold]
+    fn on_away(&mut self, number: u64, now: Nanos) {
+        self.waiting.extend(self.blocked.drain(..));
+        self.waiting.make_contiguous().sort_unstable_by_key(|request| request.number);
+        let is_lost = |request: &&mut Request| request.is_outstanding && request.task.is_write();
+        self.shared.on_down(self.handle, number, now, self.waiting.iter_mut().filter(is_lost));
+        for mut request in std::mem::take(&mut self.waiting) {
+            let was_outstanding = std::mem::take(&mut request.is_outstanding);
+            if request.is_answered {
+                continue;
+            }
+            if !request.is_forgotten {
+                self.waiting.push_back(request);
+            } else if was_outstanding && request.task.is_write() {
+                self.orphans.push(request);
+            } else {
+                self.ready.push_back(request.end(Err(DiskError::Cancelled)));
+            }
         }
-        let is_over = |request: &Request, time| request.waits_since.is_some_and(|since| now >= since + time);
-        while self.waiting.front().is_some_and(|request| is_over(request, PATIENCE))
+    }
+
+    /// Look at the time, and at what the ledger may let go.
+    fn check(&mut self, now: Nanos) {
+        if self.sent_count > 0 && now >= self.next_scan {
+            self.scan(now);
+        }
+        let has_some = !(self.waiting.is_empty() && self.blocked.is_empty() && self.orphans.is_empty());
+        if has_some && now >= self.next_check {
+            self.next_check = now + LOOK_PERIOD;
+            self.check_waiting(now);
+        }
+    }
+
+    #[cold]
+    fn check_waiting(&mut self, now: Nanos) {
+        self.waiting.extend(self.blocked.drain(..));
+        self.waiting.make_contiguous().sort_unstable_by_key(|request| request.number);
+        // Older ones have earlier deadlines.
+        while self.waiting.front().is_some_and(|request| now >= request.deadline)
             && let Some(request) = self.waiting.pop_front()
         {
-            self.ready.push_back(request.end(Err(DiskError::Internal)));
+            self.end(request, Err(DiskError::Internal));
         }
-        self.end_orphans(|request| is_over(request, ORPHANED));
+        if self.orphans.is_empty() {
+            return;
+        }
+        let orphans = std::mem::take(&mut self.orphans);
+        let (over, left) = self.shared.with_ledger(now, |ledger| {
+            let is_over = |request: &Request| request.entry.is_none_or(|entry| ledger.is_over(entry));
+            orphans.into_iter().partition::<Vec<_>, _>(is_over)
+        });
+        self.orphans = left;
+        self.ready.extend(over.into_iter().map(|request| request.end(Err(DiskError::Cancelled))));
+    }
+
+    /// Outstanding commands whose time is over fail; the far target has them still.
+    #[cold]
+    fn scan(&mut self, now: Nanos) {
+        self.next_scan = now + SCAN_PERIOD;
+        let fixed = &self.shared.fixed;
+        let mut is_stuck = false;
+        for request in self.sent.iter_mut().flatten().filter(|request| now >= request.deadline) {
+            if request.is_answered {
+                is_stuck |= now >= request.deadline + fixed.command_timeout;
+                continue;
+            }
+            if request.task.is_write() {
+                self.shared.note(request);
+            }
+            let error = if request.is_forgotten { DiskError::Cancelled } else { DiskError::Internal };
+            self.ready.push_back(request.answer(Err(error)));
+            self.answered_count += 1;
+        }
+        if is_stuck && let Link::Up(queue, _) = &mut self.link {
+            let time = fixed.command_timeout.as_duration();
+            tracing::warn!(disk = fixed.name, qid = self.qid, "a command is not answered in twice {time:?}");
+            queue.abandon();
+        }
     }
 
     /// Zeroes as the far target can.
     fn task(&self, op: Op) -> Task {
         if let Op::WriteZeroes { fua, .. } = op
-            && !self.shared.abilities.write_zeroes()
+            && !self.shared.fixed.abilities.write_zeroes()
         {
             return Task::ZeroData { fua };
         }
@@ -360,7 +461,7 @@ impl RemoteCore {
 
     /// Why a command ends before it begins.
     fn refusal(&self, op: Op, has_data: bool) -> Option<DiskError> {
-        let has = self.shared.abilities;
+        let has = self.shared.fixed.abilities;
         let is_supported = match op {
             Op::Compare => has.compare(),
             Op::Verify => has.verify(),
@@ -368,7 +469,7 @@ impl RemoteCore {
             Op::Read | Op::Write { .. } | Op::WriteZeroes { .. } | Op::Flush => true,
         };
         let is_write = matches!(op, Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate);
-        if is_write && self.shared.geometry.is_read_only {
+        if is_write && self.view.shape.geometry.is_read_only {
             Some(DiskError::WriteProtected)
         } else if !is_supported {
             Some(DiskError::NotSupported)
@@ -379,9 +480,20 @@ impl RemoteCore {
     }
 }
 
-impl Disk for RemoteCore {
+/// The ledger lets it wait.
+#[cold]
+fn is_blocked<F: Far>(shared: &Users<F>, request: &Request, now: Nanos) -> bool {
+    // A Flush has no blocks of its own.
+    if request.task == Task::Flush {
+        return false;
+    }
+    let (id, is_write) = (request.entry.unwrap_or(NEWEST), request.task.is_write());
+    shared.with_ledger(now, |ledger| ledger.is_blocked(id, request.range, is_write))
+}
+
+impl<F: Far> Disk for RemoteCore<F> {
     fn geometry(&self) -> Geometry {
-        self.shared.geometry
+        self.view.shape.geometry
     }
 
     fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
@@ -389,22 +501,24 @@ impl Disk for RemoteCore {
             return Some(Done { token, result: Err(error), buf });
         }
         self.numbers += 1;
-        self.waiting.push_back(Request::new(token, self.task(op), range, buf, self.numbers));
+        let deadline = self.now + self.shared.fixed.command_timeout;
+        self.waiting.push_back(Request::new(token, self.task(op), range, buf, self.numbers, deadline));
         None
     }
 
     fn abilities(&self) -> Abilities {
-        let has = self.shared.abilities;
+        let has = self.shared.fixed.abilities;
         Abilities { compare: has.compare(), verify: has.verify(), copy: false }
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
+        self.now = now;
+        if self.news != self.shared.news() {
+            self.refresh();
+        }
         let mut has_worked = self.step_link(now);
         has_worked |= self.receive(now);
-        self.note_verified();
-        if self.is_unverified || !matches!(self.link, Link::Up(..)) {
-            self.give_up(now);
-        }
+        self.check(now);
         has_worked |= self.send();
         if let Link::Up(queue, _) = &mut self.link {
             queue.send();
@@ -420,11 +534,14 @@ impl Disk for RemoteCore {
 
     fn forget(&mut self, owner: Owner) -> usize {
         let own = |token: Token| token.owner() == owner;
+        self.waiting.extend(self.blocked.drain(..));
+        self.waiting.make_contiguous().sort_unstable_by_key(|request| request.number);
         for at in (0..self.waiting.len()).rev() {
             if own(self.waiting[at].token)
                 && let Some(request) = self.waiting.remove(at)
             {
-                if request.was_sent {
+                self.settle(&request);
+                if request.entry.is_some() {
                     self.orphans.push(request);
                 } else {
                     self.ready.push_back(request.end(Err(DiskError::Cancelled)));
@@ -433,14 +550,28 @@ impl Disk for RemoteCore {
         }
         let mut count = self.ready.iter().filter(|done| own(done.token)).count();
         count += self.orphans.iter().filter(|request| own(request.token)).count();
-        for request in self.sent.iter_mut().flatten().filter(|request| own(request.token)) {
+        let sent = self.sent.iter_mut().flatten().filter(|request| !request.is_answered);
+        for request in sent.filter(|request| own(request.token)) {
             request.is_forgotten = true;
             count += 1;
         }
         count
     }
 
+    /// Without those that are answered and the far target has still: they have given back what was theirs.
     fn in_flight(&self) -> usize {
-        self.waiting.len() + self.sent_count + self.orphans.len() + self.ready.len()
+        let own = self.waiting.len() + self.blocked.len() + self.orphans.len() + self.ready.len();
+        own + self.sent_count - self.answered_count
+    }
+}
+
+impl<F: Far> Drop for RemoteCore<F> {
+    fn drop(&mut self) {
+        let number = if let Link::Up(_, number) = &self.link { *number } else { 0 };
+        let writes = self.sent.iter().flatten().filter(|request| request.task.is_write());
+        let sent = writes.map(|request| (request.entry, request.range));
+        let others = self.waiting.iter().chain(&self.blocked);
+        let live = others.filter_map(|request| request.entry);
+        self.shared.close(self.handle, number, self.now, sent, live);
     }
 }

@@ -3,24 +3,30 @@
 //! ```text
 //!   manager thread   Controller: connect, Identify, keep alive ── Association ──┐ (and again after a loss)
 //!                                                                               v
-//!   each core        submit ──> waiting ──> IoQueue of its own ──> Done    Opening, stepped by Disk::poll
+//!   each core        submit ──> waiting ──> I/O queue of its own ──> Done   Opening, stepped by Disk::poll
 //!                                  ^             │ lost
-//!                                  └─────────────┘ sent again over the next one, in their order
+//!                                  └─────────────┘ sent again over the next one; the ledger has its blocks
 //! ```
 //!
 //! A core never waits: what takes time (connecting the controller, asking what the namespace is) is the
 //! manager's, and a core connects its own queue in steps. A loss of any connection ends the association, as
-//! the kernel's host does, so that the far target ends whatever it still had of it before it answers the next
-//! Connect.
+//! the kernel's host does.
 //!
-//! What survives what is the far target's to say: acknowledged here is acknowledged there, flush and FUA are
-//! passed on. While the far target is away commands wait for [`PATIENCE`], then they fail in a way that the
-//! host may repeat. A namespace that comes back as another disk is not used. The same holds while the far
-//! target is up: when it tells that namespaces have changed, new commands wait until the manager has checked
-//! that it is the same disk.
+//! Acknowledged here is acknowledged there; Flush and FUA are passed on. What happens to writes without an
+//! answer is promised in `docs/guarantees.md`, and kept by three rules:
 //!
-//! What it does not do: no multipath, no cache, no authentication. A namespace that grows is as large as it
-//! was when it was opened. Compare-and-write is not passed on, so hosts of this disk are not offered it.
+//! - Nothing is sent over an association before every core has left the one before ([`ledger`]).
+//! - A lost write is sent again. No newer command of its blocks is sent before it is answered, and no newer
+//!   write before the lost association is over: the far target says so (a Spindle, asked by End Former
+//!   Associations), or some time has passed.
+//! - A command that is not answered within `command_timeout` fails in a way that hosts may repeat. If it is a
+//!   write that the far target has still, its blocks take no other write meanwhile.
+//!
+//! A namespace that is another disk is not used: this is checked when an association begins, and whenever the
+//! far target tells of changed namespaces, before the next command.
+//!
+//! What it does not do: no multipath, no cache, no authentication. Compare-and-write is not passed on, so
+//! hosts of this disk are not offered it.
 //!
 //! Limits: one association for each disk, one I/O queue a core; a command longer than the far target's MDTS
 //! goes in pieces, each copied once, four in flight on a core.
@@ -28,24 +34,30 @@
 #![forbid(unsafe_code)]
 
 mod core;
+mod far;
+mod ledger;
 mod manager;
 mod request;
+mod seed;
+mod shared;
 mod status;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::Thread;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use nvme_spec::identify::Oncs;
 use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
-use spindle_initiator::{Association, Namespace, Target};
-use spindle_reactor::clock::Nanos;
+use spindle_initiator::{Association, Identity, Target};
 
 use crate::core::RemoteCore;
+use crate::shared::{Fixed, Shared};
 
-/// How long commands wait for a far target that is away, before they fail.
-pub const PATIENCE: Nanos = Nanos::from_secs(10);
+pub use far::{Far, FarCompletion, FarOpening, FarQueue};
+pub use shared::{Control, Shape};
 
 /// Which namespace, and by whom.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +70,11 @@ pub struct RemoteSpec {
     pub cores: u16,
     /// Most commands of a core with the far target at once.
     pub depth: u16,
+    /// A command that is not answered in this time, counted from its submission across reconnects, fails.
+    pub command_timeout: Duration,
+    /// After twice the keep-alive time-out and this, a far target that is no Spindle has ended what it had of
+    /// a lost association.
+    pub quiesce: Duration,
 }
 
 /// What the far target said of the namespace when it was opened.
@@ -71,79 +88,29 @@ pub struct RemoteFacts {
     pub transfer_bytes_max: u32,
     /// By what the namespace is known, the best first.
     pub medium_ids: Vec<String>,
+    /// By what it is known after a reconnect.
+    pub identity: Identity,
 }
 
 /// A namespace of another target, shared by all cores. See the module.
-pub struct RemoteDisk {
-    shared: Arc<Users>,
+pub struct RemoteDisk<F: Far = Association> {
+    shared: Arc<Users<F>>,
     facts: RemoteFacts,
-}
-
-/// What manager and cores have in common.
-struct Shared {
-    name: String,
-    spec: RemoteSpec,
-    namespace: Namespace,
-    geometry: Geometry,
-    /// What the namespace can do of what is optional.
-    abilities: Oncs,
-    /// Number of the association that is up; 0: none is.
-    current: AtomicU64,
-    association: Mutex<Option<Arc<Association>>>,
-    /// The newest association of which a core has lost its queue.
-    lost: AtomicU64,
-    /// The association that told of changed namespaces, until the manager has seen that this one is the same
-    /// disk; 0: none. Cores send nothing over it. Not cleared if it is another disk: the next association has
-    /// another number.
-    unverified: AtomicU64,
-    is_stopped: AtomicBool,
-    manager: Mutex<Option<Thread>>,
-}
-
-impl Shared {
-    /// The association that is up, with its number.
-    fn association(&self) -> Option<(u64, Arc<Association>)> {
-        if self.current.load(Ordering::Relaxed) == 0 {
-            return None; // as cores ask, turn after turn, while it is away
-        }
-        let association = self.association.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = self.current.load(Ordering::Acquire);
-        association.as_ref().filter(|_| number != 0).map(|it| (number, Arc::clone(it)))
-    }
-
-    fn set(&self, number: u64, up: Option<Arc<Association>>) {
-        let mut association = self.association.lock().unwrap_or_else(PoisonError::into_inner);
-        *association = up;
-        self.current.store(number, Ordering::Release);
-    }
-
-    /// A core's queue of this association is gone, or could not be made.
-    fn on_lost(&self, number: u64) {
-        if self.lost.fetch_max(number, Ordering::AcqRel) < number {
-            self.wake_manager();
-        }
-    }
-
-    fn wake_manager(&self) {
-        if let Some(thread) = &*self.manager.lock().unwrap_or_else(PoisonError::into_inner) {
-            thread.unpark();
-        }
-    }
 }
 
 /// The disk and its cores: when the last of them goes, the manager ends. Commands of a disk that was removed
 /// end by themselves, and need the association until then.
-struct Users(Arc<Shared>);
+struct Users<F: Far>(Arc<Shared<F>>);
 
-impl Deref for Users {
-    type Target = Shared;
+impl<F: Far> Deref for Users<F> {
+    type Target = Shared<F>;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &Shared<F> {
         &self.0
     }
 }
 
-impl Drop for Users {
+impl<F: Far> Drop for Users<F> {
     fn drop(&mut self) {
         self.is_stopped.store(true, Ordering::Release);
         self.wake_manager();
@@ -166,6 +133,22 @@ impl RemoteDisk {
     pub fn core_bytes() -> usize {
         core::core_bytes()
     }
+}
+
+impl<F: Far> RemoteDisk<F> {
+    /// With associations of another kind, which the caller makes and tells [`Control`] of. `abilities`: ONCS.
+    #[must_use]
+    pub fn with_far(
+        name: &str,
+        spec: &RemoteSpec,
+        facts: RemoteFacts,
+        shape: Shape,
+        abilities: Oncs,
+    ) -> (Arc<RemoteDisk<F>>, Control<F>) {
+        let shared = Arc::new(Shared::new(Fixed::new(name, spec, abilities), shape));
+        let disk = RemoteDisk { shared: Arc::new(Users(Arc::clone(&shared))), facts };
+        (Arc::new(disk), Control(shared))
+    }
 
     /// What it turned out to be.
     #[must_use]
@@ -174,9 +157,21 @@ impl RemoteDisk {
     }
 }
 
-impl DiskSource for RemoteDisk {
+impl Fixed {
+    fn new(name: &str, spec: &RemoteSpec, abilities: Oncs) -> Fixed {
+        Fixed {
+            name: name.to_owned(),
+            nsid: spec.nsid,
+            depth: spec.depth,
+            command_timeout: spec.command_timeout.into(),
+            abilities,
+        }
+    }
+}
+
+impl<F: Far> DiskSource for RemoteDisk<F> {
     fn name(&self) -> &str {
-        &self.shared.name
+        &self.shared.fixed.name
     }
 
     fn kind(&self) -> &'static str {
@@ -184,7 +179,7 @@ impl DiskSource for RemoteDisk {
     }
 
     fn geometry(&self) -> Geometry {
-        self.shared.geometry
+        self.shared.view().shape.geometry
     }
 
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
@@ -198,7 +193,7 @@ impl DiskSource for RemoteDisk {
             return Ok(());
         }
         let allowed = format!("the far target's namespace has {has} bytes");
-        Err(ResizeError { disk: self.shared.name.clone(), bytes, allowed })
+        Err(ResizeError { disk: self.name().to_owned(), bytes, allowed })
     }
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -216,5 +211,9 @@ impl DiskSource for RemoteDisk {
 
     fn medium_ids(&self) -> Vec<String> {
         self.facts.medium_ids.clone()
+    }
+
+    fn identity_seed(&self) -> Option<String> {
+        Some(seed::seed(&self.facts.identity, self.shared.fixed.nsid))
     }
 }

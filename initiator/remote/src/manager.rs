@@ -1,7 +1,7 @@
 //! The thread of a remote disk: its association, from connect to loss, and the next one.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
 use nvme_spec::admin::{AsyncEvent, AsyncNotice};
@@ -9,17 +9,26 @@ use nvme_spec::identify::{IdentifyController, IdentifyNamespace, Nsattr, Oncs, V
 use nvme_spec::log::LogId;
 use nvme_spec::sqe::NSID_ALL;
 use spindle_disk::{Geometry, OpenError, medium_id};
-use spindle_initiator::{Backoff, Clock, Controller, ControllerEvent, Error, Namespace, Options, Target};
+use spindle_initiator::{
+    Association, Backoff, Clock, Controller, ControllerEvent, Error, Former, Namespace, Options, Target,
+};
+use spindle_reactor::clock::Nanos;
 
-use crate::{PATIENCE, RemoteFacts, RemoteSpec, Shared};
+use crate::shared::{Control, Fixed, Shape, Shared};
+use crate::{RemoteFacts, RemoteSpec};
 
 /// How often the controller is looked at: often enough for its keep alive.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Keep-alive time-out. A far target that stops answering is given up after one to one and a half of it;
-/// commands wait for [`PATIENCE`] from then on.
+/// Keep-alive time-out. A far target that stops answering is given up after one to one and a half of it.
 const KEEP_ALIVE_MS: u32 = 5000;
-/// Time for each step of connecting.
+/// Time for each step of connecting but the answer to Connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A Spindle answers Connect when nothing of the host's ended queue pairs is at a disk, or after 40 s.
+const LEFTOVER_MAX: Duration = Duration::from_secs(40);
+/// Time for the answer to Connect.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
+/// An association that was up for so long has lasted.
+const LASTED: Nanos = Nanos::from_secs(10);
 /// Waits between attempts: the first, for a target that was restarted, and the longest.
 const WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// Bytes of the Changed Namespace List.
@@ -34,7 +43,7 @@ struct Connected {
     identify: Box<IdentifyNamespace>,
 }
 
-type Opened = Result<(Arc<Shared>, RemoteFacts), OpenError>;
+type Opened = Result<(Arc<Shared<Association>>, RemoteFacts), OpenError>;
 
 /// See [`RemoteDisk::new`](crate::RemoteDisk::new). A controller stays on the thread that connected it.
 pub(crate) fn open(name: &str, spec: &RemoteSpec) -> Opened {
@@ -57,38 +66,36 @@ pub(crate) fn open(name: &str, spec: &RemoteSpec) -> Opened {
 /// The thread, until the disk is dropped.
 fn manage(name: &str, spec: &RemoteSpec, tell: &mpsc::Sender<Opened>) {
     match first(name, spec) {
-        Ok((shared, facts, controller)) => {
+        Ok((manager, facts, controller)) => {
             // Who asked is waiting.
-            let _ = tell.send(Ok((Arc::clone(&shared), facts)));
-            stay(&shared, controller);
+            let _ = tell.send(Ok((Arc::clone(&manager.control.0), facts)));
+            manager.stay(controller);
         }
         Err(error) => drop(tell.send(Err(error))),
     }
 }
 
 /// The first attempt: what it finds is what the disk is from then on.
-fn first(name: &str, spec: &RemoteSpec) -> Result<(Arc<Shared>, RemoteFacts, Controller), OpenError> {
+fn first(name: &str, spec: &RemoteSpec) -> Result<(Manager, RemoteFacts, Controller), OpenError> {
     let Connected { controller, namespace, identify } = connect(spec).map_err(|error| OpenError::System {
         disk: name.to_owned(),
         verb: format!("use {}", place(&spec.target, spec.nsid)),
         source: std::io::Error::other(error.to_string()),
     })?;
     let facts = facts(controller.identify(), controller.transfer_bytes_max(), &namespace, &identify);
-    let shared = Arc::new(Shared {
-        name: name.to_owned(),
-        spec: spec.clone(),
-        namespace,
-        geometry: geometry(name, controller.identify(), &namespace, &identify)?,
-        abilities: Oncs::from_bits(controller.identify().oncs.get()),
-        current: AtomicU64::new(0),
-        association: Mutex::new(None),
-        lost: AtomicU64::new(0),
-        unverified: AtomicU64::new(0),
-        is_stopped: AtomicBool::new(false),
-        manager: Mutex::new(None),
-    });
-    shared.set(1, Some(controller.association()));
-    Ok((shared, facts, controller))
+    let geometry = geometry(name, controller.identify(), &namespace, &identify)?;
+    let shape = Shape { geometry, must_fua: false };
+    let abilities = Oncs::from_bits(controller.identify().oncs.get());
+    let control = Control(Arc::new(Shared::new(Fixed::new(name, spec, abilities), shape)));
+    control.set_patience(patience(spec, &controller));
+    control.up(1, controller.association(), shape);
+    let manager = Manager { control, spec: spec.clone(), namespace, token: token(), told: Told::default() };
+    Ok((manager, facts, controller))
+}
+
+/// Any number that no other disk has.
+fn token() -> u64 {
+    RandomState::new().hash_one(std::process::id()) | 1
 }
 
 /// One attempt.
@@ -98,6 +105,9 @@ fn connect(spec: &RemoteSpec) -> Result<Connected, Error> {
         depth: spec.depth,
         keep_alive_ms: KEEP_ALIVE_MS,
         connect_timeout: CONNECT_TIMEOUT,
+        connect_answer_timeout: ANSWER_TIMEOUT,
+        // Cores look at the time of each command.
+        command_timeout: None,
         ..Options::default()
     };
     let mut controller = Controller::connect(&spec.target, &options)?;
@@ -109,6 +119,14 @@ fn connect(spec: &RemoteSpec) -> Result<Connected, Error> {
     let identify = controller.identify_namespace(spec.nsid)?;
     let namespace = controller.namespace_of(spec.nsid, &identify)?;
     Ok(Connected { controller, namespace, identify })
+}
+
+/// How long a far target may execute commands of a lost association, if it does not say that it is over. It
+/// ends an association whose keep alive it misses within two time-outs. A Spindle may need longer for what it
+/// has at a disk, and then says so.
+fn patience(spec: &RemoteSpec, controller: &Controller) -> Nanos {
+    let quiet = Nanos::from_ms(2 * u64::from(KEEP_ALIVE_MS)) + spec.quiesce.into();
+    if controller.ends_former_associations() { quiet + LEFTOVER_MAX.into() } else { quiet }
 }
 
 /// As operators write it.
@@ -155,11 +173,12 @@ fn facts(
         transfer_bytes_max,
         medium_ids: medium_id::of_nvme(&serial, namespace.nsid, identify.nguid, identify.eui64),
         serial,
+        identity: namespace.identity,
     }
 }
 
-/// What was told of losses: each reason once, until an association has lasted for
-/// [`PATIENCE`]. A far target that comes and goes for years does not fill the log.
+/// What was told of losses: each reason once, until an association has lasted for [`LASTED`]. A far target
+/// that comes and goes for years does not fill the log.
 #[derive(Default)]
 struct Told {
     reasons: Vec<String>,
@@ -189,109 +208,177 @@ impl Told {
     }
 }
 
-/// One association after the other.
-fn stay(shared: &Shared, controller: Controller) {
-    let (first, longest) = WAITS;
-    let mut backoff = Backoff::new(first, longest, u32::MAX, u64::from(std::process::id()));
-    let mut controller = Some(controller);
-    let mut number = 1;
-    let mut told = Told::default();
-    while let Some(mut up) = controller.take() {
-        let since = Clock::now();
-        let why = supervise(shared, &mut up, number, &mut told);
-        shared.set(0, None);
-        let Some(why) = why else {
-            // Its queues go with the cores' handles. Who does not answer learns of it by keep alive.
-            let _ = up.shutdown();
-            return;
-        };
-        up.abandon();
-        // Closed before the next Connect, so that a far target that is there ends the old association first.
-        drop(up);
-        let place = place(&shared.spec.target, shared.spec.nsid);
-        if told.on_loss(&why) {
-            tracing::warn!(disk = shared.name, "lost {place}: {why}");
-        }
-        backoff.lasted((Clock::now() - since).as_duration());
-        backoff.reset();
-        number += 1;
-        controller = reconnect(shared, &mut backoff, number, &mut told);
-    }
+/// The thread's own.
+struct Manager {
+    control: Control<Association>,
+    spec: RemoteSpec,
+    /// As it was found first.
+    namespace: Namespace,
+    /// Names our associations to the far target.
+    token: u64,
+    told: Told,
 }
 
-/// While an association is up. Why it ended; `None`: the disk is gone.
-fn supervise(shared: &Shared, controller: &mut Controller, number: u64, told: &mut Told) -> Option<String> {
-    let lasted = Clock::now() + PATIENCE;
-    loop {
-        if Clock::now() >= lasted && told.on_lasted() {
-            tracing::info!(disk = shared.name, "{} stays", place(&shared.spec.target, shared.spec.nsid));
+impl Manager {
+    /// One association after the other.
+    fn stay(mut self, controller: Controller) {
+        let (first, longest) = WAITS;
+        let mut backoff = Backoff::new(first, longest, u32::MAX, u64::from(std::process::id()));
+        let mut controller = Some(controller);
+        let mut number = 1;
+        while let Some(mut up) = controller.take() {
+            let since = Clock::now();
+            let why = self.supervise(&mut up, number);
+            self.control.down();
+            let Some(why) = why else {
+                // Its queues go with the cores' handles. Who does not answer learns of it by keep alive.
+                let _ = up.shutdown();
+                return;
+            };
+            up.abandon();
+            // Closed before the next Connect, so that a far target that is there ends the old association
+            // first.
+            drop(up);
+            if self.told.on_loss(&why) {
+                tracing::warn!(disk = self.control.name(), "lost {}: {why}", self.place());
+            }
+            backoff.lasted((Clock::now() - since).as_duration());
+            backoff.reset();
+            number += 1;
+            controller = self.reconnect(&mut backoff, number);
         }
-        if shared.is_stopped.load(Ordering::Acquire) {
-            return None;
-        }
-        match controller.poll(Clock::now()) {
-            Some(ControllerEvent::Lost(loss)) => return Some(loss.to_string()),
-            Some(ControllerEvent::Async(event)) => match verify(shared, controller, number, event) {
-                Ok(()) => continue,
-                Err(error) => return Some(error.to_string()),
-            },
-            None => {}
-        }
-        if shared.lost.load(Ordering::Acquire) >= number {
-            return Some("an I/O queue was lost".to_owned());
-        }
-        std::thread::park_timeout(PERIOD);
     }
-}
 
-/// Handles an event. If namespaces have changed, cores send nothing over association `number` until Identify
-/// has said that this one is the same disk. Waits.
-fn verify(shared: &Shared, up: &mut Controller, number: u64, event: AsyncEvent) -> Result<(), Error> {
-    if event.as_notice() != Some(AsyncNotice::NAMESPACE_CHANGED) {
-        return Ok(());
+    fn place(&self) -> String {
+        place(&self.spec.target, self.spec.nsid)
     }
-    shared.unverified.store(number, Ordering::Release);
-    // Read before Identify: from then on the next change is told. What the list says is of no use: a check
-    // of a namespace that has not changed costs one round trip.
-    up.log_page(LogId::CHANGED_NAMESPACES, NSID_ALL, 0, CHANGED_BYTES, false)?;
-    let nsid = shared.spec.nsid;
-    if !up.namespace(nsid)?.is_same_disk(&shared.namespace) {
-        return Err(Error::OtherDisk { nsid });
-    }
-    shared.unverified.store(0, Ordering::Release);
-    Ok(())
-}
 
-/// The next association, as long as it takes. `None`: the disk is gone.
-fn reconnect(shared: &Shared, backoff: &mut Backoff, number: u64, told: &mut Told) -> Option<Controller> {
-    let place = place(&shared.spec.target, shared.spec.nsid);
-    loop {
-        let due = Clock::now() + backoff.next_wait().unwrap_or(WAITS.1).into();
+    /// While an association is up. Why it ended; `None`: the disk is gone.
+    fn supervise(&mut self, controller: &mut Controller, number: u64) -> Option<String> {
+        let lasted = Clock::now() + LASTED;
+        controller.begin_end_former_associations(self.token);
         loop {
-            if shared.is_stopped.load(Ordering::Acquire) {
+            if Clock::now() >= lasted && self.told.on_lasted() {
+                tracing::info!(disk = self.control.name(), "{} stays", self.place());
+            }
+            if self.control.is_stopped() {
                 return None;
             }
-            let now = Clock::now();
-            if now >= due {
-                break;
+            match controller.poll(Clock::now()) {
+                Some(ControllerEvent::Lost(loss)) => return Some(loss.to_string()),
+                Some(ControllerEvent::Async(event)) => match self.verify(controller, event) {
+                    Ok(()) => continue,
+                    Err(error) => return Some(error.to_string()),
+                },
+                Some(ControllerEvent::Former(former)) => self.on_former(former, number),
+                None => {}
             }
-            std::thread::park_timeout((due - now).as_duration());
-        }
-        let error = match connect(&shared.spec) {
-            Ok(connected) if connected.namespace.is_same_disk(&shared.namespace) => {
-                if !told.is_quiet {
-                    tracing::info!(disk = shared.name, "found {place} again");
-                }
-                shared.set(number, Some(connected.controller.association()));
-                return Some(connected.controller);
+            if self.control.lost() >= number {
+                return Some("an I/O queue was lost".to_owned());
             }
-            Ok(_) => format!("{}", Error::OtherDisk { nsid: shared.spec.nsid }),
-            Err(error) => error.to_string(),
-        };
-        if told.is_new(&error) {
-            tracing::warn!(disk = shared.name, "cannot use {place}: {error}");
+            std::thread::park_timeout(PERIOD);
         }
     }
+
+    fn on_former(&self, former: Former, number: u64) {
+        match former {
+            Former::Over { .. } => self.control.over(number - 1),
+            Former::MayLand => {
+                let place = self.place();
+                let what = "commands of an earlier association may still be at its disk";
+                tracing::error!(disk = self.control.name(), "{place}: {what}");
+            }
+            Former::Unsupported => {}
+        }
+    }
+
+    /// Handles an event. If namespaces have changed, cores send nothing until Identify has said that this one
+    /// is the same disk. Waits.
+    fn verify(&self, up: &mut Controller, event: AsyncEvent) -> Result<(), Error> {
+        if event.as_notice() != Some(AsyncNotice::NAMESPACE_CHANGED) {
+            return Ok(());
+        }
+        self.control.hold();
+        // Read before Identify: from then on the next change is told. What the list says is of no use: a
+        // check of a namespace that has not changed costs one round trip.
+        up.log_page(LogId::CHANGED_NAMESPACES, NSID_ALL, 0, CHANGED_BYTES, false)?;
+        let identify = up.identify_namespace(self.spec.nsid)?;
+        let namespace = up.namespace_of(self.spec.nsid, &identify)?;
+        let shape = self.shape(up, &namespace, &identify)?;
+        self.control.checked(shape);
+        Ok(())
+    }
+
+    /// What the namespace is now, if it is the same disk.
+    fn shape(
+        &self,
+        controller: &Controller,
+        namespace: &Namespace,
+        identify: &IdentifyNamespace,
+    ) -> Result<Shape, Error> {
+        if !namespace.is_same_disk(&self.namespace) {
+            return Err(Error::OtherDisk { nsid: self.spec.nsid });
+        }
+        let before = self.control.shape();
+        let shape = reshape(before, Vwc::from_bits(controller.identify().vwc), namespace, identify);
+        if namespace.blocks == 0 {
+            return Err(Error::Answer { step: "Identify Namespace", what: "the namespace has no blocks" });
+        }
+        if shape != before {
+            let (bytes, is_read_only) = (shape.geometry.bytes(), shape.geometry.is_read_only);
+            let (disk, with_fua) = (self.control.name(), shape.must_fua);
+            tracing::info!(disk, bytes, is_read_only, with_fua, "the far namespace has changed");
+        }
+        Ok(shape)
+    }
+
+    /// The next association, as long as it takes. `None`: the disk is gone.
+    fn reconnect(&mut self, backoff: &mut Backoff, number: u64) -> Option<Controller> {
+        loop {
+            let due = Clock::now() + backoff.next_wait().unwrap_or(WAITS.1).into();
+            loop {
+                if self.control.is_stopped() {
+                    return None;
+                }
+                let now = Clock::now();
+                if now >= due {
+                    break;
+                }
+                std::thread::park_timeout((due - now).as_duration());
+            }
+            let found = connect(&self.spec).and_then(|Connected { controller, namespace, identify }| {
+                let shape = self.shape(&controller, &namespace, &identify)?;
+                Ok((controller, shape))
+            });
+            match found {
+                Ok((controller, shape)) => {
+                    if !self.told.is_quiet {
+                        tracing::info!(disk = self.control.name(), "found {} again", self.place());
+                    }
+                    self.control.set_patience(patience(&self.spec, &controller));
+                    self.control.up(number, controller.association(), shape);
+                    return Some(controller);
+                }
+                Err(error) => {
+                    let error = error.to_string();
+                    if self.told.is_new(&error) {
+                        tracing::warn!(disk = self.control.name(), "cannot use {}: {error}", self.place());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The shape that follows `before`. Hosts read once whether there is a volatile write cache: one that appears
+/// later is not told to them, and every write goes through it (FUA).
+fn reshape(before: Shape, vwc: Vwc, namespace: &Namespace, identify: &IdentifyNamespace) -> Shape {
+    let geometry = Geometry {
+        block_count: namespace.blocks,
+        is_read_only: Nsattr::from_bits(identify.nsattr).write_protected(),
+        ..before.geometry
+    };
+    Shape { geometry, must_fua: vwc.present() && !before.geometry.has_volatile_cache }
 }
 
 #[cfg(test)]

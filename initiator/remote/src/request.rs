@@ -8,6 +8,8 @@ use spindle_initiator::HostData;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 
+use crate::ledger::EntryId;
+
 /// Most blocks of one command: NLB counts them less one, in 16 bits.
 const COMMAND_BLOCKS_MAX: u32 = 1 << 16;
 /// Bytes of the one range of a Dataset Management.
@@ -34,6 +36,16 @@ pub(crate) enum Task {
     Verify,
 }
 
+impl Task {
+    /// It changes blocks: it may not be sent after a newer one of its blocks.
+    pub(crate) fn is_write(self) -> bool {
+        match self {
+            Task::Write { .. } | Task::Zeroes { .. } | Task::ZeroData { .. } | Task::Deallocate => true,
+            Task::Read | Task::Flush | Task::Compare | Task::Verify => false,
+        }
+    }
+}
+
 impl From<Op> for Task {
     fn from(op: Op) -> Task {
         match op {
@@ -53,23 +65,29 @@ impl From<Op> for Task {
 pub(crate) struct Request {
     pub(crate) token: Token,
     pub(crate) task: Task,
-    range: BlockRange,
+    pub(crate) range: BlockRange,
     /// Its data; `None` while the command that is with the far target has it.
     buf: Option<Buf>,
     /// Its place among all of the core.
     pub(crate) number: u64,
+    /// When it fails, if it is not answered before.
+    pub(crate) deadline: Nanos,
     /// Blocks that are done.
     done: u32,
     /// Blocks of the piece that is with the far target.
     piece: u32,
     /// The piece has a buffer of its own.
     is_bounced: bool,
+    /// All pieces have, as the far target does not take its own buffer.
+    must_bounce: bool,
+    /// The far target has it, or its association was lost with it.
+    pub(crate) is_outstanding: bool,
     /// Its submitter is gone ([`Disk::forget`](spindle_disk::Disk::forget)).
     pub(crate) is_forgotten: bool,
-    /// It was with a far target that is lost, and may be done there still.
-    pub(crate) was_sent: bool,
-    /// Since when it waits for a far target that is away.
-    pub(crate) waits_since: Option<Nanos>,
+    /// Its submitter was told that it failed, and the far target has it still.
+    pub(crate) is_answered: bool,
+    /// Its entry in the ledger: it was lost, or not answered in time.
+    pub(crate) entry: Option<EntryId>,
 }
 
 /// What one piece is sent as.
@@ -96,24 +114,36 @@ pub(crate) struct Limits {
     pub(crate) data_blocks_max: u32,
     /// Blocks that a buffer of a piece holds.
     pub(crate) bounce_blocks: u32,
+    /// Every write has FUA.
+    pub(crate) must_fua: bool,
 }
 
 impl Request {
-    pub(crate) fn new(token: Token, task: Task, range: BlockRange, buf: Option<Buf>, number: u64) -> Request {
-        let (done, piece, is_bounced) = (0, 0, false);
-        let (is_forgotten, was_sent, waits_since) = (false, false, None);
+    pub(crate) fn new(
+        token: Token,
+        task: Task,
+        range: BlockRange,
+        buf: Option<Buf>,
+        number: u64,
+        deadline: Nanos,
+    ) -> Request {
+        let (done, piece, is_bounced, must_bounce) = (0, 0, false, false);
+        let (is_outstanding, is_forgotten, is_answered, entry) = (false, false, false, None);
         Request {
             token,
             task,
             range,
             buf,
             number,
+            deadline,
             done,
             piece,
             is_bounced,
+            must_bounce,
+            is_outstanding,
             is_forgotten,
-            was_sent,
-            waits_since,
+            is_answered,
+            entry,
         }
     }
 
@@ -133,23 +163,24 @@ impl Request {
             }
             Task::Write { fua } => {
                 let data = self.data(left, whole, limits, pool)?;
-                (Sqe::write(0, nsid, lba, self.piece, fua), HostData::ToController(data))
+                (Sqe::write(0, nsid, lba, self.piece, fua || limits.must_fua), HostData::ToController(data))
             }
             Task::Compare => {
                 let data = self.data(left, whole, limits, pool)?;
                 (Sqe::compare(0, nsid, lba, self.piece), HostData::ToController(data))
             }
             Task::ZeroData { fua } => {
-                self.piece = left.min(limits.bounce_blocks);
-                let mut data = pool.take(self.piece * limits.block_bytes).ok_or(Lack::Buffer)?;
+                self.piece = left.min(limits.data_blocks_max).min(limits.bounce_blocks);
+                let mut data = pool.take_contiguous(self.piece * limits.block_bytes).ok_or(Lack::Buffer)?;
                 data.clear();
                 self.is_bounced = true;
-                (Sqe::write(0, nsid, lba, self.piece, fua), HostData::ToController(data))
+                (Sqe::write(0, nsid, lba, self.piece, fua || limits.must_fua), HostData::ToController(data))
             }
             Task::Zeroes { deallocate, fua } => {
                 self.piece = left.min(COMMAND_BLOCKS_MAX);
                 let mut sqe = Sqe::write_zeroes(0, nsid, lba, self.piece, deallocate);
-                sqe.cdw12 = ReadWriteCdw12::from_bits(sqe.cdw12.get()).with_fua(fua).into();
+                sqe.cdw12 =
+                    ReadWriteCdw12::from_bits(sqe.cdw12.get()).with_fua(fua || limits.must_fua).into();
                 (sqe, HostData::None)
             }
             Task::Verify => {
@@ -169,13 +200,13 @@ impl Request {
     /// Memory of the next piece: its own where the far target takes all at once, else a buffer with that part
     /// of it.
     fn data(&mut self, left: u32, whole: bool, limits: Limits, pool: &Pool) -> Result<Buf, Lack> {
-        if whole && left <= limits.data_blocks_max {
+        if whole && left <= limits.data_blocks_max && !self.must_bounce {
             (self.piece, self.is_bounced) = (left, false);
             return self.buf.take().ok_or(Lack::Data);
         }
         self.piece = left.min(limits.data_blocks_max).min(limits.bounce_blocks);
         let bytes = self.piece * limits.block_bytes;
-        let mut piece = pool.take(bytes).ok_or(Lack::Buffer)?;
+        let mut piece = pool.take_contiguous(bytes).ok_or(Lack::Buffer)?;
         self.is_bounced = true;
         let own = self.buf.as_ref().ok_or(Lack::Data)?;
         if self.task != Task::Read {
@@ -199,6 +230,16 @@ impl Request {
         }
     }
 
+    /// The far target does not take its own buffer: it goes in pieces, each copied.
+    pub(crate) fn bounce(&mut self) {
+        self.must_bounce = true;
+    }
+
+    /// True when it goes in copied pieces already.
+    pub(crate) fn is_bounced(&self) -> bool {
+        self.is_bounced
+    }
+
     /// The piece is done. True when it was the last.
     pub(crate) fn on_piece(&mut self, data: Option<Buf>, limits: Limits) -> bool {
         if !self.is_bounced {
@@ -216,6 +257,13 @@ impl Request {
         self.done >= self.range.blocks
     }
 
+    /// It failed for its submitter; the far target has it still. Its own buffer goes back, unless the far
+    /// target has that.
+    pub(crate) fn answer(&mut self, result: Result<(), DiskError>) -> Done {
+        self.is_answered = true;
+        Done { token: self.token, result, buf: self.buf.take() }
+    }
+
     pub(crate) fn end(self, result: Result<(), DiskError>) -> Done {
         Done { token: self.token, result, buf: self.buf }
     }
@@ -227,7 +275,8 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { nsid: 7, block_bytes: 512, data_blocks_max: 16, bounce_blocks: 8 };
+    const LIMITS: Limits =
+        Limits { nsid: 7, block_bytes: 512, data_blocks_max: 16, bounce_blocks: 8, must_fua: false };
 
     fn pool() -> Pool {
         let zones =
@@ -236,7 +285,7 @@ mod tests {
     }
 
     fn request(task: Task, blocks: u32, buf: Option<Buf>) -> Request {
-        Request::new(Token(1), task, BlockRange { lba: 100, blocks }, buf, 0)
+        Request::new(Token(1), task, BlockRange { lba: 100, blocks }, buf, 0, Nanos::MAX)
     }
 
     fn filled(pool: &Pool, blocks: u32) -> Buf {
@@ -294,6 +343,38 @@ mod tests {
         let buf = request.end(Ok(())).buf.expect("back");
         for block in 0..20_u8 {
             assert!(buf.equals_at(usize::from(block) * 512, &[block; 512]), "block {block}");
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_the_far_target_does_not_take_goes_in_copies() {
+        let pool = pool();
+        let mut request = request(Task::Write { fua: false }, 16, Some(filled(&pool, 16)));
+        let refused = request.next(LIMITS, &pool).expect("its own");
+        request.take_back(refused.data.into_buffer());
+        request.bounce();
+        let mut seen = Vec::new();
+        loop {
+            let piece = request.next(LIMITS, &pool).expect("a buffer");
+            let data = piece.data.into_buffer().expect("data");
+            seen.push((piece.sqe.cdw10.get(), data.as_slice().expect("one piece")[0]));
+            if request.on_piece(Some(data), LIMITS) {
+                break;
+            }
+        }
+        assert_eq!(seen, [(100, 0), (108, 8)]);
+        assert_eq!(request.end(Ok(())).buf.expect("its own").len(), 8192);
+    }
+
+    #[test]
+    fn every_write_has_fua_where_the_far_cache_is_not_told_of() {
+        let pool = pool();
+        let limits = Limits { must_fua: true, ..LIMITS };
+        let zeroes = Task::Zeroes { deallocate: false, fua: false };
+        for task in [Task::Write { fua: false }, Task::ZeroData { fua: false }, zeroes] {
+            let mut request = request(task, 1, Some(filled(&pool, 1)));
+            let cdw12 = request.next(limits, &pool).expect("a piece").sqe.cdw12.get();
+            assert_eq!(cdw12 >> 30 & 1, 1, "{task:?}");
         }
     }
 

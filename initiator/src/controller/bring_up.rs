@@ -45,6 +45,8 @@ pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, 
         keep_alive: None,
         event_request: None,
         events: VecDeque::new(),
+        former_request: None,
+        former: None,
         known: Vec::new(),
         is_loss_told: false,
     };

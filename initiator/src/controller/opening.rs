@@ -3,10 +3,11 @@
 //! ```text
 //!   begin ─> link (TCP: socket, ICReq; RDMA: address, route, connect) ─> Connect ─> IoQueue
 //! ```
-//! Each step has `connect_timeout`. The same steps with waits between them are how a controller connects its
-//! queues itself.
+//! Each step has `connect_timeout`, Connect `connect_answer_timeout`. The same steps with waits between them
+//! are how a controller connects its queues itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use nvme_spec::Sqe;
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, ConnectResult};
@@ -166,6 +167,14 @@ impl Connecting {
         }
     }
 
+    /// Time for the step that it is at.
+    fn timeout(&self) -> Duration {
+        match self.state {
+            State::Link(_) | State::Over => self.options.connect_timeout,
+            State::Connect(..) => self.options.connect_answer_timeout,
+        }
+    }
+
     /// On, as far as it goes at once. The queue and its CNTLID when it is connected.
     pub(super) fn step(&mut self, now: Nanos) -> Result<Option<(Qpair, u16)>, Error> {
         let before = self.step_name();
@@ -175,14 +184,15 @@ impl Connecting {
             return Ok(connected);
         }
         if step != before {
-            self.deadline = now + self.options.connect_timeout.into();
+            self.deadline = now + self.timeout().into();
         } else if now >= self.deadline && !matches!(self.state, State::Over) {
+            let after = self.timeout();
             self.state = State::Over;
             if step == SOCKET {
                 let source = std::io::ErrorKind::TimedOut.into();
                 return Err(Error::Connect { address: self.target.address, source });
             }
-            return Err(Error::TimedOut { step, after: self.options.connect_timeout });
+            return Err(Error::TimedOut { step, after });
         }
         Ok(None)
     }

@@ -94,7 +94,8 @@ pub fn nqn() -> Nqn {
 
 /// Options with short time-outs.
 pub fn options() -> Options {
-    Options { depth: 32, io_queues: QUEUES, connect_timeout: Duration::from_secs(20), ..Options::default() }
+    let (connect_timeout, connect_answer_timeout) = (LONG, LONG);
+    Options { depth: 32, io_queues: QUEUES, connect_timeout, connect_answer_timeout, ..Options::default() }
 }
 
 /// A pool for data.

@@ -5,6 +5,7 @@ mod allocation;
 mod commands;
 mod connecting;
 mod fake;
+mod former;
 mod losing;
 mod sets;
 mod waiting;

@@ -54,6 +54,7 @@ pub mod register;
 pub mod sqe;
 pub mod status;
 pub mod tcp;
+pub mod vendor;
 
 pub use zerocopy;
 

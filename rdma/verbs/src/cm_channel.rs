@@ -84,6 +84,9 @@ pub enum CmEventKind {
     Disconnected,
     /// The device is about to go: identifiers and all that is on it are to be dropped.
     DeviceRemoval,
+    /// The network device that the identifier is bound to has another hardware address: a bond has gone over
+    /// to its other port. A listener hears nothing any more.
+    AddressChange,
     /// The queue pair's number may be used again.
     TimewaitExit,
     /// Another, in librdmacm's numbers.
@@ -105,6 +108,7 @@ impl CmEventKind {
             kind::RDMA_CM_EVENT_ESTABLISHED => CmEventKind::Established,
             kind::RDMA_CM_EVENT_DISCONNECTED => CmEventKind::Disconnected,
             kind::RDMA_CM_EVENT_DEVICE_REMOVAL => CmEventKind::DeviceRemoval,
+            kind::RDMA_CM_EVENT_ADDR_CHANGE => CmEventKind::AddressChange,
             kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => CmEventKind::TimewaitExit,
             other => CmEventKind::Other(other),
         }
@@ -244,7 +248,8 @@ mod tests {
         assert_eq!(CmEventKind::new(4), CmEventKind::ConnectRequest);
         assert_eq!(CmEventKind::new(8), CmEventKind::Rejected);
         assert_eq!(CmEventKind::new(15), CmEventKind::TimewaitExit);
-        assert_eq!(CmEventKind::new(14), CmEventKind::Other(14));
+        assert_eq!(CmEventKind::new(14), CmEventKind::AddressChange);
+        assert_eq!(CmEventKind::new(13), CmEventKind::Other(13));
         assert!(!CmEventKind::Disconnected.has_parameters());
     }
 }

@@ -17,6 +17,7 @@ use rdma_sys as sys;
 
 use crate::cm_id::CmId;
 use crate::error::VerbsError;
+use crate::memory::Access;
 
 /// What a device can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub struct DeviceLimits {
     pub has_srq: bool,
     /// Ports; they count from 1.
     pub ports: u8,
-    /// iWARP: the memory into which a READ goes must allow remote writes.
+    /// iWARP: see [`DeviceLimits::read_access`].
     pub is_iwarp: bool,
 }
 
@@ -86,6 +87,14 @@ impl DeviceLimits {
             is_iwarp,
         }
     }
+
+    /// What memory must allow into which our own READs go. On iWARP the answer to a READ is a write of the
+    /// other side like any other, which names its target by a key that allows it: whoever serves a READ can
+    /// write to all of that region as long as it is registered.
+    #[must_use]
+    pub fn read_access(&self) -> Access {
+        if self.is_iwarp { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE }
+    }
 }
 
 /// Something happened to a device, outside of any completion.
@@ -108,6 +117,12 @@ pub enum AsyncEvent {
         /// Its number.
         number: u32,
     },
+    /// A queue pair in its error state takes no more receives of its shared receive queue: all that it took
+    /// have completed, or will without anything else happening. Not all devices tell.
+    QueuePairDrained {
+        /// Its number.
+        number: u32,
+    },
     /// A completion queue overran or is broken.
     CompletionQueueError {
         /// As [`crate::CompletionQueue::identity`].
@@ -115,6 +130,50 @@ pub enum AsyncEvent {
     },
     /// Another, in libibverbs' numbers.
     Other(i32),
+}
+
+impl AsyncEvent {
+    /// # Safety
+    /// An event of the library, with a living queue pair where it is about one.
+    unsafe fn read(place: *const sys::ibv_async_event) -> AsyncEvent {
+        use sys::ibv_event_type as kind;
+        // SAFETY: by contract. The kind is read as a number, because newer kernels may have others than the
+        // enum.
+        unsafe {
+            let number = (&raw const (*place).event_type).cast::<i32>().read();
+            let port = u8::try_from((*place).element.port_num).unwrap_or(0);
+            if number == kind::IBV_EVENT_PORT_ERR as i32 {
+                AsyncEvent::PortDown { port }
+            } else if number == kind::IBV_EVENT_PORT_ACTIVE as i32 {
+                AsyncEvent::PortUp { port }
+            } else if number == kind::IBV_EVENT_DEVICE_FATAL as i32 {
+                AsyncEvent::DeviceFatal
+            } else if QUEUE_PAIR_FATAL.contains(&number) {
+                AsyncEvent::QueuePairFatal { number: (*(*place).element.qp).qp_num }
+            } else if number == kind::IBV_EVENT_QP_LAST_WQE_REACHED as i32 {
+                AsyncEvent::QueuePairDrained { number: (*(*place).element.qp).qp_num }
+            } else if number == kind::IBV_EVENT_CQ_ERR as i32 {
+                AsyncEvent::CompletionQueueError { queue: (*place).element.cq.addr() }
+            } else {
+                AsyncEvent::Other(number)
+            }
+        }
+    }
+}
+
+/// Opens all that can be opened: one that cannot is no reason to have none.
+fn open_each<C, D, E>(
+    contexts: impl IntoIterator<Item = C>,
+    mut open: impl FnMut(C) -> Result<Option<D>, E>,
+) -> (Vec<D>, Vec<E>) {
+    let (mut opened, mut failed) = (Vec::new(), Vec::new());
+    for context in contexts {
+        match open(context) {
+            Ok(device) => opened.extend(device),
+            Err(error) => failed.push(error),
+        }
+    }
+    (opened, failed)
 }
 
 /// A device: librdmacm's context of it, and one protection domain.
@@ -130,6 +189,17 @@ pub struct Device {
     /// Its entry for user space, where there are any.
     usable: Option<(PathBuf, u64)>,
     is_lost: AtomicBool,
+    /// It has refused relaxed ordering.
+    is_strict: AtomicBool,
+}
+
+/// What [`Device::find`] has found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Devices that can be used.
+    pub devices: Vec<Arc<Device>>,
+    /// Names of those that cannot, and why.
+    pub failed: Vec<(String, VerbsError)>,
 }
 
 /// Of the kernel's soft-RoCE (`RXE_VENDOR_ID`).
@@ -149,13 +219,25 @@ static SEEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 static KNOWN: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
 impl Device {
-    /// All devices. An empty list where there is no RDMA at all (no module, nothing in `/dev/infiniband`):
-    /// that is no error. Called again, it gives the same devices as long as they are held, and new ones, but
-    /// none that is lost.
+    /// All devices that can be used: [`Device::find`].
     ///
     /// # Errors
-    /// Devices are there but cannot be asked.
+    /// As that, or there are devices and none of them can be used.
     pub fn all() -> Result<Vec<Arc<Device>>, VerbsError> {
+        let Found { devices, failed } = Device::find()?;
+        match failed.first() {
+            Some((_, error)) if devices.is_empty() => Err(*error),
+            Some(_) | None => Ok(devices),
+        }
+    }
+
+    /// All devices. Empty lists where there is no RDMA at all (no module, nothing in `/dev/infiniband`): that
+    /// is no error. Called again, it gives the same devices as long as they are held, and new ones, but none
+    /// that is lost.
+    ///
+    /// # Errors
+    /// The library cannot be asked.
+    pub fn find() -> Result<Found, VerbsError> {
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut count = 0;
         // SAFETY: the count is written to; the list ends there.
@@ -163,7 +245,7 @@ impl Device {
         if list.is_null() {
             let error = VerbsError::last("rdma_get_devices");
             let is_none = [libc::ENODEV, libc::ENOSYS, libc::ENOENT].contains(&error.errno);
-            return if is_none { Ok(Vec::new()) } else { Err(error) };
+            return if is_none { Ok(Found::default()) } else { Err(error) };
         }
         known.retain(|device| device.strong_count() > 0);
         let contexts: Vec<_> = (0..usize::try_from(count).unwrap_or(0))
@@ -172,22 +254,24 @@ impl Device {
             .collect();
         // SAFETY: the library's allocation, which nothing else refers to.
         unsafe { libc::free(list.cast()) };
-        let mut devices = Vec::new();
-        for context in contexts {
+        let (devices, failed) = open_each(contexts, |context| {
             let same = known.iter().filter_map(Weak::upgrade).find(|it| it.context.0 == context.0);
             match same {
-                Some(device) if device.is_lost() => {}
-                Some(device) => devices.push(device),
-                None if context.is_cut_off() => {}
-                None => devices.push(Arc::new(Device::new(context)?)),
+                Some(device) if device.is_lost() => Ok(None),
+                Some(device) => Ok(Some(device)),
+                None if context.is_cut_off() => Ok(None),
+                None => {
+                    let name = context.name();
+                    Device::new(context).map(|device| Some(Arc::new(device))).map_err(|error| (name, error))
+                }
             }
-        }
+        });
         for device in &devices {
             if !known.iter().any(|weak| weak.as_ptr() == Arc::as_ptr(device)) {
                 known.push(Arc::downgrade(device));
             }
         }
-        Ok(devices)
+        Ok(Found { devices, failed })
     }
 
     /// The kernel lists a device that [`Device::all`] has never given. Costs a look at a directory, and
@@ -210,13 +294,12 @@ impl Device {
         })?;
         // SAFETY: zeroes are valid, and the verb has filled it.
         let attributes = unsafe { attributes.assume_init() };
-        // SAFETY: an open context has a device, with a name that ends.
-        let (name, vectors, is_iwarp, async_fd) = unsafe {
-            let name = CStr::from_ptr(sys::ibv_get_device_name((*context).device));
+        let name = reference.name();
+        // SAFETY: an open context has a device.
+        let (vectors, is_iwarp, async_fd) = unsafe {
             let transport = (*(*context).device).transport_type;
             let is_iwarp = transport == sys::ibv_transport_type::IBV_TRANSPORT_IWARP;
-            let name = name.to_string_lossy().into_owned();
-            (name, (*context).num_comp_vectors, is_iwarp, (*context).async_fd)
+            ((*context).num_comp_vectors, is_iwarp, (*context).async_fd)
         };
         let entry = std::fs::metadata(format!("{DEVICES}/{name}")).map(|entry| entry.ino());
         // SAFETY: an open context has a device, with a name for user space that ends.
@@ -233,8 +316,19 @@ impl Device {
         let is_soft_roce = attributes.vendor_id == SOFT_ROCE_VENDOR;
         SEEN.lock().unwrap_or_else(PoisonError::into_inner).extend(entry);
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
-        let is_lost = AtomicBool::new(false);
-        Ok(Device { context: reference, domain, name, limits, is_soft_roce, serial, usable, is_lost })
+        let (is_lost, is_strict) = (AtomicBool::new(false), AtomicBool::new(false));
+        let context = reference;
+        Ok(Device { context, domain, name, limits, is_soft_roce, serial, usable, is_lost, is_strict })
+    }
+
+    /// It has not refused relaxed ordering so far.
+    pub(crate) fn is_relaxed(&self) -> bool {
+        !self.is_strict.load(Ordering::Relaxed)
+    }
+
+    /// It has, and is not asked for it again.
+    pub(crate) fn set_strict(&self) {
+        self.is_strict.store(true, Ordering::Relaxed);
     }
 
     /// Names it for as long as the process lives: one that comes back has another.
@@ -317,34 +411,16 @@ impl Device {
     /// The next event of the device, if one is there. Does not block.
     #[must_use]
     pub fn next_async_event(&self) -> Option<AsyncEvent> {
-        use sys::ibv_event_type as kind;
         let mut event = MaybeUninit::<sys::ibv_async_event>::zeroed();
         // SAFETY: an open context, whose descriptor does not block; the event is written.
         if unsafe { sys::ibv_get_async_event(self.context.0, event.as_mut_ptr()) } != 0 {
             return None;
         }
-        let place = event.as_mut_ptr();
-        // SAFETY: written by the verb. The kind is read as a number, because newer kernels may have others
-        // than the enum. A queue pair in an event is not destroyed before the event is acknowledged.
-        let told = unsafe {
-            let number = (&raw const (*place).event_type).cast::<i32>().read();
-            let port = u8::try_from((*place).element.port_num).unwrap_or(0);
-            if number == kind::IBV_EVENT_PORT_ERR as i32 {
-                AsyncEvent::PortDown { port }
-            } else if number == kind::IBV_EVENT_PORT_ACTIVE as i32 {
-                AsyncEvent::PortUp { port }
-            } else if number == kind::IBV_EVENT_DEVICE_FATAL as i32 {
-                AsyncEvent::DeviceFatal
-            } else if QUEUE_PAIR_FATAL.contains(&number) {
-                AsyncEvent::QueuePairFatal { number: (*(*place).element.qp).qp_num }
-            } else if number == kind::IBV_EVENT_CQ_ERR as i32 {
-                AsyncEvent::CompletionQueueError { queue: (*place).element.cq.addr() }
-            } else {
-                AsyncEvent::Other(number)
-            }
-        };
+        // SAFETY: written by the verb. A queue pair in an event is not destroyed before the event is
+        // acknowledged.
+        let told = unsafe { AsyncEvent::read(event.as_ptr()) };
         // SAFETY: an event that was taken and is acknowledged once.
-        unsafe { sys::ibv_ack_async_event(place) };
+        unsafe { sys::ibv_ack_async_event(event.as_mut_ptr()) };
         Some(told)
     }
 
@@ -382,6 +458,13 @@ struct Reference(*mut sys::ibv_context);
 const NOTHING: &str = "/dev/null";
 
 impl Reference {
+    /// The device's name.
+    fn name(&self) -> String {
+        // SAFETY: an open context has a device, with a name that ends.
+        let name = unsafe { CStr::from_ptr(sys::ibv_get_device_name((*self.0).device)) };
+        name.to_string_lossy().into_owned()
+    }
+
     /// Let the kernel have what belongs to the context, which stays where it is: see [`Device::set_lost`].
     fn cut_off(&self) {
         let Ok(nothing) = File::open(NOTHING) else { return };
@@ -458,5 +541,43 @@ mod tests {
         assert_eq!((limits.send_wr, limits.sge, limits.sge_read, limits.vectors), (1024, 30, 30, 4));
         assert_eq!((limits.responder_resources, limits.initiator_depth, limits.cqe), (16, 255, 0));
         assert!(limits.can_invalidate && !limits.has_srq && !limits.has_windows);
+    }
+
+    #[test]
+    fn memory_that_takes_what_we_read_can_be_written_from_outside_on_iwarp_only() {
+        // SAFETY: numbers and bytes.
+        let attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
+        let of = |is_iwarp| DeviceLimits::new(&attributes, 1, is_iwarp).read_access();
+        assert_eq!(of(false), Access::LOCAL_WRITE);
+        assert_eq!(of(true), Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    }
+
+    #[test]
+    fn one_device_that_cannot_be_opened_does_not_hide_the_others() {
+        let open = |number: u32| match number {
+            1 => Err("bad"),
+            2 => Ok(None),
+            other => Ok(Some(other)),
+        };
+        assert_eq!(open_each([0, 1, 2, 3], open), (vec![0, 3], vec!["bad"]));
+    }
+
+    #[test]
+    fn events_are_the_library_s_in_our_words() {
+        use sys::ibv_event_type as kind;
+        // SAFETY: numbers and pointers.
+        let (mut event, mut queue_pair): (sys::ibv_async_event, sys::ibv_qp) =
+            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        queue_pair.qp_num = 17;
+        event.element.qp = &raw mut queue_pair;
+        let mut read = |kind| {
+            event.event_type = kind;
+            // SAFETY: its queue pair is alive.
+            unsafe { AsyncEvent::read(&raw const event) }
+        };
+        assert_eq!(read(kind::IBV_EVENT_QP_LAST_WQE_REACHED), AsyncEvent::QueuePairDrained { number: 17 });
+        assert_eq!(read(kind::IBV_EVENT_QP_FATAL), AsyncEvent::QueuePairFatal { number: 17 });
+        assert_eq!(read(kind::IBV_EVENT_DEVICE_FATAL), AsyncEvent::DeviceFatal);
+        assert_eq!(read(kind::IBV_EVENT_COMM_EST), AsyncEvent::Other(kind::IBV_EVENT_COMM_EST as i32));
     }
 }

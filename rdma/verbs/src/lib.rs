@@ -23,6 +23,10 @@
 //! is not written. The same holds for memory whose remote key a peer knows, until the key is invalid. A
 //! completion queue has room for every work request that may complete to it.
 //!
+//! **Order of what a device writes.** Memory is registered with relaxed ordering where the device takes it:
+//! the writes of a message may pass each other on PCIe. A completion entry is written without it, and so
+//! passes none of them: who has polled it finds all. By the rule above nobody looks before.
+//!
 //! **Limits** are checked: more segments, inline bytes or work requests than a queue was made for are an
 //! error of the verb, and nothing of that request is posted.
 //!
@@ -49,7 +53,7 @@ pub use batch::{SendBatch, SendData};
 pub use cm_channel::{CmChannel, CmEvent, CmEventKind, PRIVATE_DATA_BYTES_MAX};
 pub use cm_id::{CmId, CmToken, ConnectParams};
 pub use completion::{CompletionChannel, CompletionQueue, POLL_BATCH, WcStatus, WorkCompletion};
-pub use device::{AsyncEvent, Device, DeviceLimits};
+pub use device::{AsyncEvent, Device, DeviceLimits, Found};
 pub use error::{SubmitError, VerbsError};
 pub use memory::{Access, MemoryRegion, MemoryWindow, Sge};
 pub use queue_pair::{LIST_BATCH, QueuePair, QueuePairConfig, RNR_0_64_MS, Road};

@@ -19,7 +19,7 @@ pub struct Access(u32);
 impl Access {
     /// Source of our own SENDs and WRITEs.
     pub const LOCAL_READ: Access = Access(0);
-    /// Target of our own RECVs and READs.
+    /// Target of our own RECVs. Of our own READs: [`crate::DeviceLimits::read_access`].
     pub const LOCAL_WRITE: Access = Access(sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0);
     /// Source of the other side's READs.
     pub const REMOTE_READ: Access = Access(sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0);
@@ -37,6 +37,24 @@ impl Access {
     pub(crate) fn flags(self) -> u32 {
         self.0
     }
+}
+
+/// PCIe may let writes of one message pass each other. An optional flag: a library, kernel or device that
+/// does not know it ignores or refuses it.
+const RELAXED: u32 = sys::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+
+/// Register with relaxed ordering, and where that fails without. Also, whether that was what helped.
+fn relaxed_first<T>(
+    flags: u32,
+    is_relaxed: bool,
+    mut register: impl FnMut(u32) -> Result<T, VerbsError>,
+) -> (Result<T, VerbsError>, bool) {
+    if is_relaxed && let Ok(made) = register(flags | RELAXED) {
+        return (Ok(made), false);
+    }
+    let made = register(flags);
+    let is_refused = is_relaxed && made.is_ok();
+    (made, is_refused)
 }
 
 impl BitOr for Access {
@@ -100,7 +118,8 @@ impl Device {
         self.register_part(area, 0, bytes, access)
     }
 
-    /// Register `bytes` of an area from `offset`.
+    /// Register `bytes` of an area from `offset`. Where the device takes it, with relaxed ordering: of what
+    /// it writes there nothing is looked at before a completion, which orders it (see the crate's page).
     ///
     /// # Errors
     /// The part is not within the area, or the area is read-only and the access is not, or the device has no
@@ -120,12 +139,20 @@ impl Device {
             return Err(VerbsError::new(VERB, libc::EACCES));
         }
         let base = area.base().as_ptr().wrapping_add(offset);
-        let flags = access.0.cast_signed();
-        // SAFETY: our domain; the memory is mapped for as long as the area is kept, and the region keeps it.
-        let raw = unsafe { sys::ibv_reg_mr(self.domain(), base.cast(), bytes, flags) };
-        if raw.is_null() {
-            return Err(VerbsError::last(VERB));
+        let register = |flags: u32| {
+            // The form that knows optional flags: it takes them away for kernels that do not.
+            // SAFETY: our domain; the memory is mapped for as long as the area is kept, and the region keeps
+            // it.
+            let raw = unsafe {
+                sys::ibv_reg_mr_iova2(self.domain(), base.cast(), bytes, base.addr() as u64, flags)
+            };
+            if raw.is_null() { Err(VerbsError::last(VERB)) } else { Ok(raw) }
+        };
+        let (made, is_refused) = relaxed_first(access.0, self.is_relaxed(), register);
+        if is_refused {
+            self.set_strict();
         }
+        let raw = made?;
         // SAFETY: the verb has just made it.
         let (local_key, remote_key) = unsafe { ((*raw).lkey, (*raw).rkey) };
         let device = Arc::clone(self);
@@ -259,5 +286,26 @@ mod tests {
         assert!(both.contains(Access::LOCAL_WRITE) && both.contains(Access::LOCAL_READ));
         assert!(!both.contains(Access::REMOTE_WRITE));
         assert_eq!(both.flags(), 1 | 4);
+    }
+
+    /// A device with these flags that refuses, with what was asked of it.
+    fn ask(refuses: impl Fn(u32) -> bool, is_relaxed: bool) -> (Result<u32, VerbsError>, bool, Vec<u32>) {
+        let mut asked = Vec::new();
+        let (made, is_refused) = relaxed_first(1, is_relaxed, |flags| {
+            asked.push(flags);
+            if refuses(flags) { Err(VerbsError::new("ibv_reg_mr", libc::EINVAL)) } else { Ok(flags) }
+        });
+        (made, is_refused, asked)
+    }
+
+    #[test]
+    fn memory_is_registered_with_relaxed_ordering_and_without_where_that_fails() {
+        assert_eq!(ask(|_| false, true), (Ok(1 | RELAXED), false, vec![1 | RELAXED]));
+        assert_eq!(ask(|flags| flags & RELAXED != 0, true), (Ok(1), true, vec![1 | RELAXED, 1]));
+        // That is remembered, and not asked for again.
+        assert_eq!(ask(|flags| flags & RELAXED != 0, false), (Ok(1), false, vec![1]));
+        let (made, is_refused, asked) = ask(|_| true, true);
+        assert!(made.is_err() && !is_refused, "another reason: it says nothing of the flag");
+        assert_eq!(asked, [1 | RELAXED, 1]);
     }
 }

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::buf::{ZEROES_BYTES, zeroes};
-use super::region::{Pages, Region, RegionError};
+use super::region::{PageSizes, Pages, Region, RegionError};
 
 /// A contiguous piece of memory, kept mapped, and its pages kept in place.
 ///
@@ -64,6 +64,13 @@ impl Area {
             Some(region) => region.bytes(),
             None => ZEROES_BYTES as usize,
         }
+    }
+
+    /// Have all of it on the pages that it asked for, as well as the kernel can, before a device takes it.
+    /// For a thread that serves nobody: it takes seconds for a large area.
+    #[must_use]
+    pub fn settle(&self) -> PageSizes {
+        self.keep.as_ref().map_or(PageSizes::Base, |region| region.settle())
     }
 
     /// A device may write to it.

@@ -34,6 +34,6 @@ pub use copies::note_copied;
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
 pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, ZoneUse, can_serve};
 pub use prefetch::prefetch;
-pub use region::{Pages, Region, RegionError};
+pub use region::{PageSizes, Pages, Region, RegionError};
 pub use share::SHARE_BYTES;
 pub use unmaps::{News, UNMAPS_KEPT, Unmaps, Watch, unmaps};

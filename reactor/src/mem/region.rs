@@ -6,7 +6,7 @@
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::unmaps::unmaps;
 
@@ -20,6 +20,24 @@ pub enum Pages {
     Transparent,
     /// Reserved huge pages (`vm.nr_hugepages`). Falls back to [`Pages::Transparent`] where there are too few.
     Huge,
+}
+
+/// Pages that a region lies on when a device is about to take it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageSizes {
+    /// Huge pages, all of it.
+    Huge,
+    /// The machine's base pages, as was asked for.
+    Base,
+    /// Base pages in part, although huge ones were asked for.
+    Mixed {
+        /// Pieces of 2 MiB that lie on base pages.
+        small: usize,
+        /// Pieces of 2 MiB altogether.
+        all: usize,
+    },
+    /// The kernel does not say (before Linux 6.1).
+    Unknown,
 }
 
 /// Why a region could not be mapped.
@@ -39,6 +57,8 @@ pub struct Region {
     pages: Pages,
     /// A device knows its pages: none is given back.
     is_registered: AtomicBool,
+    /// Releases under way.
+    releases: AtomicUsize,
 }
 
 // SAFETY: a region is memory, not state: it has no thread affinity. What may read or write which part of it
@@ -61,7 +81,7 @@ impl Region {
         if pages == Pages::Huge
             && let Ok(base) = map_anonymous(bytes, libc::MAP_HUGETLB)
         {
-            return Ok(Region { base, bytes, pages, is_registered: AtomicBool::new(false) });
+            return Ok(Region::of(base, bytes, pages));
         }
         // One huge page more than asked, so that the start can be moved to a boundary.
         let mapped = map_anonymous(bytes + HUGE_BYTES, libc::MAP_NORESERVE)
@@ -85,7 +105,12 @@ impl Region {
             // SAFETY: the range is our mapping. Only advice: a refusal costs speed, not truth.
             unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         }
-        Ok(Region { base, bytes, pages, is_registered: AtomicBool::new(false) })
+        Ok(Region::of(base, bytes, pages))
+    }
+
+    fn of(base: NonNull<u8>, bytes: usize, pages: Pages) -> Region {
+        let (is_registered, releases) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Region { base, bytes, pages, is_registered, releases }
     }
 
     /// Map `bytes`, rounded up to base pages and on one. Nothing is touched yet.
@@ -95,7 +120,7 @@ impl Region {
     pub(super) fn map_pages(bytes: usize) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(page_bytes());
         let base = map_anonymous(bytes, 0).map_err(|source| RegionError { bytes, source })?;
-        Ok(Region { base, bytes, pages: Pages::Base, is_registered: AtomicBool::new(false) })
+        Ok(Region::of(base, bytes, Pages::Base))
     }
 
     /// Have pages that are not touched yet come from this memory node while it has free ones, on whichever
@@ -165,15 +190,67 @@ impl Region {
         if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// From now on its pages stay where they are: a device has their addresses.
+    /// Have all of its pages, and where transparent huge pages were asked for, bring the small ones together
+    /// to such. A device that finds one small page among them takes all of the region for small ones.
+    ///
+    /// For a thread that serves nobody: it takes seconds for a large region. What the region holds stays.
+    pub(super) fn settle(&self) -> PageSizes {
+        match self.pages {
+            Pages::Base => return PageSizes::Base,
+            Pages::Huge => return PageSizes::Huge,
+            Pages::Transparent => {}
+        }
+        // Where that fails the device finds the reason out, too.
+        let _ = self.populate(0, self.bytes);
+        // Of no bytes: only whether the kernel knows it.
+        if !self.collapse(0, 0) {
+            return PageSizes::Unknown;
+        }
+        if self.collapse(0, self.bytes) {
+            return PageSizes::Huge;
+        }
+        let all = self.bytes / HUGE_BYTES;
+        // A page that somebody just uses is left alone, so twice.
+        let is_small = |piece: &usize| {
+            let offset = piece * HUGE_BYTES;
+            !self.collapse(offset, HUGE_BYTES) && !self.collapse(offset, HUGE_BYTES)
+        };
+        match (0..all).filter(is_small).count() {
+            0 => PageSizes::Huge,
+            small => PageSizes::Mixed { small, all },
+        }
+    }
+
+    /// True: all pieces of 2 MiB there lie on huge pages.
+    fn collapse(&self, offset: usize, bytes: usize) -> bool {
+        assert!(
+            offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
+            "collapse outside of the region"
+        );
+        // SAFETY: in range (asserted), and our mapping for as long as `self` is. Contents are not changed,
+        // and a page that a device has is not moved.
+        unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, libc::MADV_COLLAPSE) == 0 }
+    }
+
+    /// From now on its pages stay where they are: a device has their addresses. Returns when no release is
+    /// under way any more.
     pub(super) fn set_registered(&self) {
         self.is_registered.store(true, Ordering::SeqCst);
+        // A release that has not seen it has been counted. It takes a system call.
+        while self.releases.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
     }
 
     /// Give the pages of `offset .. offset + bytes` back to the kernel; nobody relies on what it reads as
     /// afterwards. Reserved huge pages are kept (the kernel gives them back whole or not at all), and so are
     /// pages that a device knows: it would go on with the old ones.
     pub(super) fn release(&self, offset: usize, bytes: usize) {
+        self.release_after(offset, bytes, || ());
+    }
+
+    /// [`Region::release`], with something to do between the decision and the release: for a test.
+    fn release_after(&self, offset: usize, bytes: usize, decided: impl FnOnce()) {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
             "release outside of the region"
@@ -181,9 +258,15 @@ impl Region {
         if self.pages == Pages::Huge || bytes == 0 || self.is_registered.load(Ordering::SeqCst) {
             return;
         }
-        unmaps().tell(self.base.as_ptr().addr() + offset, bytes);
-        // SAFETY: in range (asserted); the callers own the range and hold no reference into it.
-        unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, libc::MADV_DONTNEED) };
+        // Counted before the question that decides: who registers either is seen here, or sees the count.
+        self.releases.fetch_add(1, Ordering::SeqCst);
+        if !self.is_registered.load(Ordering::SeqCst) {
+            decided();
+            unmaps().tell(self.base.as_ptr().addr() + offset, bytes);
+            // SAFETY: in range (asserted); the callers own the range and hold no reference into it.
+            unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, libc::MADV_DONTNEED) };
+        }
+        self.releases.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -283,6 +366,76 @@ mod tests {
         region.set_registered();
         region.release(0, HUGE_BYTES);
         assert!(region.as_mut_slice().iter().all(|byte| *byte == 7), "the device still has these pages");
+    }
+
+    #[test]
+    fn a_release_that_is_under_way_is_over_before_a_device_knows_the_pages() {
+        let region = Region::map(HUGE_BYTES, Pages::Base).expect("maps");
+        // SAFETY: in the region; one thread writes to it, and this one reads when that has ended.
+        let page = || unsafe { region.base().as_ptr().add(4096) } as usize;
+        let is_pinned = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let mut registrar = None;
+            region.release_after(0, HUGE_BYTES, || {
+                registrar = Some(scope.spawn(|| {
+                    region.set_registered();
+                    // The page that the device pins. One that comes in its place is zero.
+                    // SAFETY: see above.
+                    unsafe { (page() as *mut u8).write_volatile(7) };
+                    is_pinned.store(true, Ordering::SeqCst);
+                }));
+                // It has decided to release, and something holds it up.
+                let end = std::time::Instant::now() + std::time::Duration::from_millis(200);
+                while !is_pinned.load(Ordering::SeqCst) && std::time::Instant::now() < end {
+                    std::thread::yield_now();
+                }
+            });
+            registrar.expect("spawned").join().expect("no panic");
+        });
+        // SAFETY: see above.
+        let found = unsafe { (page() as *const u8).read_volatile() };
+        assert_eq!(found, 7, "the device has a page that is not the region's any more");
+        region.release(0, HUGE_BYTES);
+        // SAFETY: see above.
+        assert_eq!(unsafe { (page() as *const u8).read_volatile() }, 7, "released though it is registered");
+    }
+
+    /// KiB of the mapping of `base` that lie on transparent huge pages.
+    fn huge_kib(base: NonNull<u8>) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+        let at = base.as_ptr() as usize;
+        let is_range = |line: &str| {
+            let (start, end) = line.split(' ').next()?.split_once('-')?;
+            let parse = |text| usize::from_str_radix(text, 16).ok();
+            Some((parse(start)?..parse(end)?).contains(&at))
+        };
+        let lines = maps.lines().skip_while(|line| is_range(line) != Some(true));
+        let line = lines.into_iter().find(|line| line.starts_with("AnonHugePages:")).expect("a line");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
+    }
+
+    #[test]
+    fn one_small_page_does_not_leave_a_region_that_a_device_takes_on_small_pages() {
+        let region = Region::map(2 * HUGE_BYTES, Pages::Transparent).expect("maps");
+        let settled = region.settle();
+        if settled != PageSizes::Huge {
+            // A machine without huge pages, or without a free one: then it says so.
+            let is_told = matches!(settled, PageSizes::Mixed { small: 1.., all: 2 } | PageSizes::Unknown);
+            assert!(is_told, "{settled:?}");
+            return;
+        }
+        let before = huge_kib(region.base());
+        // A trim, as of a RAM disk before any device has it.
+        region.release(8192, 4096);
+        // SAFETY: in the region, and nobody else reads or writes it.
+        unsafe { region.base().as_ptr().write_volatile(9) };
+        assert_eq!(huge_kib(region.base()), before - HUGE_BYTES / 1024, "the trim has split a page");
+        assert_eq!(region.settle(), PageSizes::Huge);
+        assert_eq!(huge_kib(region.base()), before);
+        // SAFETY: as above.
+        assert_eq!(unsafe { region.base().as_ptr().read_volatile() }, 9, "what it holds stays");
+        let base = Region::map(HUGE_BYTES, Pages::Base).expect("maps");
+        assert_eq!(base.settle(), PageSizes::Base, "as was asked for");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use nvme_spec::log::GetLogPage;
 use nvme_spec::opcode::AdminOpcode;
 use nvme_spec::sqe::{Fuse, Psdt, Sqe};
 use nvme_spec::status::Status;
+use nvme_spec::vendor::{END_FORMER_ASSOCIATIONS, EndFormerAssociations};
 
 use super::limits::ABORTS_MAX;
 use super::{Context, Controller, Failure, Kind, Need, Outcome, field};
@@ -20,6 +21,7 @@ pub(super) enum Command<'a> {
     Abort(Abort<'a>),
     AsyncEventRequest,
     KeepAlive,
+    EndFormer(EndFormerAssociations<'a>),
 }
 
 /// [`IDENTIFY_BYTES`] as a length of data.
@@ -43,6 +45,9 @@ impl Controller {
             AdminOpcode::ASYNC_EVENT_REQUEST => Command::AsyncEventRequest,
             AdminOpcode::KEEP_ALIVE => Command::KeepAlive,
             AdminOpcode::ABORT if self.kind == Kind::Io => Command::Abort(Abort::new(sqe)),
+            END_FORMER_ASSOCIATIONS if self.kind == Kind::Io => {
+                Command::EndFormer(EndFormerAssociations::new(sqe))
+            }
             _ => return Err(Failure::of(Status::INVALID_OPCODE.dnr(), Some(field::OPCODE))),
         };
         self.check(cx, &command)?;
@@ -55,7 +60,10 @@ impl Controller {
             Command::GetLogPage(log) => self.check_log(cx, *log),
             Command::GetFeatures(get) => self.check_get(cx, *get),
             Command::SetFeatures(set) => self.check_set(cx, *set),
-            Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive => Ok(()),
+            Command::EndFormer(end) if end.token() == 0 => Err(Failure::invalid(field::CDW10)),
+            Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive | Command::EndFormer(_) => {
+                Ok(())
+            }
         }
     }
 
@@ -65,7 +73,9 @@ impl Controller {
             Command::GetLogPage(log) => self.need_log(*log),
             Command::GetFeatures(get) => Ok(Self::need_get(*get)),
             Command::SetFeatures(set) => Ok(Self::need_set(*set)),
-            Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive => Ok(Need::None),
+            Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive | Command::EndFormer(_) => {
+                Ok(Need::None)
+            }
         }
     }
 
@@ -93,6 +103,7 @@ impl Controller {
             }
             // The traffic is noted already.
             Command::KeepAlive => Ok(Outcome::success(0)),
+            Command::EndFormer(end) => Ok(Outcome::EndFormer { token: end.token() }),
         }
     }
 

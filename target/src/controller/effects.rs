@@ -3,6 +3,7 @@
 
 use nvme_spec::log::{CommandEffect, CommandEffects};
 use nvme_spec::opcode::{AdminOpcode, IoOpcode};
+use nvme_spec::vendor::END_FORMER_ASSOCIATIONS;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::zerocopy::little_endian::U32;
 
@@ -15,7 +16,7 @@ pub(super) const SCOPE_CONTROLLER: u16 = 1 << 1;
 
 /// Admin commands of an I/O controller. None changes what another command sees; Set Features changes the
 /// controller.
-const ADMIN: [AdminOpcode; 7] = [
+const ADMIN: [AdminOpcode; 8] = [
     AdminOpcode::GET_LOG_PAGE,
     AdminOpcode::IDENTIFY,
     AdminOpcode::ABORT,
@@ -23,6 +24,7 @@ const ADMIN: [AdminOpcode; 7] = [
     AdminOpcode::GET_FEATURES,
     AdminOpcode::ASYNC_EVENT_REQUEST,
     AdminOpcode::KEEP_ALIVE,
+    END_FORMER_ASSOCIATIONS,
 ];
 
 /// I/O commands, and whether they change blocks.

@@ -8,6 +8,7 @@ use nvme_spec::identify::{
 };
 use nvme_spec::nqn::{Nqn, padded_ascii};
 use nvme_spec::sqe::SQE_BYTES;
+use nvme_spec::vendor::SpindleFeatures;
 use nvme_spec::zerocopy::little_endian::{U16, U32};
 use spindle_disk::Geometry;
 use spindle_transport::{RDMA_DESCRIPTORS_MAX, TransportKind};
@@ -89,6 +90,7 @@ impl Controller {
             .into_bits();
         // One block is atomic by the power of the medium alone; more is known only while the power is on.
         id.awun_z = U16::new(u16::try_from(together.atomic_blocks.saturating_sub(1)).unwrap_or(u16::MAX));
+        id.set_spindle_features(SpindleFeatures::new().with_end_former_associations(true));
     }
 
     /// CNS 01h of a discovery controller.

@@ -14,9 +14,10 @@
 //! `log`, `feature` the three big commands; `event` the asynchronous events; `keep_alive` the timer; `limits`
 //! every number that is promised to hosts.
 //!
-//! What it does not do: it takes no buffer, waits for nothing, aborts nothing itself ([`Outcome::Abort`]),
-//! and has neither reservations, asymmetric access, authentication, namespace management, firmware update nor
-//! directives: those commands, log pages and features are refused and not advertised.
+//! What it does not do: it takes no buffer, waits for nothing, aborts and ends nothing itself
+//! ([`Outcome::Abort`], [`Outcome::EndFormer`]), and has neither reservations, asymmetric access,
+//! authentication, namespace management, firmware update nor directives: those commands, log pages and
+//! features are refused and not advertised.
 //!
 //! Limits: [`limits`], [`NSID_MAX`](crate::snapshot::NSID_MAX) namespaces, [`IO_QUEUES_MAX`] I/O queues.
 
@@ -173,6 +174,11 @@ pub enum Outcome {
     },
     /// Hold the command until [`Controller::take_async_event`] gives its result.
     HoldAsyncEvent,
+    /// End the former associations of this host that have noted this token, and reply when that is over.
+    EndFormer {
+        /// The token; not 0.
+        token: u64,
+    },
     /// Look for this command and abort it if it has not begun; reply with bit 0 of dword 0 clear if it was
     /// aborted; then call [`Controller::abort_done`].
     Abort {

@@ -13,6 +13,7 @@ use spindle_transport::{CloseReason, DataPointer, Transport};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
+use super::former::Barred;
 use super::io::field;
 use super::request::{Refusal, State};
 use super::{CONNECT_TIMEOUT, IoRole, Qpair, Role, Work};
@@ -125,7 +126,8 @@ impl<T: Transport> Qpair<T> {
 
     /// Once more for a Connect that waits for what its host has left at the disks.
     pub(super) fn retry_connect(&mut self, env: &mut Env) {
-        let Some(bytes) = self.barred.take() else { return };
+        // A fresh queue has no other.
+        let Some(Barred::Connect(bytes)) = self.barred.take() else { return };
         let barred = self.requests.iter().find(|(_, request)| request.state == State::Barred);
         if let Some(slot) = barred.map(|(slot, _)| slot) {
             self.try_connect(env, slot, &bytes);
@@ -134,7 +136,7 @@ impl<T: Transport> Qpair<T> {
 
     /// Its Connect waits for what its host has left at the disks.
     pub(crate) fn is_connect_waiting(&self) -> bool {
-        self.barred.is_some()
+        matches!(self.barred, Some(Barred::Connect(_)))
     }
 
     /// It has not sent Connect: on a full core a newcomer may have its place.
@@ -152,7 +154,7 @@ impl<T: Transport> Qpair<T> {
             let patience = LEFTOVER_MAX.0 + CONNECT_TIMEOUT.0;
             self.connect_deadline = Nanos(env.now.0.saturating_add(patience));
         }
-        self.barred = Some(Box::new(*bytes));
+        self.barred = Some(Barred::Connect(Box::new(*bytes)));
     }
 
     fn try_connect(&mut self, env: &mut Env, slot: Slot, bytes: &ConnectBytes) {
@@ -345,6 +347,7 @@ impl<T: Transport> Qpair<T> {
                 let is_held = self.held.try_push(slot).is_ok();
                 debug_assert!(is_held, "the controller holds no more than AERL + 1");
             }
+            Outcome::EndFormer { token } => self.end_former(env, slot, token),
             Outcome::Abort { sqid, cid } => self.begin_abort(env, slot, sqid, cid),
         }
     }
@@ -357,6 +360,7 @@ impl<T: Transport> Qpair<T> {
                 let controller = Arc::clone(&controller.shared);
                 env.broadcast(&Message::CloseQueues { controller, reason: CloseReason::ControllerGone });
                 self.forget_held();
+                self.forget_former();
             }
             Effect::CloseAll => self.close(env, CloseReason::ControllerGone),
         }
@@ -371,8 +375,14 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
+    /// Time has passed on the admin queue of a controller that lives.
+    pub(super) fn on_admin_time(&mut self, env: &mut Env) {
+        self.look_at_former(env);
+        self.look_at_health(env);
+    }
+
     /// Tell of drives that warn.
-    pub(super) fn look_at_health(&mut self, env: &mut Env) {
+    fn look_at_health(&mut self, env: &mut Env) {
         if self.held.is_empty() {
             return;
         }

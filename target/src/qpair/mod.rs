@@ -16,13 +16,14 @@
 //! Files: `request` (the states), `at_once` (the short way), `bulk` (large transfers in pieces), `io` (parse
 //! and check), `admin` (Connect, properties, admin commands, Abort), `compound` (commands of several disk
 //! steps), `fused` (Compare and Write), `memory` (who takes what, and who waits for what), `waiting` (the
-//! line for memory), `fetches` (data that does not come).
+//! line for memory), `fetches` (data that does not come), `former` (End Former Associations).
 
 mod admin;
 mod at_once;
 mod bulk;
 mod compound;
 mod fetches;
+mod former;
 mod fused;
 pub mod io;
 pub(crate) mod memory;
@@ -44,8 +45,6 @@ use spindle_reactor::slab::{Slab, Slot};
 use spindle_transport::admission::Admitted;
 use spindle_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport, UNSLOTTED};
 
-use admin::ConnectBytes;
-
 use crate::controller::{Controller, ErrorRecord, Expired};
 use crate::counters;
 use crate::env::{Env, Message};
@@ -54,6 +53,7 @@ use crate::shared::ControllerShared;
 use crate::snapshot::{Snapshot, Subsystem};
 pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT};
 use fetches::{Fetches, Progress};
+use former::Barred;
 pub use fused::FUSED_TIMEOUT;
 use memory::{needs_memory, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
@@ -127,8 +127,8 @@ pub struct Qpair<T: Transport> {
     connect_deadline: Nanos,
     /// Its place among the connections without Connect.
     pub(crate) admitted: Option<Admitted>,
-    /// Data of a Connect that waits for what its host has left at the disks.
-    barred: Option<Box<ConnectBytes>>,
+    /// Its request in state `Barred`.
+    barred: Option<Barred>,
     /// Commands that were answered as they came and whose reply has not left yet.
     unslotted: usize,
     is_touched: bool,
@@ -244,7 +244,7 @@ impl<T: Transport> Qpair<T> {
     /// True when nothing is in flight that a drain has to wait for.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.requests.len() == self.held.len() && self.unslotted == 0
+        self.requests.len() == self.held.len() + usize::from(self.barred.is_some()) && self.unslotted == 0
     }
 
     /// Pull all events out of the transport and act on them.
@@ -679,7 +679,7 @@ impl<T: Transport> Qpair<T> {
             Role::Fresh | Role::Io(_) => true,
             Role::Closing => false,
         };
-        if may_close && (self.is_idle() || self.barred.is_some()) {
+        if may_close && self.is_idle() {
             self.close(env, CloseReason::Shutdown);
         }
     }
@@ -755,7 +755,7 @@ impl<T: Transport> Qpair<T> {
             Role::Admin(controller) => {
                 let (host, cntlid) = (controller.shared.host_nqn, controller.shared.cntlid);
                 match controller.tick(env.now) {
-                    None => self.look_at_health(env),
+                    None => self.on_admin_time(env),
                     Some(Expired::KeepAlive { timeout_ms }) => {
                         env.notice(Notice::KeepAliveExpired { host, cntlid, timeout_ms });
                         self.close(env, CloseReason::KeepAliveExpired);

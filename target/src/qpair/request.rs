@@ -40,8 +40,8 @@ pub enum State {
     Held,
     /// An Abort that another core carries out; ended by its answer.
     Aborting,
-    /// A Connect that waits until nothing of its host's former association is at a disk; ended by
-    /// `Qpair::retry_connect`.
+    /// A Connect, or an End Former Associations, that waits until nothing of its host's former associations
+    /// is at a disk; ended by `Qpair::retry_connect`, `Qpair::look_at_former`.
     Barred,
     /// The transport has the reply; ended by `Sent`.
     Replying,

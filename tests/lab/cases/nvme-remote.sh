@@ -1,5 +1,5 @@
-# a target in front of a target in front of a drive, over TCP and RDMA: the far one is killed and its network cut under fio
-# limit: 900 s
+# a target in front of a target in front of a drive, over TCP and RDMA: the far one is killed, and its network cut and stalled, under fio
+# limit: 1500 s
 . "$LAB/nvme-serve.sh"
 # shellcheck source=tests/lab/far.sh
 . "$LAB/far.sh"
@@ -26,6 +26,19 @@ for transport in tcp rdma; do
     within 60 said 2 'found namespace 1 of'
     wait "$fio"
     named_fio "after-$transport" "$transport" "${run[@]}" --verify_only
+    # Too short to be noticed; noticed or not; longer than a command may take.
+    for stall in 3 6 30; do
+        named_fio "stall-$stall-$transport" "$stall$transport" "${run[@]}" --rate_iops=60,60 --fsync=16 &
+        fio=$!
+        under_way "$fio"
+        far_cut
+        sleep "$stall"
+        kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
+        far_mend
+        wait "$fio"
+        named_fio "after-$stall-$transport" "$stall$transport" "${run[@]}" --verify_only
+        has_state live || fail 'the host lost its controller'
+    done
     finish
     far_stop
 done

@@ -160,12 +160,13 @@ impl<'a> Program<'a> {
     }
 
     fn rare(&mut self, cid: u16, nsid: u32) -> (Sqe, u32) {
-        match self.bytes.below(6) {
+        match self.bytes.below(7) {
             0 => (Sqe::set_features(cid, FeatureId::HOST_BEHAVIOR, 0, 0), 512),
             1 => (Sqe::set_features(cid, FeatureId::VOLATILE_WRITE_CACHE, 0, u32::from(cid & 1)), 0),
             2 => (Sqe::disconnect(cid), 0),
             3 => (connect_sqe(Want::admin()), 1024),
             4 => (Sqe::property_get(cid, false, u32::from(self.bytes.byte())), 0),
+            5 => (Sqe::end_former_associations(cid, self.bytes.pick(&[1, 1, 2, 0])), 0),
             _ => (Sqe::new(self.bytes.byte(), cid, nsid).with_fuse(Fuse(cid.to_le_bytes()[0] & 3)), 0),
         }
     }

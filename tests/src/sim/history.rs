@@ -14,9 +14,11 @@
 //! A compare-and-write that succeeded ties the zone of the value that it expected to that of its own: between
 //! the two there is nothing, and one value is replaced by one such command only.
 //!
-//! Zeroes, and what a Copy carries, may be written many times. Such a value may be seen when one of the
-//! writes that can have left it had begun, and no other write began after the last of these had ended and was
-//! done before the look began. That is less than could be said, and never wrong.
+//! Zeroes, what a Copy carries, and a value of which several writes are noted may be written many times. Such
+//! a value may be seen when one of the writes that can have left it had begun, and no other write began after
+//! the last of these had ended and was done before the look began. That is less than could be said, and never
+//! wrong. Of several noted writes the last, if it was certainly done, makes a zone with what saw its value
+//! later.
 //!
 //! A write that failed, or whose connection is gone, has an effect or none, until its end or for as long as
 //! its host has no new association; it counts once its value was seen.

@@ -20,6 +20,8 @@ mod namespaces;
 mod options;
 mod populate;
 mod remote;
+mod remote_absent;
+mod remote_stall;
 mod restart;
 mod smart;
 mod status;

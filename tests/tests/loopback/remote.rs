@@ -50,12 +50,19 @@ fn wait_until_sent(queue: &mut IoQueue, first: Ticket, front: SocketAddr, far: S
 }
 
 /// The lines of the disk that is namespace 1 of the target at `far`.
-fn remote(far: SocketAddr) -> String {
+pub(super) fn remote(far: SocketAddr) -> String {
     format!("kind = \"remote\"\naddress = \"{far}\"\nnqn = \"{SUBSYSTEM}\"")
 }
 
+/// A target in front of the one at `far`, whose commands wait for 3 s.
+pub(super) fn impatient_front(folder: &Folder, far: SocketAddr) -> (Served, SocketAddr) {
+    let address = free_port(V4);
+    let disk = format!("{}\ncommand_timeout_ms = 3000", remote(far));
+    (folder.serve(&config(1, address, &[disk])), address)
+}
+
 /// A target in front of the one at `far`.
-fn front(folder: &Folder, far: SocketAddr) -> (Served, SocketAddr) {
+pub(super) fn front(folder: &Folder, far: SocketAddr) -> (Served, SocketAddr) {
     let address = free_port(V4);
     (folder.serve(&config(1, address, &[remote(far)])), address)
 }
@@ -140,7 +147,7 @@ fn another_disk_under_the_same_name_is_not_used_and_commands_fail_in_time() {
     // A RAM disk is another disk after a restart.
     let text = config(1, far, &[RAM.to_owned()]);
     let mut far_served = folders[0].serve(&text);
-    let (mut front_served, address) = front(&folders[1], far);
+    let (mut front_served, address) = impatient_front(&folders[1], far);
     let (mut controller, mut queue) = connect(address);
     let namespace = controller.namespace(1).expect("a namespace");
     far_served.signal(Signal::KILL);
@@ -225,7 +232,7 @@ fn a_namespace_that_becomes_another_disk_under_a_connection_is_not_written_to() 
         far_served.signal(Signal::HUP);
     };
     let (between, asked, go) = holding_back(far);
-    let (mut front_served, address) = front(&folders[1], between);
+    let (mut front_served, address) = impatient_front(&folders[1], between);
     let (mut controller, mut queue) = connect(address);
     let namespace = controller.namespace(1).expect("a namespace");
     let pool = pool();
@@ -282,26 +289,6 @@ fn a_disk_with_another_uuid_is_another_disk_whatever_its_nguid_says() {
     far_served.terminate();
 }
 
-#[test]
-fn without_the_other_target_the_rest_is_served_and_a_reload_finds_it() {
-    let (far, address) = (free_port(V4), free_port(V4));
-    let folders = [Folder::new("far-late"), Folder::new("front-late")];
-    let text = config(1, address, &[RAM.to_owned(), remote(far)]);
-    let mut front_served = folders[1].serve(&text);
-    let mut controller = Controller::connect(&target(address), &Options::default()).expect("connects");
-    assert_eq!(controller.namespaces().expect("a list"), [1]);
-    let far_served = folders[0].serve(&config(1, far, &[folders[0].file_disk("far", "16MiB")]));
-    front_served.signal(Signal::HUP);
-    front_served.wait_for("other target");
-    front_served.wait_for("configuration read again");
-    let end = Instant::now() + LONG;
-    while controller.namespaces().expect("a list") != [1, 2] {
-        assert!(Instant::now() < end, "namespace 2 is not shown");
-    }
-    front_served.terminate();
-    far_served.terminate();
-}
-
 /// A host has written through the front target, and the far one stands still with a part of it.
 struct Stopped {
     /// Of the far target and of the front one.
@@ -352,7 +339,7 @@ fn a_host_that_is_back_waits_for_what_it_left_with_a_target_that_is_lost() {
     front.wait_for("lost namespace 1");
     let (tell, told) = channel();
     let back = std::thread::spawn(move || {
-        let options = Options { connect_timeout: LONG, ..Options::default() };
+        let options = Options { connect_answer_timeout: LONG, ..Options::default() };
         let mut controller = Controller::connect(&target(address), &options).expect("connects");
         let mut queue = controller.connect_queue(1).expect("a queue");
         tell.send(()).expect("the test waits");

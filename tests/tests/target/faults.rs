@@ -106,6 +106,7 @@ fn media_errors_are_counted_and_every_failure_but_a_difference_is_noted_with_its
             | Notice::KeepAliveExpired { .. }
             | Notice::Leftover { .. }
             | Notice::OtherHostId { .. }
+            | Notice::FormerEnded { .. }
             | Notice::DiskOpen { .. } => None,
         });
         let is_difference = error == DiskError::CompareDiffers;

@@ -10,6 +10,7 @@ mod commands;
 mod drain;
 mod drives;
 mod faults;
+mod fence;
 mod fused;
 mod gone;
 mod lists;

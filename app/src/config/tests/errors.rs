@@ -372,6 +372,19 @@ fn other_targets_that_are_not_named_or_named_twice() {
         &["5: disk[0].address = \"192.0.2.7:4420\": a null disk has no address; it is for kind = \
            \"remote\""],
     );
+    for (line, allowed) in [
+        ("command_timeout_ms = 999", "must be a whole number from 1000 to 3600000"),
+        ("command_timeout_ms = 3600001", "must be a whole number from 1000 to 3600000"),
+        ("quiesce_ms = 600001", "must be a whole number from 0 to 600000"),
+    ] {
+        let expected = format!("6: disk[0].{line}: {allowed}");
+        check(&disk("a", &format!("{remote}{line}\n")), &[expected.as_str()]);
+        let key = line.split(' ').next().unwrap_or_default();
+        check(
+            &disk("a", &format!("kind = \"null\"\nsize = 4096\n{key} = 1000\n")),
+            &[&format!("5: disk[0].{key} = 1000: a null disk has no {key}; it is for kind = \"remote\"")],
+        );
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::Config;
 use crate::config::schema::{self, Kind, Preset};
-use crate::identity;
+use crate::identity::{self, Data};
 
 fn repository(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
@@ -95,7 +95,8 @@ fn what_the_example_has_behind_a_hash_works_without_it() {
     assert_eq!((plan.disks.len(), plan.subsystems.len(), plan.referrals.len()), (5, 2, 1));
     assert_eq!(plan.listeners[0].name, "front");
     let (nqn, namespace) = (&plan.subsystems[1].nqn, &plan.subsystems[1].namespaces[0]);
-    let derived = (identity::uuid(nqn, "disk0", 1, None), identity::nguid(nqn, "disk0", 1, None));
+    let derived =
+        (identity::uuid(nqn, 1, Data::Named("disk0")), identity::nguid(nqn, 1, Data::Named("disk0")));
     let shown = (namespace.uuid, namespace.nguid);
     assert_eq!(shown, (Some(derived.0), Some(derived.1)), "the identities it shows are the derived ones");
 }

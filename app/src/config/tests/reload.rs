@@ -7,7 +7,7 @@ use spindle_target::snapshot::{DiskId, Snapshot};
 
 use super::*;
 use crate::config::snapshot::SnapshotError;
-use crate::config::{Change, DiskKind, DrivesHere};
+use crate::config::{Change, DiskKind, DrivesHere, Origin};
 
 fn snapshot(plan: &Plan, previous: Option<&Snapshot>) -> Arc<Snapshot> {
     plan.snapshot(previous, &DrivesHere, &[]).unwrap_or_else(|error| panic!("{error}"))
@@ -65,11 +65,10 @@ fn a_drive_that_is_absent_is_left_out_with_its_namespaces_also_by_what_follows()
         assert_eq!(names, ["a"]);
         let nsids: Vec<_> = snapshot.subsystems[0].active().map(|namespace| namespace.nsid).collect();
         assert_eq!(nsids, [2], "the other keeps its number");
-        let absent: Vec<_> = plan.absent(snapshot).map(|address| address.to_string()).collect();
-        assert_eq!(absent, ["fffe:ff:1f.7"]);
+        assert_eq!(plan.absent(Some(snapshot)), [Origin::Drive("fffe:ff:1f.7".parse().expect("an address"))]);
     }
     let fewer = super::plan(&[LISTENER, &ram("a"), &subsystem("s", &["a"])].concat());
-    assert_eq!(fewer.absent(&snapshot(&fewer, Some(&second))).count(), 0);
+    assert_eq!(fewer.absent(Some(&snapshot(&fewer, Some(&second)))), []);
 }
 
 #[test]
@@ -374,4 +373,28 @@ fn a_disk_under_the_identity_of_another_is_refused() {
             "{refused:?}"
         );
     }
+}
+
+#[test]
+fn the_times_of_a_disk_of_another_target_are_fixed_and_its_identity_is_not_known_before_it_is_open() {
+    let with = |more: &str| {
+        let far = "kind = \"remote\"\naddress = \"192.0.2.7:4420\"\nnqn = \"nqn.2026-01.test:far\"\n";
+        [LISTENER, "[[disk]]\nname = \"r\"\n", far, more, &subsystem("s", &["r"])].concat()
+    };
+    let (usual, other) = (with(""), with("command_timeout_ms = 1000\nquiesce_ms = 7000\n"));
+    assert_eq!(
+        changes(&usual, &other),
+        [
+            "disk \"r\": command_timeout_ms from 25000 to 1000: refused, is fixed at the start; restart to \
+             change it",
+            "disk \"r\": quiesce_ms from 0 to 7000: refused, is fixed at the start; restart to change it"
+        ]
+    );
+    let Some(Origin::Remote(remote)) = plan(&other).absent(None).pop() else { panic!("no remote disk") };
+    let (spec, ms) = (&remote.spec, std::time::Duration::from_millis);
+    assert_eq!((spec.command_timeout, spec.quiesce, spec.cores), (ms(1000), ms(7000), 1));
+    let namespace = plan(&usual).subsystems[0].namespaces[0].clone();
+    assert_eq!((namespace.uuid, namespace.nguid), (None, None));
+    let uuid = "uuid = \"6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00\"\n";
+    assert!(plan(&[&usual, uuid].concat()).subsystems[0].namespaces[0].uuid.is_some());
 }

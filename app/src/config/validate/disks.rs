@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
 use spindle_disk::medium_id;
@@ -45,7 +46,7 @@ pub fn plan(nodes: &[Node], machine: &Machine, errors: &Errors) -> Vec<DiskPlan>
             }
             drives.push(((*address, *namespace), place));
         }
-        if let Some(DiskKind::Remote { target, namespace }) = plan.as_ref().map(|plan| &plan.kind)
+        if let Some(DiskKind::Remote { target, namespace, .. }) = plan.as_ref().map(|plan| &plan.kind)
             && let Some(place) = node.given::<Nqn>("nqn").map(|at| at.place)
         {
             let key = (target.address, target.nqn, *namespace);
@@ -200,7 +201,13 @@ fn remote(node: &Node, errors: &Errors) -> Option<DiskPlan> {
         node.given::<Nqn>("host_nqn").map_or_else(Host::of_this_machine, |at| Host::from_nqn(at.value));
     let transport = super::subsystems::transport(node);
     let target = Target { transport, address: address.value, nqn: nqn.value, host };
-    let kind = DiskKind::Remote { target: Box::new(target), namespace: node.get("namespace") };
+    let ms = |key| Duration::from_millis(node.get::<u64>(key));
+    let kind = DiskKind::Remote {
+        target: Box::new(target),
+        namespace: node.get("namespace"),
+        command_timeout: ms("command_timeout_ms"),
+        quiesce: ms("quiesce_ms"),
+    };
     let medium_id = medium_id(node);
     Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id })
 }
@@ -211,6 +218,7 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
     let path = |key| node.given::<PathBuf>(key).map(|at| at.place);
     let text = |key| node.given::<String>(key).map(|at| at.place);
     let nqn = |key| node.given::<Nqn>(key).map(|at| at.place);
+    let number = |key| node.given::<u64>(key).map(|at| at.place);
     for (key, place, of) in [
         ("path", path("path"), &["file"][..]),
         ("populate", flag("populate"), &["ram"]),
@@ -226,6 +234,8 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
         ("transport", text("transport"), &["remote"]),
         ("nqn", nqn("nqn"), &["remote"]),
         ("host_nqn", nqn("host_nqn"), &["remote"]),
+        ("command_timeout_ms", number("command_timeout_ms"), &["remote"]),
+        ("quiesce_ms", number("quiesce_ms"), &["remote"]),
     ] {
         if let Some(place) = place.filter(|_| !of.contains(&kind)) {
             let of: Vec<String> = of.iter().map(|kind| format!("{kind:?}")).collect();

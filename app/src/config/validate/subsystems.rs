@@ -12,7 +12,7 @@ use super::super::document::{Errors, Node, Place};
 use super::super::plan::{ListenerPlan, NamespacePlan, ReferralPlan, SubsystemPlan};
 use super::super::schema;
 use super::super::tree::At;
-use crate::identity;
+use crate::identity::{self, Data};
 
 /// The listeners of the file, at least one.
 pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<ListenerPlan> {
@@ -78,10 +78,12 @@ fn are_the_same(a: SocketAddr, b: SocketAddr) -> bool {
 pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<SubsystemPlan> {
     // Without all names it cannot be said that one is of no disk.
     let disks = root.sections("disk").iter().map(|disk| disk.find("name").map(|at| at.value)).collect();
-    let is_ram = |disk: &&Node| disk.find::<String>("kind").is_some_and(|kind| kind.value == "ram");
+    let knows_later = |disk: &&Node| {
+        disk.find::<String>("kind").is_some_and(|kind| ["ram", "remote"].contains(&kind.value.as_str()))
+    };
     let name = |disk: &Node| disk.find("name").map(|at| at.value);
-    let ram_disks = root.sections("disk").iter().filter(is_ram).filter_map(name).collect();
-    let mut taken = Taken { disks, ram_disks, ..Taken::default() };
+    let known_later = root.sections("disk").iter().filter(knows_later).filter_map(name).collect();
+    let mut taken = Taken { disks, known_later, ..Taken::default() };
     let subsystems = root
         .sections("subsystem")
         .iter()
@@ -129,8 +131,8 @@ impl<T: Eq + Hash> Unique<T> {
 struct Taken {
     /// Names of all disks; `None` when one has a name that is wrong.
     disks: Option<Vec<String>>,
-    /// Names of those in memory, whose identity is made with the disk.
-    ram_disks: Vec<String>,
+    /// Names of those whose identity is known when they are open: in memory, and of other targets.
+    known_later: Vec<String>,
     nqns: Unique<Nqn>,
     serials: Unique<String>,
     used: Unique<String>,
@@ -248,13 +250,13 @@ fn namespaces(subsystem: &Node, nqn: &Nqn, taken: &mut Taken, errors: &Errors) -
         let (uuid, nguid) = (identity("uuid", &mut taken.uuids), identity("nguid", &mut taken.nguids));
         let (Some(nsid), Some(disk)) = (nsid, disk) else { continue };
         let (nsid, disk) = (nsid.value, disk.value);
-        let has_life = taken.ram_disks.contains(&disk);
+        let is_known_later = taken.known_later.contains(&disk);
         let mut settle = |given: Option<At<[u8; 16]>>, derived: [u8; 16]| match given {
             Some(given) => {
                 taken.given.push((given.value, given.place));
                 Some(given.value)
             }
-            None if has_life => None,
+            None if is_known_later => None,
             None => {
                 taken.derived.push((derived, node.place.clone()));
                 Some(derived)
@@ -262,8 +264,8 @@ fn namespaces(subsystem: &Node, nqn: &Nqn, taken: &mut Taken, errors: &Errors) -
         };
         namespaces.push(NamespacePlan {
             nsid,
-            uuid: settle(uuid, identity::uuid(nqn, &disk, nsid, None)),
-            nguid: settle(nguid, identity::nguid(nqn, &disk, nsid, None)),
+            uuid: settle(uuid, identity::uuid(nqn, nsid, Data::Named(&disk))),
+            nguid: settle(nguid, identity::nguid(nqn, nsid, Data::Named(&disk))),
             disk,
         });
     }

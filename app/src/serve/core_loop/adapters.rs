@@ -43,6 +43,7 @@ impl Adapters {
             config: setup.rdma.shell,
             core: setup.core,
             devices: &setup.rdma.devices,
+            listens: !setup.rdma.listeners.is_empty(),
             areas,
             connections: setup.connections,
             in_capsule_bytes: in_capsule.max().unwrap_or(0),

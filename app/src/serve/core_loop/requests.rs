@@ -83,6 +83,7 @@ fn log(core: usize, notice: &Notice) {
         | Notice::Violation { .. }
         | Notice::ConnectionRefused { .. }
         | Notice::OtherHostId { .. }
+        | Notice::FormerEnded { .. }
         | Notice::KeepAliveExpired { .. } => tracing::warn!(core, "{notice}"),
         Notice::DiskOpen { .. } | Notice::DiskError { .. } | Notice::Leftover { .. } => {
             tracing::error!(core, "{notice}")

@@ -1,14 +1,20 @@
-//! Absent drives, drives that come, and sizes, with drives of the emulator.
+//! What is absent, what comes, and sizes, with drives of the emulator and far targets that are none.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
 
-use spindle_nvme_pcie::Settings;
+use spindle_disk::{
+    CoreContext, Disk, DiskSource, Geometry, NullDisk, NullSpec, OpenError, ResizeError, Usage,
+};
 use spindle_nvme_pcie::emulator::{Emulator, EmulatorSpec};
+use spindle_nvme_pcie::{Drive, DriveError, Settings};
 
+use super::tries::{DRIVE_AGAIN, LOOK_PERIOD, OPENING_PERIOD, REMOTE_AGAIN};
 use super::*;
+use crate::config::{DriveSource, RemotePlan};
 
 const FIRST: &str = "fffe:ff:1f.6";
 const SECOND: &str = "fffe:ff:1f.7";
@@ -75,6 +81,86 @@ impl DriveSource for Bays {
     }
 }
 
+/// A namespace of another target.
+struct FarDisk {
+    disk: Arc<dyn DiskSource>,
+    is_read_only: Arc<AtomicBool>,
+}
+
+impl DiskSource for FarDisk {
+    fn name(&self) -> &str {
+        self.disk.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        "remote"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { is_read_only: self.is_read_only.load(Ordering::Relaxed), ..self.disk.geometry() }
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        self.disk.open(context)
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        panic!("{bytes} bytes: the size is the far target's to change")
+    }
+
+    fn usage(&self) -> Usage {
+        self.disk.usage()
+    }
+
+    fn identity_seed(&self) -> Option<String> {
+        Some("a far disk".to_owned())
+    }
+}
+
+/// What a far target does when it is asked for a disk.
+#[derive(Clone)]
+enum Answers {
+    /// It refuses, for this reason.
+    No(&'static str),
+    /// It has it.
+    Yes,
+    /// The same, once it is told or nobody can tell any more.
+    OnceTold(Arc<Mutex<Receiver<()>>>),
+}
+
+/// The far targets, by the names of their disks.
+#[derive(Default)]
+struct FarTargets {
+    answers: Mutex<BTreeMap<String, Answers>>,
+    asked: AtomicUsize,
+    is_read_only: Arc<AtomicBool>,
+    /// Disks that were made.
+    disks: Mutex<Vec<Weak<dyn DiskSource>>>,
+}
+
+impl FarTargets {
+    fn now(&self, disk: &str, answers: Answers) {
+        locked(&self.answers).insert(disk.to_owned(), answers);
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    fn open(&self, plan: &RemotePlan) -> Result<Arc<dyn DiskSource>, SnapshotError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let answers = locked(&self.answers).get(&plan.name).cloned();
+        match answers.unwrap_or(Answers::No("refused")) {
+            Answers::No(why) => return Err(Origin::Remote(Box::new(plan.clone())).failed(why)),
+            Answers::Yes => {}
+            Answers::OnceTold(word) => drop(locked(&word).recv()),
+        }
+        let disk = NullDisk::new(&plan.name, NullSpec { bytes: 1 << 20, block_bytes: 512 })?;
+        locked(&self.disks).push(Arc::downgrade(&disk));
+        Ok(Arc::new(FarDisk { disk, is_read_only: Arc::clone(&self.is_read_only) }))
+    }
+}
+
 /// A drive that somebody steps.
 struct Stepped {
     emulator: Emulator,
@@ -106,12 +192,25 @@ impl Drop for Stepped {
 
 /// Namespace 1 is a RAM disk, 2 and so on are these drives and their namespaces.
 fn config(drives: &[(&str, u32)]) -> Config {
+    let lines =
+        |(address, namespace): &(&str, u32)| format!("nvme = \"{address}\"\nnamespace = {namespace}\n");
+    config_of(&drives.iter().map(lines).collect::<Vec<_>>())
+}
+
+/// The same with disks of other targets.
+fn config_of_remotes(hosts: &[u8]) -> Config {
+    let lines = |host: &u8| {
+        let far = "nqn = \"nqn.2026-01.test:far\"\n";
+        format!("kind = \"remote\"\naddress = \"192.0.2.{host}:4420\"\n{far}")
+    };
+    config_of(&hosts.iter().map(lines).collect::<Vec<_>>())
+}
+
+fn config_of(more: &[String]) -> Config {
     let mut disks = "[[disk]]\nname = \"d1\"\nkind = \"ram\"\nsize = \"1MiB\"\n".to_owned();
     let mut namespaces = "[[subsystem.namespace]]\nnsid = 1\ndisk = \"d1\"\n".to_owned();
-    for ((address, namespace), nsid) in drives.iter().zip(2..) {
-        disks.push_str(&format!(
-            "[[disk]]\nname = \"d{nsid}\"\nnvme = \"{address}\"\nnamespace = {namespace}\n"
-        ));
+    for (lines, nsid) in more.iter().zip(2..) {
+        disks.push_str(&format!("[[disk]]\nname = \"d{nsid}\"\n{lines}"));
         namespaces.push_str(&format!("[[subsystem.namespace]]\nnsid = {nsid}\ndisk = \"d{nsid}\"\n"));
     }
     Config::of(&format!(
@@ -121,10 +220,17 @@ fn config(drives: &[(&str, u32)]) -> Config {
 }
 
 fn served(bays: &Arc<Bays>, drives: &[(&str, u32)]) -> Served {
-    let config = config(drives);
-    let drives: Arc<dyn DriveSource> = Arc::clone(bays) as _;
-    let snapshot = config.plan().snapshot(None, &*drives, &[]).unwrap_or_else(|error| panic!("{error}"));
-    Served::new(config, snapshot, drives, Vec::new())
+    let drives_there: Arc<dyn DriveSource> = Arc::clone(bays) as _;
+    let origins =
+        Origins { drives: drives_there, remote: Arc::new(|_: &RemotePlan| panic!("there is none")) };
+    Served::open(config(drives), origins).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn served_remotes(targets: &Arc<FarTargets>, hosts: &[u8]) -> Served {
+    let its = Arc::clone(targets);
+    let remote = Arc::new(move |plan: &RemotePlan| its.open(plan));
+    let origins = Origins { drives: Arc::new(Bays::default()), remote };
+    Served::open(config_of_remotes(hosts), origins).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn nsids(snapshot: &Snapshot) -> Vec<u32> {
@@ -154,7 +260,7 @@ fn look_until_changed(served: &mut Served, now: Instant) -> Arc<Snapshot> {
 fn look_until_tried(served: &mut Served, now: Instant) {
     wait(|| {
         assert!(served.look(now).is_none());
-        served.tries.iter().all(|tried| tried.thread.is_none())
+        served.tries.opening().next().is_none()
     });
 }
 
@@ -191,7 +297,7 @@ fn a_drive_that_takes_for_ever_holds_up_neither_a_look_nor_the_other_drive_nor_s
     bays.plug(FIRST, Opens::OnceTold(Arc::new(Mutex::new(word))));
     assert!(served.look(now).is_none());
     wait(|| bays.asked() == 3);
-    assert!(served.is_opening());
+    assert!(served.is_opening_drives());
 
     let drive = Stepped::new();
     bays.plug(SECOND, Opens::As(drive.emulator.clone()));
@@ -204,14 +310,14 @@ fn a_drive_that_takes_for_ever_holds_up_neither_a_look_nor_the_other_drive_nor_s
 
     // It fails at last, and has a minute from then on to mend itself.
     told.send(()).expect("it waits");
-    let later = now + 2 * AGAIN;
+    let later = now + 2 * DRIVE_AGAIN;
     look_until_tried(&mut served, later);
-    assert!(served.look(later + AGAIN - Duration::from_secs(1)).is_none());
-    assert!(served.tries[0].thread.is_none(), "not so soon");
-    assert!(served.look(later + AGAIN).is_none());
-    assert!(served.tries[0].thread.is_some(), "again");
+    assert!(served.look(later + DRIVE_AGAIN - Duration::from_secs(1)).is_none());
+    assert_eq!(served.tries.opening().count(), 0, "not so soon");
+    assert!(served.look(later + DRIVE_AGAIN).is_none());
+    assert_eq!(served.tries.opening().count(), 1, "again");
     drop(told);
-    look_until_tried(&mut served, later + AGAIN);
+    look_until_tried(&mut served, later + DRIVE_AGAIN);
     assert_eq!(bays.asked(), 5);
     finish(served);
 }
@@ -279,7 +385,8 @@ fn a_drive_without_its_namespace_is_not_the_others_harm() {
     }
     assert_eq!(nsids(&look_until_changed(&mut served, now)), [1, 3]);
     look_until_tried(&mut served, now);
-    assert!(served.tries[0].why.contains("namespace = 9"), "{}", served.tries[0].why);
+    let told = served.tries.told();
+    assert!(told.iter().any(|why| why.contains("namespace = 9")), "{told:?}");
     assert_eq!(nsids(&served.snapshot), [1, 3]);
     finish(served);
 }
@@ -295,7 +402,131 @@ fn a_drive_that_is_taken_out_of_the_file_while_it_is_opened_is_let_go() {
     served.config = config(&[]);
     look_until_tried(&mut served, now);
     wait(|| !drive.emulator.is_open());
-    assert!(served.tries.is_empty());
     assert_eq!(served.snapshot.generation, 1);
     finish(served);
+}
+
+/// Drives that do not answer before all of them are asked.
+struct Together(Mutex<usize>, std::sync::Condvar);
+
+impl DriveSource for Together {
+    fn is_there(&self, _: PciAddress) -> bool {
+        true
+    }
+
+    fn open(&self, address: PciAddress) -> Result<Arc<Drive>, DriveError> {
+        let mut asked = locked(&self.0);
+        *asked += 1;
+        self.1.notify_all();
+        let asked = self.1.wait_timeout_while(asked, GIVE_UP, |asked| *asked < 2);
+        let (asked, _) = asked.unwrap_or_else(PoisonError::into_inner);
+        Err(DriveError { address: address.to_string(), why: format!("one of {asked}"), is_absent: true })
+    }
+}
+
+#[test]
+fn the_start_opens_drives_at_once_and_each_once() {
+    let drives = Arc::new(Together(Mutex::default(), std::sync::Condvar::new()));
+    let origins = Origins { drives: Arc::clone(&drives) as _, ..Origins::here() };
+    let served = Served::open(config(&[(FIRST, 1), (SECOND, 1), (FIRST, 2)]), origins).expect("opened");
+    assert_eq!((nsids(&served.snapshot), *locked(&drives.0)), (vec![1], 2));
+    let told = served.tries.told();
+    assert!(told.len() == 2 && told.iter().all(|why| why.contains("one of 2")), "{told:?}");
+}
+
+#[test]
+fn what_stands_in_the_way_of_a_drive_ends_the_start() {
+    struct InUse;
+    impl DriveSource for InUse {
+        fn is_there(&self, _: PciAddress) -> bool {
+            true
+        }
+
+        fn open(&self, address: PciAddress) -> Result<Arc<Drive>, DriveError> {
+            Err(DriveError { address: address.to_string(), why: "in use".to_owned(), is_absent: false })
+        }
+    }
+    let origins = Origins { drives: Arc::new(InUse), ..Origins::here() };
+    let error = Served::open(config(&[(FIRST, 1)]), origins).err().expect("refused").to_string();
+    assert!(error.contains(FIRST) && error.contains("in use"), "{error}");
+}
+
+#[test]
+fn a_far_target_that_is_there_is_in_the_first_snapshot() {
+    let targets = Arc::new(FarTargets::default());
+    targets.now("d2", Answers::Yes);
+    let served = served_remotes(&targets, &[1]);
+    assert_eq!((nsids(&served.snapshot), served.pause()), (vec![1, 2], LOOK_PERIOD));
+}
+
+#[test]
+fn a_far_target_that_is_away_is_tried_again_and_each_reason_is_told_once() {
+    let targets = Arc::new(FarTargets::default());
+    let mut served = served_remotes(&targets, &[1, 2]);
+    assert_eq!((nsids(&served.snapshot), targets.asked()), (vec![1], 2));
+    assert_eq!(served.tries.told().len(), 2);
+    assert!(served.pause() <= REMOTE_AGAIN);
+    targets.now("d2", Answers::No("reset"));
+    let mut now = Instant::now();
+    for round in 2..5 {
+        now += REMOTE_AGAIN;
+        look_until_tried(&mut served, now);
+        assert_eq!(targets.asked(), 2 * round);
+        assert_eq!(served.tries.told().len(), 3, "{:?}", served.tries.told());
+        assert!(served.look(now + REMOTE_AGAIN - Duration::from_millis(1)).is_none());
+        assert_eq!(targets.asked(), 2 * round, "not so soon");
+    }
+    targets.now("d3", Answers::Yes);
+    let next = look_until_changed(&mut served, now + REMOTE_AGAIN);
+    assert_eq!(nsids(&next), [1, 3]);
+}
+
+#[test]
+fn a_far_target_that_does_not_answer_holds_up_neither_the_start_nor_another_one() {
+    let targets = Arc::new(FarTargets::default());
+    let (tell, word) = channel();
+    targets.now("d2", Answers::OnceTold(Arc::new(Mutex::new(word))));
+    let mut served = served_remotes(&targets, &[1, 2]);
+    assert_eq!(nsids(&served.snapshot), [1]);
+    assert!(!served.is_opening_drives(), "the end of the process does not wait for it");
+    targets.now("d3", Answers::Yes);
+    let now = Instant::now() + REMOTE_AGAIN;
+    assert_eq!(nsids(&look_until_changed(&mut served, now)), [1, 3]);
+    assert_eq!((targets.asked(), served.pause()), (3, OPENING_PERIOD), "one try of each at a time");
+    drop(tell);
+    let next = look_until_changed(&mut served, now);
+    assert_eq!((nsids(&next), served.pause()), (vec![1, 2, 3], LOOK_PERIOD));
+}
+
+#[test]
+fn a_far_disk_that_is_taken_out_of_the_file_while_it_is_opened_is_dropped() {
+    let targets = Arc::new(FarTargets::default());
+    let (tell, word) = channel();
+    targets.now("d2", Answers::OnceTold(Arc::new(Mutex::new(word))));
+    let mut served = served_remotes(&targets, &[1]);
+    // Another target under the same name, after it was taken out and put back.
+    served.config = config_of_remotes(&[9]);
+    targets.now("d2", Answers::No("refused"));
+    assert!(served.look(Instant::now()).is_none());
+    wait(|| targets.asked() == 2);
+    drop(tell);
+    look_until_tried(&mut served, Instant::now());
+    let made: Vec<_> = locked(&targets.disks).iter().map(|disk| disk.upgrade().is_some()).collect();
+    assert_eq!((made, served.snapshot.generation), (vec![false], 1));
+}
+
+#[test]
+fn a_far_namespace_that_becomes_read_only_is_served_so() {
+    let targets = Arc::new(FarTargets::default());
+    targets.now("d2", Answers::Yes);
+    let mut served = served_remotes(&targets, &[1]);
+    let before = Arc::clone(served.snapshot.subsystems[0].namespace(2).expect("there"));
+    assert!(served.look(Instant::now()).is_none());
+    targets.is_read_only.store(true, Ordering::Relaxed);
+    let next = served.look(Instant::now()).expect("another snapshot");
+    let after = next.subsystems[0].namespace(2).expect("there");
+    assert!(after.geometry.is_read_only && !before.geometry.is_read_only);
+    assert_eq!((after.disk, after.uuid, after.nguid), (before.disk, before.uuid, before.nguid));
+    let (nqn, far) = (&next.subsystems[0].nqn, crate::identity::Data::Far("a far disk"));
+    assert_eq!(after.uuid, crate::identity::uuid(nqn, 2, far));
 }

@@ -15,6 +15,7 @@ use spindle_initiator::nvme_spec::log::{
 use spindle_initiator::nvme_spec::register::{self, Cap, Cc, Csts};
 use spindle_initiator::nvme_spec::sqe::{DataDirection, Fuse};
 use spindle_initiator::nvme_spec::status::Status;
+use spindle_initiator::nvme_spec::vendor::{END_FORMER_ASSOCIATIONS, SpindleFeatures};
 use spindle_initiator::nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_initiator::nvme_spec::{AdminOpcode, Cqe, FabricsType, IoOpcode, Nqn, Sqe};
 use spindle_initiator::{Buf, Pool};
@@ -41,6 +42,10 @@ pub struct Disk {
     pub nguid: [u8; 16],
     /// Its UUID; zero: the controller has no descriptors of namespaces.
     pub uuid: [u8; 16],
+    /// It says that it knows End Former Associations.
+    pub is_spindle: bool,
+    /// Dword 0 of the answers to that; `None`: it does not know it after all.
+    pub former: Option<u32>,
     /// The last Compare of a fused pair was equal.
     is_equal: bool,
     cc: Cc,
@@ -50,7 +55,16 @@ impl Disk {
     pub fn new() -> Disk {
         let bytes = Arc::new(Mutex::new(vec![0; BLOCKS * BLOCK as usize]));
         let log = Arc::new(Mutex::new((1, 3)));
-        Disk { bytes, log, nguid: [9; 16], uuid: [0; 16], is_equal: false, cc: Cc::new() }
+        Disk {
+            bytes,
+            log,
+            nguid: [9; 16],
+            uuid: [0; 16],
+            is_spindle: false,
+            former: None,
+            is_equal: false,
+            cc: Cc::new(),
+        }
     }
 
     /// The answer to a command; `None`: it waits for an event.
@@ -120,7 +134,7 @@ impl Disk {
             Some(buf)
         };
         match sqe.admin_opcode() {
-            AdminOpcode::IDENTIFY => Ok((cqe, with(&identify(sqe, self.nguid, self.uuid)?))),
+            AdminOpcode::IDENTIFY => Ok((cqe, with(&self.identify(sqe)?))),
             AdminOpcode::SET_FEATURES => {
                 let is_queues = SetFeatures::new(sqe).fid() == FeatureId::NUMBER_OF_QUEUES;
                 let granted = if is_queues { NumberOfQueues::both(QUEUES.into()).into_bits() } else { 0 };
@@ -133,7 +147,43 @@ impl Disk {
                 Ok((cqe, with(log.get(offset..).unwrap_or_default())))
             }
             AdminOpcode::KEEP_ALIVE => Ok((cqe, None)),
+            END_FORMER_ASSOCIATIONS => {
+                let result = self.former.ok_or(Status::INVALID_OPCODE.dnr())?;
+                Ok((cqe.with_result(result), None))
+            }
             _ => Err(Status::INVALID_OPCODE.dnr()),
+        }
+    }
+
+    fn identify(&self, sqe: &Sqe) -> Result<Vec<u8>, Status> {
+        let (nguid, uuid) = (self.nguid, self.uuid);
+        match Identify::new(sqe).cns() {
+            Cns::CONTROLLER => {
+                let mut identify = IdentifyController { mdts: 6, ..IdentifyController::default() };
+                identify.cntlid.set(CNTLID);
+                identify.ioccsz.set((64 + 4096) / 16);
+                identify.oaes.set(Oaes::new().with_namespace_attribute(true).into_bits());
+                if self.is_spindle {
+                    identify.set_spindle_features(SpindleFeatures::new().with_end_former_associations(true));
+                }
+                Ok(identify.as_bytes().to_vec())
+            }
+            Cns::NAMESPACE => {
+                let mut identify = IdentifyNamespace { nguid, ..IdentifyNamespace::default() };
+                identify.nsze.set(BLOCKS as u64);
+                identify.lbaf[0].lbads = 9;
+                Ok(identify.as_bytes().to_vec())
+            }
+            Cns::NAMESPACE_DESCRIPTORS if uuid != [0; 16] => {
+                let header = NamespaceDescriptor::new(NamespaceDescriptorType::UUID, UUID_BYTES);
+                Ok([header.as_bytes(), &uuid].concat())
+            }
+            Cns::ACTIVE_NAMESPACE_LIST => {
+                let mut list = NamespaceList::default();
+                list.nsid[0].set(1);
+                Ok(list.as_bytes().to_vec())
+            }
+            _ => Err(Status::INVALID_FIELD.dnr()),
         }
     }
 
@@ -217,32 +267,4 @@ fn range(lba: u64, blocks: u32) -> Result<std::ops::Range<usize>, Status> {
     let end = lba.checked_add(blocks as usize).filter(|end| *end <= BLOCKS);
     let end = end.ok_or(Status::LBA_OUT_OF_RANGE.dnr())?;
     Ok(lba * BLOCK as usize..end * BLOCK as usize)
-}
-
-fn identify(sqe: &Sqe, nguid: [u8; 16], uuid: [u8; 16]) -> Result<Vec<u8>, Status> {
-    match Identify::new(sqe).cns() {
-        Cns::CONTROLLER => {
-            let mut identify = IdentifyController { mdts: 6, ..IdentifyController::default() };
-            identify.cntlid.set(CNTLID);
-            identify.ioccsz.set((64 + 4096) / 16);
-            identify.oaes.set(Oaes::new().with_namespace_attribute(true).into_bits());
-            Ok(identify.as_bytes().to_vec())
-        }
-        Cns::NAMESPACE => {
-            let mut identify = IdentifyNamespace { nguid, ..IdentifyNamespace::default() };
-            identify.nsze.set(BLOCKS as u64);
-            identify.lbaf[0].lbads = 9;
-            Ok(identify.as_bytes().to_vec())
-        }
-        Cns::NAMESPACE_DESCRIPTORS if uuid != [0; 16] => {
-            let header = NamespaceDescriptor::new(NamespaceDescriptorType::UUID, UUID_BYTES);
-            Ok([header.as_bytes(), &uuid].concat())
-        }
-        Cns::ACTIVE_NAMESPACE_LIST => {
-            let mut list = NamespaceList::default();
-            list.nsid[0].set(1);
-            Ok(list.as_bytes().to_vec())
-        }
-        _ => Err(Status::INVALID_FIELD.dnr()),
-    }
 }

@@ -4,17 +4,16 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use spindle_rdma_verbs::{
-    CompletionChannel, CompletionQueue, POLL_BATCH, SharedReceiveQueue, VerbsError, WorkCompletion,
-};
+use spindle_rdma_verbs::{CompletionChannel, CompletionQueue, POLL_BATCH, VerbsError, WorkCompletion};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::Slot;
 
 use super::OWN;
-use super::RECEIVE;
+use super::ending::Tells;
 use super::keys::{KeyTable, SharedDevice};
 use super::lost::{DiskArea, Opening};
-use super::receives::{CHUNK_SLOTS, Queue, Receives};
+use super::receives::Queue;
+use super::shared::{Queues, Share, SharedReceives};
 
 /// Most entries of a completion queue of ours; a core makes another when its connections need it.
 const COMPLETIONS_MAX: u32 = 32_000;
@@ -49,22 +48,14 @@ struct Completions {
     is_armed: bool,
 }
 
-/// The shared receive queue with its slots.
-pub(super) struct SharedReceives {
-    pub(super) queue: SharedReceiveQueue,
-    pub(super) receives: Receives,
-    /// Slots that connections have reserved.
-    reserved: u32,
-}
-
 /// What a connection has reserved.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reservation {
     /// Which completion queue, and how many entries of it.
     pub(super) completions: usize,
     entries: u32,
-    /// Slots of the shared receive queue; 0: the queue pair has its own.
-    pub(super) shared_slots: u32,
+    /// Slots of a shared receive queue; `None`: the queue pair has its own.
+    pub(super) share: Option<Share>,
 }
 
 /// See the module.
@@ -73,7 +64,11 @@ pub(super) struct DeviceCore {
     pub(super) channel: CompletionChannel,
     /// A place is empty when its queue has failed and its connections are gone.
     completions: Vec<Option<Completions>>,
-    pub(super) receives: Option<SharedReceives>,
+    pub(super) receives: Queues<SharedReceives>,
+    /// Of the shared receive queues; `None`: it has none, or refused one.
+    receives_max: Option<u32>,
+    in_capsule_bytes: u32,
+    pub(super) tells: Tells,
     pub(super) keys: KeyTable,
     /// Connections by the number of their queue pair.
     pub(super) numbers: HashMap<u32, Slot, BuildHasherDefault<NumberHasher>>,
@@ -98,26 +93,15 @@ impl DeviceCore {
             keys.add(shared.register(area)?, false);
         }
         let entries = opening.config.srq_entries.min(limits.srq_wr);
-        let has_shared = limits.has_srq && entries > 0;
-        let receives = match has_shared.then(|| SharedReceiveQueue::new(device, entries, 1)) {
-            // Without it each queue pair has its own, as with a device that has none.
-            Some(Ok(queue)) => Some(SharedReceives {
-                queue,
-                receives: Receives::new(opening.in_capsule_bytes, RECEIVE),
-                reserved: 0,
-            }),
-            Some(Err(error)) => {
-                tracing::warn!(device = device.name(), %error, "no shared receive queue");
-                None
-            }
-            None => None,
-        };
         let vectors = limits.vectors.max(1);
         Ok(DeviceCore {
             shared: Arc::clone(shared),
             channel: CompletionChannel::new(device)?,
             completions: Vec::new(),
-            receives,
+            receives: Queues::new(),
+            receives_max: (limits.has_srq && entries > 0).then_some(entries),
+            in_capsule_bytes: opening.in_capsule_bytes,
+            tells: Tells::default(),
             keys,
             numbers: HashMap::default(),
             vector: u32::try_from(opening.core).unwrap_or(0) % vectors,
@@ -142,7 +126,7 @@ impl DeviceCore {
     /// What has to be done now and then.
     pub(super) fn on_time(&mut self, now: Nanos) {
         self.keys.purge(now);
-        if let Some(SharedReceives { queue, receives, .. }) = &mut self.receives {
+        for SharedReceives { queue, receives, .. } in self.receives.all() {
             receives.post_again(&mut Queue::Shared(queue));
         }
     }
@@ -152,11 +136,11 @@ impl DeviceCore {
         // One more: what ends the queue pair may complete too.
         let entries = slots + send_queue + 1;
         let completions = self.completions_for(entries).map_err(|error| error.to_string())?;
-        let shared_slots = self.reserve_shared(slots);
+        let share = self.reserve_shared(slots);
         if let Some(completions) = self.completions.get_mut(completions).and_then(Option::as_mut) {
             completions.promised += entries;
         }
-        Ok(Reservation { completions, entries, shared_slots })
+        Ok(Reservation { completions, entries, share })
     }
 
     fn completions_for(&mut self, entries: u32) -> Result<usize, VerbsError> {
@@ -178,26 +162,24 @@ impl DeviceCore {
         Ok(self.completions.len() - 1)
     }
 
-    /// As many slots of the shared queue, or none.
-    fn reserve_shared(&mut self, slots: u32) -> u32 {
-        let Some(SharedReceives { queue, receives, reserved }) = &mut self.receives else { return 0 };
-        let wanted = *reserved + slots;
-        while receives.slots() < wanted {
-            if receives.slots() + CHUNK_SLOTS > queue.entries() {
-                return 0;
-            }
-            if let Err(error) = receives.grow(CHUNK_SLOTS, &self.shared, &mut Queue::Shared(queue)) {
-                tracing::warn!(device = self.shared.device().name(), %error, "no more shared receives");
-                return 0;
-            }
-        }
-        *reserved = wanted;
-        slots
+    /// As many slots of a shared queue, or none: then the queue pair has its own, as with a device that has
+    /// no shared ones.
+    fn reserve_shared(&mut self, slots: u32) -> Option<Share> {
+        let DeviceCore { receives, receives_max, in_capsule_bytes, shared, .. } = self;
+        let entries = (*receives_max)?;
+        receives.reserve(slots, |serial| {
+            let made = SharedReceives::new(shared, entries, *in_capsule_bytes, serial);
+            made.inspect_err(|error| {
+                tracing::warn!(device = shared.device().name(), %error, "no shared receive queue");
+                // Not asked for again with each connection.
+                *receives_max = None;
+            })
+            .ok()
+        })
     }
 
-    /// A connection is gone.
-    pub(super) fn release(&mut self, reservation: Reservation) {
-        // The queue pair of the connection that is gone may still be there; it holds its queue.
+    /// A connection's queue pair is destroyed, and took up to `lost` shared receives along.
+    pub(super) fn release(&mut self, reservation: Reservation, lost: u32) {
         if let Some(place) = self.completions.get_mut(reservation.completions)
             && let Some(completions) = place
         {
@@ -206,8 +188,8 @@ impl DeviceCore {
                 *place = None;
             }
         }
-        if let Some(receives) = &mut self.receives {
-            receives.reserved -= reservation.shared_slots;
+        if let Some(share) = reservation.share {
+            self.receives.release(share, lost);
         }
     }
 
@@ -279,7 +261,7 @@ impl DeviceCore {
         if id & OWN != 0 {
             return;
         }
-        if let Some(SharedReceives { queue, receives, .. }) = &mut self.receives {
+        if let Some(SharedReceives { queue, receives, .. }) = self.receives.posted_to(id) {
             let slot = u32::try_from(id & u64::from(u32::MAX)).unwrap_or(u32::MAX);
             let _ = receives.flushed(slot, &mut Queue::Shared(queue));
         }

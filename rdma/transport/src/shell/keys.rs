@@ -9,6 +9,7 @@ use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
 use super::lost::DiskArea;
+use super::used::{Marks, settle_one};
 
 /// A device, and what is registered with it: shared by all cores, so that memory they share is registered
 /// once.
@@ -16,16 +17,21 @@ use super::lost::DiskArea;
 pub struct SharedDevice {
     device: Arc<Device>,
     regions: Lock<Vec<Weak<MemoryRegion>>>,
+    marks: Marks,
 }
 
 impl SharedDevice {
+    pub(super) fn of(device: Arc<Device>) -> Arc<SharedDevice> {
+        Arc::new(SharedDevice { device, regions: Lock::new(Vec::new()), marks: Marks::default() })
+    }
+
     /// All RDMA devices of the machine; each time anew, without what others have registered with them.
-    ///
-    /// # Errors
-    /// [`VerbsError`] when there are devices that cannot be opened.
-    pub fn all() -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
-        let share = |device| Arc::new(SharedDevice { device, regions: Lock::new(Vec::new()) });
-        Ok(Device::all()?.into_iter().map(share).collect())
+    pub(super) fn all() -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
+        Ok(Device::all()?.into_iter().map(SharedDevice::of).collect())
+    }
+
+    pub(super) fn marks(&self) -> &Marks {
+        &self.marks
     }
 
     /// The device.
@@ -45,7 +51,9 @@ impl SharedDevice {
         }
         // Not under the lock: it takes seconds for a large disk, and other cores register small areas. Two
         // that register the same at once both may; the first is kept.
-        let access = if area.is_writable() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
+        // Hosts' data comes in by READs.
+        let read_access = self.device.limits().read_access();
+        let access = if area.is_writable() { read_access } else { Access::LOCAL_READ };
         let region = Arc::new(self.device.register(area.clone(), access)?);
         let mut regions = self.regions.lock();
         let known = regions.iter().filter_map(Weak::upgrade).find(|region| region.base() == base);
@@ -73,12 +81,18 @@ pub struct RegisteredDisks {
 }
 
 impl RegisteredDisks {
-    /// Register the memory of `disks` with those of the devices that are still there. Takes seconds for large
-    /// disks, so not on a core that serves. What fails is left to the cores, which say so and try again.
+    /// Register the memory of `disks` with those of the devices that are used and still there. Takes seconds
+    /// for large disks, so not on a core that serves. What fails is left to the cores, which say so and try
+    /// again.
     #[must_use]
     pub fn register(devices: &[Weak<SharedDevice>], disks: Vec<DiskArea>) -> RegisteredDisks {
         let mut regions = Vec::new();
-        for device in devices.iter().filter_map(Weak::upgrade) {
+        let devices = devices.iter().filter_map(Weak::upgrade);
+        let devices: Vec<_> = devices.filter(|it| it.is_used() && !it.is_left_out()).collect();
+        if !devices.is_empty() {
+            disks.iter().for_each(|disk| settle_one(&format_args!("disk {}", disk.name), &disk.area));
+        }
+        for device in devices {
             regions.extend(disks.iter().filter_map(|disk| device.register(&disk.area).ok()));
         }
         RegisteredDisks { disks, _regions: regions }

@@ -7,9 +7,11 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_transport::UNSLOTTED;
 
-use super::device::{DeviceCore, Reservation, SharedReceives};
+use super::device::{DeviceCore, Reservation};
+use super::ending::{Ending, Seen};
 use super::keys::{KeyTable, SharedDevice};
 use super::receives::{Queue, Receives};
+use super::shared::{Share, SharedReceives};
 use super::{OWN, RECEIVE, SIGNALLED};
 use crate::controller::{CHAINS_PER_COMMAND, Capsule, Conn};
 use crate::work::{Op, Span, Work};
@@ -40,8 +42,10 @@ pub(super) struct Link {
     pub(super) progress: Nanos,
     /// It is in the list of those that have something to do.
     pub(super) is_active: bool,
-    /// The queue pair is being ended, and by when it is destroyed in any case.
-    pub(super) ends_by: Option<Nanos>,
+    /// The queue pair is being ended.
+    pub(super) ending: Option<Ending>,
+    /// It has taken its last shared receive, as the device says.
+    pub(super) is_drained: bool,
 }
 
 /// What a link is made of.
@@ -61,9 +65,9 @@ impl Link {
         in_capsule_bytes: u32,
     ) -> Result<Link, (CmId, String)> {
         let Parts { device: index, mut queue_pair, cm, reservation } = parts;
-        let own = match reservation.shared_slots {
-            0 => own_receives(&mut queue_pair, device, entries, in_capsule_bytes).map(Some),
-            _ => Ok(None),
+        let own = match reservation.share {
+            None => own_receives(&mut queue_pair, device, entries, in_capsule_bytes).map(Some),
+            Some(_) => Ok(None),
         };
         let heads = match queue_pair.inline_bytes() as usize >= CQE_BYTES {
             true => Ok(None),
@@ -80,7 +84,8 @@ impl Link {
                 heads,
                 progress: Nanos::ZERO,
                 is_active: false,
-                ends_by: None,
+                ending: None,
+                is_drained: false,
             }),
             (Err(error), _) | (_, Err(error)) => {
                 drop(queue_pair);
@@ -106,12 +111,15 @@ impl Link {
         slot: u32,
         bytes: u32,
     ) -> Result<Option<Capsule>, VerbsError> {
-        match (&mut self.own, &mut device.receives) {
-            (Some(own), _) => own.completed(slot, bytes, &mut Queue::Own(&mut self.queue_pair)),
-            (None, Some(SharedReceives { queue, receives, .. })) => {
+        if let Some(own) = &mut self.own {
+            return own.completed(slot, bytes, &mut Queue::Own(&mut self.queue_pair));
+        }
+        let shared = self.reservation.share.and_then(|share| device.receives.of_mut(share));
+        match shared {
+            Some(SharedReceives { queue, receives, .. }) => {
                 receives.completed(slot, bytes, &mut Queue::Shared(queue))
             }
-            (None, None) => Ok(None),
+            None => Ok(None),
         }
     }
 
@@ -123,12 +131,13 @@ impl Link {
         device: &mut DeviceCore,
     ) -> Result<(), VerbsError> {
         while let Some(buf) = conn.next_buffer() {
-            match (&mut self.own, &mut device.receives) {
-                (Some(own), _) => own.give_back(buf, &mut Queue::Own(&mut self.queue_pair))?,
-                (None, Some(SharedReceives { queue, receives, .. })) => {
-                    receives.give_back(buf, &mut Queue::Shared(queue))?;
-                }
-                (None, None) => {}
+            if let Some(own) = &mut self.own {
+                own.give_back(buf, &mut Queue::Own(&mut self.queue_pair))?;
+                continue;
+            }
+            let shared = self.reservation.share.and_then(|share| device.receives.of_mut(share));
+            if let Some(SharedReceives { queue, receives, .. }) = shared {
+                receives.give_back(buf, &mut Queue::Shared(queue))?;
             }
         }
         Ok(())
@@ -148,11 +157,24 @@ impl Link {
     }
 
     /// Begin to end the queue pair: all that is posted completes as flushed.
-    pub(super) fn begin_end(&mut self, by: Nanos) {
-        self.ends_by = Some(by);
+    pub(super) fn begin_end(&mut self, ending: Ending) {
+        self.ending = Some(ending);
         // Each fails where the other side was first.
         let _ = self.cm.disconnect();
         let _ = self.queue_pair.set_error();
+    }
+}
+
+impl Link {
+    /// What decides when it is destroyed; `posted`: work requests that have not completed.
+    pub(super) fn seen(&self, device: &DeviceCore, posted: u32) -> Seen {
+        Seen {
+            posted,
+            shared_slots: self.reservation.share.map_or(0, Share::slots),
+            is_drained: self.is_drained,
+            is_dead: device.is_lost || device.is_broken(self.reservation),
+            is_soft_roce: device.shared.device().is_soft_roce(),
+        }
     }
 }
 

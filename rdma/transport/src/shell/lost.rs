@@ -6,6 +6,9 @@
 //!   once a second, where listeners are: a device not seen before ─> to all cores ─> listen again
 //! ```
 //!
+//! ADDR_CHANGE of a listener (a bond has gone over to its other port): it listens anew. Of a connection: it
+//! goes on as long as the network brings its packets, and ends by its own error where that is no more.
+//!
 //! A failed completion queue or queue pair ends the connections on it and nothing else. Who reads a device's
 //! events is the core that listens; what they are about may be another core's.
 
@@ -33,7 +36,7 @@ pub enum DeviceMessage {
     Lost(u64),
     /// There is a new one.
     Found(Arc<SharedDevice>),
-    /// Something of the device of this serial number has failed, maybe not the sender's.
+    /// Something of the device of this serial number has failed or ended, maybe not the sender's.
     Failed(u64, AsyncEvent),
 }
 
@@ -55,11 +58,54 @@ pub struct DiskArea {
     pub area: Area,
 }
 
-/// An address that is not listened on, as its device is gone.
+/// Why an address is not listened on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Its device is gone.
+    Device,
+    /// It is on another port or device now.
+    Moved,
+    /// That failed.
+    Refused,
+}
+
+/// An address that is not listened on for now.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Deaf {
     pub(super) address: SocketAddr,
     pub(super) index: usize,
+    why: Why,
+}
+
+impl Deaf {
+    pub(super) fn of(listening: &Listening, why: Why) -> Deaf {
+        Deaf { address: listening.address, index: listening.index, why }
+    }
+}
+
+/// Whose address has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Changed {
+    /// That of a listener, which is taken out of this place and listens anew.
+    Listener(usize),
+    /// That of a connection: it is noted.
+    Connection(Slot),
+    /// Of nobody any more.
+    Nobody,
+}
+
+impl Changed {
+    fn of<T: PartialEq>(
+        token: &T,
+        mut listening: impl Iterator<Item = T>,
+        connection: Option<Slot>,
+    ) -> Changed {
+        match (listening.position(|it| it == *token), connection) {
+            (Some(place), _) => Changed::Listener(place),
+            (None, Some(id)) => Changed::Connection(id),
+            (None, None) => Changed::Nobody,
+        }
+    }
 }
 
 impl Shell {
@@ -109,6 +155,7 @@ impl Shell {
 
     /// Take up a device, with the memory of this core.
     pub(super) fn open(&mut self, shared: &Arc<SharedDevice>) -> Result<(), String> {
+        shared.set_used();
         let mut device = DeviceCore::new(shared, &self.opening).map_err(|error| error.to_string())?;
         for disk in &self.disks {
             device.add_disk(disk).map_err(|error| format!("disk {}: {error}", disk.name))?;
@@ -200,7 +247,28 @@ impl Shell {
     fn deafen(&mut self, device: &str) {
         let is_on = |it: &mut Listening| it.id.device_name().is_some_and(|name| name == device);
         for listening in self.listening.extract_if(.., is_on) {
-            self.deaf.push(Deaf { address: listening.address, index: listening.index });
+            self.deaf.push(Deaf::of(&listening, Why::Device));
+        }
+    }
+
+    /// ADDR_CHANGE of an identifier.
+    #[cold]
+    pub(super) fn on_address_change(&mut self, token: CmToken) {
+        let listening = self.listening.iter().map(|it| it.id.token());
+        match Changed::of(&token, listening, self.ids.get(&token).copied()) {
+            Changed::Listener(place) => {
+                // Dropped at the end, before it is tried again: the address is to be free by then.
+                let listening = self.listening.swap_remove(place);
+                let address = listening.address;
+                tracing::warn!(%address, "the RDMA listener's address has moved: it listens anew");
+                self.deaf.push(Deaf::of(&listening, Why::Moved));
+                self.next_retry = Nanos::ZERO;
+            }
+            Changed::Connection(id) => {
+                let remote = self.link(id).and_then(|link| link.cm.peer_address());
+                tracing::info!(?remote, "a connection's RDMA port has changed: it may end soon");
+            }
+            Changed::Nobody => {}
         }
     }
 
@@ -232,9 +300,26 @@ impl Shell {
                 self.messages.push_back(DeviceMessage::Failed(serial, event));
                 self.on_failed(core, serial, event);
             }
-            // Among them that a queue pair in its error state takes no more shared receives: of one that is
-            // ended here nothing depends on it, of another the failure itself is told.
+            AsyncEvent::QueuePairDrained { number } => {
+                if !device.numbers.contains_key(&number) {
+                    self.messages.push_back(DeviceMessage::Failed(serial, event));
+                }
+                self.on_failed(core, serial, event);
+            }
             AsyncEvent::Other(_) => {}
+        }
+    }
+
+    /// A queue pair has taken its last shared receive. It may have come to its error state by itself, and its
+    /// connection end later.
+    fn on_drained<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, index: usize, number: u32) {
+        let Some(device) = self.devices.get_mut(index).and_then(Option::as_mut) else { return };
+        device.tells.on_told();
+        let Some(id) = device.numbers.get(&number).copied() else { return };
+        let Some(link) = self.link(id) else { return };
+        link.is_drained = true;
+        if link.ending.is_some() {
+            self.pump(core, id);
         }
     }
 
@@ -250,6 +335,7 @@ impl Shell {
             AsyncEvent::QueuePairFatal { number } => {
                 self.end_links(core, |device, _, queue_pair| device == index && queue_pair == number);
             }
+            AsyncEvent::QueuePairDrained { number } => self.on_drained(core, index, number),
             AsyncEvent::PortDown { .. }
             | AsyncEvent::PortUp { .. }
             | AsyncEvent::DeviceFatal
@@ -268,14 +354,24 @@ impl Shell {
                 self.lose(core, index);
             }
         }
-        if self.missing > 0 || !self.unopened.is_empty() {
+        // Nobody hears what they tell: looked at.
+        let is_gone = |shared: &mut Arc<SharedDevice>| !shared.device().is_listed();
+        let unused = self.unused.extract_if(.., is_gone);
+        for gone in unused.chain(self.unopened.extract_if(.., is_gone)) {
+            gone.device().set_lost();
+        }
+        if self.missing > 0 || !self.unopened.is_empty() || !self.deaf.is_empty() {
             self.search();
         }
         for deaf in std::mem::take(&mut self.deaf) {
-            if self.listen(deaf.address, deaf.index).is_ok() && self.is_heard() {
-                tracing::info!(address = %deaf.address, "RDMA device is back: listening again");
-            } else {
+            let address = deaf.address;
+            if self.listen(address, deaf.index).is_err() || !self.is_heard() {
                 self.deaf.push(deaf);
+                continue;
+            }
+            match deaf.why {
+                Why::Device => tracing::info!(%address, "RDMA device is back: listening again"),
+                Why::Moved | Why::Refused => tracing::info!(%address, "listening again over RDMA"),
             }
         }
     }
@@ -283,38 +379,71 @@ impl Shell {
     /// The listener that was made last is on a device that there is; without, it is taken back.
     fn is_heard(&mut self) -> bool {
         let Some(Listening { id, .. }) = self.listening.last() else { return false };
-        let is_of = |device: &DeviceCore| !device.is_lost && device.shared.device().is_of(id);
-        let is_heard = self.devices.iter().flatten().any(is_of);
+        let mut is_heard = self.has_device_of(id);
+        if let Some(at) = self.unused.iter().position(|shared| !is_heard && shared.device().is_of(id)) {
+            let shared = self.unused.swap_remove(at);
+            is_heard = self.take_up(shared);
+        }
         if !is_heard {
             self.listening.pop();
         }
         is_heard
     }
 
-    /// Look for devices that are not known yet, and tell the other cores of them.
+    /// There is the device of this listener; one on all addresses is on none.
+    pub(super) fn has_device_of(&self, id: &CmId) -> bool {
+        let is_of = |it: &DeviceCore| !it.is_lost && !it.shared.is_left_out() && it.shared.device().is_of(id);
+        id.device_name().is_none() || self.devices.iter().flatten().any(is_of)
+    }
+
+    /// Look for devices that are not known yet.
     fn search(&mut self) {
+        let mut found = std::mem::take(&mut self.unopened);
         if Device::is_any_new() {
             // One may be on its way in or out: there is another time.
             let all = SharedDevice::all().unwrap_or_default();
-            let is_new = |it: &Arc<SharedDevice>| self.place_of(it.device().serial()).is_none();
-            self.unopened = all.into_iter().filter(is_new).collect();
+            let is_known = |it: &Arc<SharedDevice>| {
+                let serial = it.device().serial();
+                let mut others = self.unused.iter().chain(&found);
+                self.place_of(serial).is_some() || others.any(|other| other.device().serial() == serial)
+            };
+            let new: Vec<_> = all.into_iter().filter(|it| !is_known(it)).collect();
+            self.missing = self.missing.saturating_sub(new.len());
+            found.extend(new);
         }
-        for shared in std::mem::take(&mut self.unopened) {
-            let device = shared.device().name();
-            match self.open(&shared) {
-                Ok(()) => {
-                    tracing::info!(device, "RDMA device found");
-                    self.missing = self.missing.saturating_sub(1);
-                    self.has_refused = false;
-                    self.messages.push_back(DeviceMessage::Found(shared));
+        let deaf = self.deaf.iter().map(|it| it.address);
+        let is_on_all =
+            self.listening.iter().map(|it| it.address).chain(deaf).any(|it| it.ip().is_unspecified());
+        for shared in found {
+            let name = shared.device().name();
+            // The same device opened anew: all that comes from now on is of the new one.
+            let is_again = self.devices.iter().flatten().any(|known| known.shared.device().name() == name);
+            if is_on_all || is_again || shared.is_used() {
+                self.take_up(shared);
+            } else {
+                // A listener that is on it takes it up.
+                self.unused.push(shared);
+            }
+        }
+    }
+
+    /// Use a device, and have the other cores do so. False: that fails, and is tried again.
+    fn take_up(&mut self, shared: Arc<SharedDevice>) -> bool {
+        let device = shared.device().name();
+        match self.open(&shared) {
+            Ok(()) => {
+                tracing::info!(device, "RDMA device found");
+                self.has_refused = false;
+                self.messages.push_back(DeviceMessage::Found(shared));
+                true
+            }
+            Err(error) => {
+                // Said once; it is tried again.
+                if !std::mem::replace(&mut self.has_refused, true) {
+                    tracing::error!(device, %error, "RDMA device cannot be used");
                 }
-                Err(error) => {
-                    // Said once; it is tried again.
-                    if !std::mem::replace(&mut self.has_refused, true) {
-                        tracing::error!(device, %error, "RDMA device cannot be used");
-                    }
-                    self.unopened.push(shared);
-                }
+                self.unopened.push(shared);
+                false
             }
         }
     }
@@ -357,5 +486,21 @@ impl Shell {
     fn place_of(&self, serial: u64) -> Option<usize> {
         let is_it = |device: &DeviceCore| device.shared.device().serial() == serial;
         self.devices.iter().position(|device| device.as_ref().is_some_and(is_it))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spindle_reactor::slab::Slab;
+
+    use super::*;
+
+    #[test]
+    fn a_listener_whose_address_has_changed_listens_anew_and_a_connection_goes_on() {
+        let id = Slab::with_capacity(1).insert(()).expect("a slot");
+        let of = |token, connection| Changed::of(&token, [7, 8, 9].into_iter(), connection);
+        assert_eq!(of(8, None), Changed::Listener(1));
+        assert_eq!(of(5, Some(id)), Changed::Connection(id));
+        assert_eq!(of(5, None), Changed::Nobody);
     }
 }

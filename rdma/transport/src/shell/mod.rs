@@ -12,11 +12,14 @@
 //! collected; then the queue pair is destroyed, and after it the connection's buffers are dropped.
 
 mod device;
+mod ending;
 mod keys;
 mod link;
 mod lost;
 mod receives;
 mod request;
+mod shared;
+mod used;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -38,8 +41,9 @@ use spindle_transport::{Peer, TransportKind};
 use crate::controller::{Conn, ConnConfig, Phase};
 use crate::work::Completion;
 use device::{DeviceCore, Reservation};
+use ending::Ending;
 use link::{Link, Parts, SEGMENTS_MAX};
-use lost::{Deaf, Opening, RETRY_PERIOD};
+use lost::{Deaf, Opening, RETRY_PERIOD, Why};
 
 pub use keys::{RegisteredDisks, SharedDevice};
 pub use lost::{DeviceMessage, DiskArea};
@@ -51,6 +55,8 @@ const RECEIVE: u64 = 1 << 63;
 const OWN: u64 = 1 << 62;
 /// a signalled work request of the send queue.
 const SIGNALLED: u64 = 1 << 61;
+/// Bits of a receive of a shared queue that come before its queue's serial number.
+const SERIAL_SHIFT: u32 = 32;
 
 /// Settings of a shell. Every default says why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,14 +77,14 @@ impl Default for ShellConfig {
 
 /// How often the connections' own time-outs are looked at.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
-/// Time for the completions of a queue pair that is ended; after it the queue pair is destroyed in any case.
-const END_TIMEOUT: Nanos = Nanos::from_secs(1);
 /// Time in which nothing that was posted completes before the connection is given up: as TCP's user time-out.
 const STALLED_FOR: Nanos = Nanos::from_secs(30);
 /// Events of the connection manager in a turn: each may cost system calls.
 const EVENTS_PER_TURN: usize = 16;
 /// Requests that may wait to be accepted.
 const BACKLOG: u32 = 1024;
+/// `ENODEV`.
+const NO_DEVICE: i32 = 19;
 /// Bytes of a completion queue entry: a SEND carries it inline.
 const INLINE_BYTES: u32 = 16;
 /// Polls of the completion queues in a turn.
@@ -130,6 +136,8 @@ pub struct Shell {
     deaf: Vec<Deaf>,
     /// Devices that are lost, or that a request came by and nobody knows.
     missing: usize,
+    /// No listener is on them: nothing is registered with them.
+    unused: Vec<Arc<SharedDevice>>,
     /// Found, and not usable so far.
     unopened: Vec<Arc<SharedDevice>>,
     has_refused: bool,
@@ -157,8 +165,10 @@ pub struct ShellSetup<'a> {
     pub config: ShellConfig,
     /// Index of the core.
     pub core: usize,
-    /// The machine's devices.
+    /// The machine's devices: [`SharedDevice::for_listeners`].
     pub devices: &'a [Arc<SharedDevice>],
+    /// This core listens for all.
+    pub listens: bool,
     /// Memory of the core: its pools.
     pub areas: &'a [Area],
     /// Most connections.
@@ -173,8 +183,8 @@ impl Shell {
     /// A shell with its memory registered, which listens nowhere yet.
     ///
     /// # Errors
-    /// [`VerbsError`].
-    pub fn new(setup: &ShellSetup<'_>) -> Result<Shell, VerbsError> {
+    /// A device that a listener depends on cannot be used, or there is no connection manager.
+    pub fn new(setup: &ShellSetup<'_>) -> Result<Shell, String> {
         let mut areas = setup.areas.to_vec();
         areas.push(Area::zeroes());
         let opening = Opening {
@@ -183,11 +193,12 @@ impl Shell {
             in_capsule_bytes: setup.in_capsule_bytes,
             config: setup.config,
         };
-        let open = |device| DeviceCore::new(device, &opening).map(Some);
+        let unused = setup.devices.iter().filter(|device| setup.listens && !device.is_used());
         Ok(Shell {
-            devices: setup.devices.iter().map(open).collect::<Result<_, _>>()?,
+            devices: used::open(setup.devices, &opening)?,
+            unused: unused.cloned().collect(),
             opening,
-            channel: CmChannel::new()?,
+            channel: CmChannel::new().map_err(|error| error.to_string())?,
             listening: Vec::new(),
             deaf: Vec::new(),
             missing: 0,
@@ -227,10 +238,13 @@ impl Shell {
     /// [`Shell::start_listening`].
     ///
     /// # Errors
-    /// [`VerbsError`]: the address is in use, or no RDMA device has it.
+    /// [`VerbsError`]: the address is in use, or no RDMA device that can be used has it.
     pub fn bind(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
         let id = CmId::new(&self.channel)?;
         id.bind(address)?;
+        if !self.has_device_of(&id) {
+            return Err(VerbsError { verb: "rdma_bind_addr", errno: NO_DEVICE });
+        }
         self.listening.push(Listening { id, address, index, is_open: false });
         self.listens = true;
         Ok(())
@@ -243,7 +257,7 @@ impl Shell {
             listening.is_open = true;
             let result = listening.id.listen_bound(BACKLOG);
             if result.is_err() {
-                self.deaf.push(Deaf { address: listening.address, index: listening.index });
+                self.deaf.push(Deaf::of(listening, Why::Refused));
             }
             opened.push((listening.address, result));
         }
@@ -414,21 +428,30 @@ impl Shell {
     #[cold]
     fn end<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
         let now = self.now;
-        let Some(link) = self.link(id) else { return };
+        let Shell { devices, links, .. } = self;
+        let Some(link) = links.get_mut(id.index()).and_then(Option::as_mut).filter(|link| link.id == id)
+        else {
+            return;
+        };
+        let Some(device) = devices.get_mut(link.device).and_then(Option::as_mut) else { return };
+        let posted = core.transport(id).and_then(Holds::held).map_or(0, |conn| conn.posted());
+        let seen = link.seen(device, posted);
         // Not destroyed in the turn that ends it: what the device was about to receive is to come first.
-        let begins = link.ends_by.is_none();
-        if begins {
-            link.begin_end(now + END_TIMEOUT);
+        let is_over = link.ending.is_some_and(|ending| ending.is_over(&seen, now));
+        if link.ending.is_none() {
+            link.begin_end(Ending::begin(now, device.tells));
         }
-        let is_late = link.ends_by.is_some_and(|by| now >= by);
+        if is_over && seen.is_vain() && device.tells.on_vain() {
+            let device = device.shared.device().name();
+            tracing::info!(device, "RDMA device does not tell of a queue pair's last shared receive");
+        }
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
         if let Some(violation) = conn.take_violation()
             && let Some(remote) = core.peer(id).map(|peer| peer.remote)
         {
             core.on_violation(remote, violation.to_string());
         }
-        let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
-        if !begins && (conn.posted() == 0 || is_late) {
+        if is_over {
             self.destroy(core, id);
         }
     }
@@ -448,15 +471,20 @@ impl Shell {
         let Shell { devices, links, ids, .. } = self;
         let Some(mut link) = links.get_mut(id.index()).and_then(Option::take) else { return };
         ids.remove(&link.cm.token());
+        let (reservation, mut lost) = (link.reservation, 0);
         if let Some(device) = &mut devices[index] {
             device.numbers.remove(&link.number());
             // Receives of the shared queue go back to it; those of its own queue go with it.
             if let Some(conn) = core.transport(id).and_then(Holds::held) {
                 let _ = link.post_receives(conn, device);
             }
-            device.release(link.reservation);
+            lost = link.seen(device, 0).lost();
         }
         drop(link);
+        if let Some(device) = &mut devices[index] {
+            // After the queue pair: the shared queue that it was on may go with it.
+            device.release(reservation, lost);
+        }
         self.forget(index);
         if let Some(conn) = core.transport(id).and_then(Holds::held) {
             conn.on_destroyed();
@@ -502,7 +530,7 @@ impl Shell {
         }
         for index in 0..self.links.len() {
             let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
-            let (id, is_ending) = (link.id, link.ends_by.is_some());
+            let (id, is_ending) = (link.id, link.ending.is_some());
             let device = self.devices[link.device].as_ref();
             let is_broken = device.is_some_and(|device| device.is_broken(link.reservation));
             let Some(conn) = core.transport(id).and_then(Holds::held) else { continue };
@@ -570,6 +598,10 @@ impl Shell {
             self.on_removal(core, event.id);
             return;
         }
+        if event.kind == CmEventKind::AddressChange {
+            self.on_address_change(event.id);
+            return;
+        }
         let Some(id) = self.ids.get(&event.id).copied() else { return };
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
         match event.kind {
@@ -585,6 +617,7 @@ impl Shell {
             | CmEventKind::ConnectRequest
             | CmEventKind::ConnectResponse
             | CmEventKind::DeviceRemoval
+            | CmEventKind::AddressChange
             | CmEventKind::TimewaitExit
             | CmEventKind::Other(_) => return,
         }
@@ -595,7 +628,9 @@ impl Shell {
     fn on_request<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, event: &CmEvent, id: CmId) {
         let listener = self.listening.iter().find(|it| Some(it.id.token()) == event.listener);
         let Some(listener) = listener.map(|it| it.index) else { return };
-        let device = self.devices.iter().flatten().find(|it| it.shared.device().is_of(&id) && !it.is_lost);
+        let is_its =
+            |it: &&DeviceCore| !it.is_lost && !it.shared.is_left_out() && it.shared.device().is_of(&id);
+        let device = self.devices.iter().flatten().find(is_its);
         let Some(device) = device else {
             // A new one, of a listener on all addresses. Refused; the host comes again.
             self.missing = self.missing.max(1);
@@ -641,10 +676,13 @@ impl Shell {
         };
         let peer = Peer { transport: TransportKind::Rdma, listener, remote, local };
         let Ok(id) = core.accept(Holds::wrap(Conn::new(config)), peer) else {
-            if let Some(device) = &mut self.devices[link.device] {
-                device.release(link.reservation);
-            }
             let _ = link.cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
+            let (index, reservation) = (link.device, link.reservation);
+            drop(link);
+            if let Some(device) = &mut self.devices[index] {
+                // It was never connected: nothing has come.
+                device.release(reservation, 0);
+            }
             return false;
         };
         core.set_admitted(id, admitted);
@@ -707,7 +745,7 @@ impl Shell {
         let queue_pair = match made {
             Ok(queue_pair) => queue_pair,
             Err(error) => {
-                device.release(reservation);
+                device.release(reservation, 0);
                 return Err((cm, error));
             }
         };
@@ -720,7 +758,7 @@ impl Shell {
         let parts = Parts { device: index, queue_pair, cm, reservation };
         Link::new(parts, &shared, entries, config.in_capsule_bytes).map_err(|(cm, error)| {
             if let Some(device) = &mut self.devices[index] {
-                device.release(reservation);
+                device.release(reservation, 0);
             }
             (cm, error)
         })
@@ -734,7 +772,7 @@ fn make_queue_pair(
     (entries, send_wr, segments): (u32, u32, u32),
 ) -> Result<QueuePair, String> {
     let queue = device.completion_queue(reservation).ok_or("no completion queue")?;
-    let srq = device.receives.as_ref().filter(|_| reservation.shared_slots > 0).map(|it| &it.queue);
+    let srq = reservation.share.and_then(|share| device.receives.of(share)).map(|it| &it.queue);
     let config = QueuePairConfig {
         send_cq: queue,
         recv_cq: queue,

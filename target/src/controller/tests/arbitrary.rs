@@ -36,7 +36,8 @@ enum Operation {
 }
 
 fn near() -> impl Strategy<Value = Operation> {
-    let opcode = prop_oneof![Just(2_u8), Just(6), Just(8), Just(9), Just(0xa), Just(0xc), Just(0x18)];
+    let opcode =
+        prop_oneof![Just(2_u8), Just(6), Just(8), Just(9), Just(0xa), Just(0xc), Just(0x18), Just(0xc0)];
     let nsid = prop_oneof![0_u32..5, Just(0xffff_ffff), any::<u32>()];
     let low = 0_u32..0x20;
     let cdw10 =
@@ -154,6 +155,7 @@ fn admin(world: &World, controller: &mut Controller, sqe: &Sqe) {
             assert_ne!(status.code(), Status::INVALID_OPCODE);
         }
         (Ok(need), Outcome::HoldAsyncEvent | Outcome::Abort { .. }) => assert_eq!(need, Need::None),
+        (Ok(need), Outcome::EndFormer { token }) => assert!(need == Need::None && token != 0),
     }
 }
 

@@ -16,7 +16,7 @@ fn commands_before_ready_are_a_sequence_error() {
 #[test]
 fn every_opcode_that_is_not_there_is_an_invalid_opcode() {
     let world = World::new();
-    let io = [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18];
+    let io = [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18, 0xc0];
     let discovery = [0x02, 0x06, 0x09, 0x0a, 0x0c, 0x18];
     for (mut controller, known) in [(world.io(), &io[..]), (world.discovery(0), &discovery[..])] {
         for opcode in (0..=u8::MAX).filter(|opcode| !known.contains(opcode)) {
@@ -59,6 +59,19 @@ fn keep_alive_succeeds_and_moves_no_data() {
     assert_eq!(controller.need(&world.cx(), &Sqe::keep_alive(1)), Ok(Need::None));
     assert_eq!(world.run(&mut controller, &Sqe::keep_alive(1)), Ok((0, Vec::new())));
     assert!(controller.shared.take_traffic());
+}
+
+#[test]
+fn the_end_of_former_associations_is_passed_on_with_its_token_which_is_not_zero() {
+    let world = World::new();
+    let mut controller = world.io();
+    let token = 1 << 63 | 5;
+    let mut sqe = Sqe::end_former_associations(1, token);
+    sqe.cdw15 = nvme_spec::zerocopy::little_endian::U32::new(7);
+    assert_eq!(controller.need(&world.cx(), &sqe), Ok(Need::None));
+    assert_eq!(controller.execute(&world.cx(), &sqe, &mut []), Outcome::EndFormer { token });
+    let refused = world.run(&mut controller, &Sqe::end_former_associations(1, 0));
+    assert_eq!(refused, Err((Status::INVALID_FIELD.dnr(), Some(40))));
 }
 
 #[test]

@@ -62,7 +62,9 @@ fn identify_controller_advertises_only_what_works() {
     assert_eq!(u16_at(&id, 534), 1, "copy format 0");
     assert_eq!(u32_at(&id, 536), 1 << 21 | 1 << 20 | 1, "SGLS: transport, offset, supported");
     assert_eq!((id[331], u32_at(&id, 328), id[343]), (0, 0, 0), "SANICAP, ANACAP");
-    assert!(id[1806..].iter().all(|byte| *byte == 0));
+    assert!(id[1806..3072].iter().all(|byte| *byte == 0));
+    assert_eq!(id[3072..3088], *b"SPINDLE\0\x01\0\0\0\x01\0\0\0", "End Former Associations");
+    assert!(id[3088..].iter().all(|byte| *byte == 0));
 }
 
 #[test]
@@ -106,6 +108,7 @@ fn a_discovery_controller_says_that_it_is_one() {
     assert_eq!(u16_at(&id, 320), 10, "KAS");
     assert_eq!(u16_at(&id, 514), 64, "MAXCMD");
     assert_eq!(&id[768..768 + 36], b"nqn.2014-08.org.nvmexpress.discovery");
+    assert!(id[3072..].iter().all(|byte| *byte == 0), "no extension of ours");
     assert_eq!(
         (id[512], u32_at(&id, 516), u16_at(&id, 520)),
         (0, 0, 0),

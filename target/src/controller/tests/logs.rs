@@ -122,7 +122,7 @@ fn the_effects_log_names_the_commands_that_work() {
     let mut controller = world.io();
     let log = read(&world, &mut controller, LogId::COMMAND_EFFECTS, ALL, 4096).unwrap();
     let admin: Vec<_> = (0..256).filter(|opcode| log[opcode * 4] & 1 == 1).collect();
-    assert_eq!(admin, [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18]);
+    assert_eq!(admin, [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18, 0xc0]);
     let io: Vec<_> = (0..256).filter(|opcode| log[1024 + opcode * 4] & 1 == 1).collect();
     assert_eq!(io, [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0c, 0x19]);
     let changing: Vec<_> = (0..256).filter(|opcode| log[1024 + opcode * 4] & 2 == 2).collect();

@@ -271,7 +271,9 @@ impl World {
         match outcome {
             Outcome::Reply { status: Status::SUCCESS, .. } => Ok(effect),
             Outcome::Reply { status, .. } => Err(status),
-            Outcome::HoldAsyncEvent | Outcome::Abort { .. } => panic!("{outcome:?}"),
+            Outcome::HoldAsyncEvent | Outcome::Abort { .. } | Outcome::EndFormer { .. } => {
+                panic!("{outcome:?}")
+            }
         }
     }
 
@@ -301,6 +303,7 @@ impl World {
             Outcome::Reply { status: Status::SUCCESS, result, .. } => Ok((result, data)),
             Outcome::Reply { status, field, .. } => Err((status, field)),
             Outcome::HoldAsyncEvent => Ok((u64::MAX, Vec::new())),
+            Outcome::EndFormer { token } => Ok((token, Vec::new())),
             Outcome::Abort { sqid, cid } => Ok((u64::from(sqid) << 16 | u64::from(cid), Vec::new())),
         }
     }

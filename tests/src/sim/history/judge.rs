@@ -1,6 +1,6 @@
 //! The rules. See the module above.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::super::model::home;
 use super::{Event, Fate, History, Left, NEVER, Time, What};
@@ -51,6 +51,10 @@ struct Facts {
     events: Vec<Known>,
     initial: u64,
     clusters: HashMap<u64, Cluster>,
+    /// Values of which more than one write was noted.
+    repeated: HashSet<u64>,
+    /// The last write of such a value, if it certainly happened, with the looks that began after its end.
+    tails: HashMap<u64, Cluster>,
     /// Begin of each write that certainly happened, ascending, and the earliest time at which it, or one that
     /// began later, was certainly done.
     overwrites: Vec<(Time, Time)>,
@@ -68,6 +72,14 @@ impl Facts {
         let mut events: Vec<Known> = events.iter().map(known).collect();
         events.sort_by_key(|event| event.begin);
         let mut clusters = HashMap::new();
+        let (mut tags, mut repeated) = (HashSet::new(), HashSet::new());
+        for Known { what, .. } in &events {
+            if let What::Wrote { tag, .. } = *what
+                && !tags.insert(tag)
+            {
+                repeated.insert(tag);
+            }
+        }
         if initial != 0 && home(initial) == own {
             let (begin, end, is_sure) = (0, 0, true);
             let cluster = Cluster { tag: initial, begin, end, is_sure, first_end: 0, last_begin: 0 };
@@ -76,21 +88,50 @@ impl Facts {
         for Known { what, begin, end, is_sure } in &events {
             if let What::Wrote { tag, .. } | What::Swapped { tag, .. } = *what
                 && tag != 0
+                && !repeated.contains(&tag)
             {
                 let (begin, end, is_sure) = (*begin, *end, *is_sure);
                 let cluster = Cluster { tag, begin, end, is_sure, first_end: end, last_begin: begin };
                 clusters.insert(tag, cluster);
             }
         }
-        let mut facts = Facts { events, initial, clusters, overwrites: Vec::new() };
+        let (tails, overwrites) = (HashMap::new(), Vec::new());
+        let mut facts = Facts { events, initial, clusters, repeated, tails, overwrites };
+        facts.find_tails();
         facts.look();
         facts.find_overwrites();
         facts
     }
 
+    /// After its last write a value stays until it is overwritten.
+    fn find_tails(&mut self) {
+        let mut last: HashMap<u64, &Known> = HashMap::new();
+        for event in &self.events {
+            if let What::Wrote { tag, .. } = event.what
+                && tag != 0
+                && self.repeated.contains(&tag)
+                && last.get(&tag).is_none_or(|last| last.end < event.end)
+            {
+                last.insert(tag, event);
+            }
+        }
+        for (tag, Known { begin, end, is_sure, .. }) in last {
+            if *is_sure {
+                let (begin, end, is_sure) = (*begin, *end, true);
+                let tail = Cluster { tag, begin, end, is_sure, first_end: end, last_begin: begin };
+                self.tails.insert(tag, tail);
+            }
+        }
+    }
+
     /// Put what was seen to what was written.
     fn look(&mut self) {
         for event in &self.events {
+            if let Some(tag) = seen(event)
+                && let Some(tail) = self.tails.get_mut(&tag).filter(|tail| tail.end < event.begin)
+            {
+                tail.last_begin = tail.last_begin.max(event.begin);
+            }
             if let Some(tag) = seen(event)
                 && let Some(cluster) = self.clusters.get_mut(&tag)
             {
@@ -104,13 +145,22 @@ impl Facts {
 
     fn find_overwrites(&mut self) {
         let written = self.clusters.values().map(|cluster| (cluster.begin, cluster.first_end));
-        let others = self.events.iter().filter(|event| event.is_sure && is_many(event.what));
+        let others = self.events.iter().filter(|event| event.is_sure && self.is_many(event.what));
         self.overwrites = written.chain(others.map(|event| (event.begin, event.end))).collect();
         self.overwrites.sort_unstable();
         let mut earliest = NEVER;
         for (_, done) in self.overwrites.iter_mut().rev() {
             earliest = earliest.min(*done);
             *done = earliest;
+        }
+    }
+
+    /// A value that may be written more than once.
+    fn is_many(&self, what: What) -> bool {
+        match what {
+            What::Copied { .. } => true,
+            What::Wrote { tag, .. } => tag == 0 || self.repeated.contains(&tag),
+            What::Saw(_) | What::SawOther(_) | What::Swapped { .. } => false,
         }
     }
 
@@ -148,11 +198,6 @@ impl Facts {
         };
         if self.is_overwritten(last, begin) { Err("it was overwritten before") } else { Ok(()) }
     }
-}
-
-/// A value that may be written more than once.
-fn is_many(what: What) -> bool {
-    matches!(what, What::Copied { .. } | What::Wrote { tag: 0, .. })
 }
 
 fn seen(event: &Known) -> Option<u64> {
@@ -208,23 +253,23 @@ fn judge_block(own: &Facts, all: &[Facts], history: &History) -> Result<(), Stri
             return Err(format!("{one:x} and {other:x} were there at the same time"));
         }
     }
-    let check = |what: &str, begin: Time, end: Time| {
+    let check = |what: &str, tag: Option<u64>, begin: Time, end: Time| {
         let at = forward.partition_point(|zone| zone.first_end < begin);
         match at.checked_sub(1).map(|at| forward[at]) {
-            Some(zone) if end < zone.last_begin => {
+            Some(zone) if end < zone.last_begin && tag != Some(zone.tag) => {
                 Err(format!("{what} at {begin} .. {end}, when it held {:x}", zone.tag))
             }
             Some(_) | None => Ok(()),
         }
     };
     for zone in zones.iter().filter(|zone| zone.first_end >= zone.last_begin) {
-        check(&format!("{:x}", zone.tag), zone.last_begin, zone.first_end)?;
+        check(&format!("{:x}", zone.tag), Some(zone.tag), zone.last_begin, zone.first_end)?;
     }
     for event in &own.events {
-        let is_other_value = event.is_sure && is_many(event.what);
+        let is_other_value = event.is_sure && own.is_many(event.what);
         let is_other_look = seen(event).is_some_and(|tag| !own.clusters.contains_key(&tag));
         if is_other_value || is_other_look {
-            check(&format!("{:x?}", event.what), event.begin, event.end)?;
+            check(&format!("{:x?}", event.what), seen(event), event.begin, event.end)?;
         }
         check_other(own, event)?;
     }
@@ -295,6 +340,8 @@ fn zones(own: &Facts) -> Result<Vec<Zone>, String> {
         }
         zones.push(zone);
     }
+    let tail = |it: &Cluster| Zone { tag: it.tag, first_end: it.first_end, last_begin: it.last_begin };
+    zones.extend(own.tails.values().map(tail));
     Ok(zones)
 }
 

@@ -1,0 +1,153 @@
+//! What Spindle adds to NVMe: the vendor area of Identify Controller and the admin command End Former
+//! Associations. `docs/extensions.md` specifies both for other implementations.
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::identify::IdentifyController;
+use crate::opcode::AdminOpcode;
+use crate::sqe::Sqe;
+
+/// SIG of the vendor area: by it a host knows whose area it is.
+pub const SPINDLE_SIGNATURE: [u8; 8] = *b"SPINDLE\0";
+/// VER of the vendor area. A later one may add fields and feature bits, and keeps these.
+pub const SPINDLE_VERSION: u32 = 1;
+/// Opcode of End Former Associations: vendor specific, no data (bits 1:0 are 00b).
+pub const END_FORMER_ASSOCIATIONS: AdminOpcode = AdminOpcode(0xc0);
+
+/// FEAT of the vendor area: what the controller has beyond the specification.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct SpindleFeatures {
+    /// EFA: End Former Associations is supported.
+    pub end_former_associations: bool,
+    #[bits(31)]
+    __: u32,
+}
+
+wire_bits!(SpindleFeatures => U32);
+
+/// The beginning of the vendor area of Identify Controller (bytes 3072 and up).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct SpindleArea {
+    /// SIG: [`SPINDLE_SIGNATURE`].
+    pub signature: [u8; 8],
+    /// VER: version of the area, from 1.
+    pub version: U32,
+    /// FEAT; see [`SpindleFeatures`].
+    pub features: U32,
+}
+
+layout!(SpindleArea, 16, { signature @ 0, version @ 8, features @ 12 });
+
+impl SpindleArea {
+    /// The area of a controller with these features.
+    #[must_use]
+    pub fn new(features: SpindleFeatures) -> Self {
+        Self { signature: SPINDLE_SIGNATURE, version: U32::new(SPINDLE_VERSION), features: features.into() }
+    }
+}
+
+impl IdentifyController {
+    /// What the controller has beyond the specification; nothing, where it is not a Spindle.
+    #[must_use]
+    pub fn spindle_features(&self) -> SpindleFeatures {
+        match SpindleArea::read_from_prefix(&self.vs) {
+            Ok((area, _)) if area.signature == SPINDLE_SIGNATURE && area.version.get() >= SPINDLE_VERSION => {
+                area.features.into()
+            }
+            Ok(_) | Err(_) => SpindleFeatures::new(),
+        }
+    }
+
+    /// Write the vendor area; what is behind it is kept.
+    pub fn set_spindle_features(&mut self, features: SpindleFeatures) {
+        // The area is shorter than the field that holds it.
+        let _ = SpindleArea::new(features).write_to_prefix(&mut self.vs);
+    }
+}
+
+view! {
+    /// End Former Associations: ends the host's former associations that named the same token.
+    pub struct EndFormerAssociations;
+}
+
+impl EndFormerAssociations<'_> {
+    /// TOKEN, dwords 10 and 11: one host program for one purpose. Not 0.
+    #[must_use]
+    pub fn token(self) -> u64 {
+        u64::from(self.0.cdw11()) << 32 | u64::from(self.0.cdw10())
+    }
+}
+
+/// Dword 0 of the completion of End Former Associations.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct FormerAssociations {
+    /// ENDED: controllers that the command ended; FFFFh for that many and more.
+    pub ended: u16,
+    #[bits(15)]
+    __: u16,
+    /// MAY: the wait ran out, and commands of former associations may still reach a medium.
+    pub may_land: bool,
+}
+
+/// Builders for hosts.
+impl Sqe {
+    /// End Former Associations.
+    #[must_use]
+    pub fn end_former_associations(cid: u16, token: u64) -> Self {
+        let [low, high] = [token & 0xffff_ffff, token >> 32].map(|half| u32::try_from(half).unwrap_or(0));
+        Self { cdw10: U32::new(low), cdw11: U32::new(high), ..Self::new(END_FORMER_ASSOCIATIONS.0, cid, 0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sqe::DataDirection;
+
+    const EFA: SpindleFeatures = SpindleFeatures::new().with_end_former_associations(true);
+
+    #[test]
+    fn the_vendor_area_is_these_bytes() {
+        let mut id = IdentifyController::default();
+        id.set_spindle_features(EFA);
+        let bytes = id.as_bytes();
+        assert_eq!(bytes[3072..3088], *b"SPINDLE\0\x01\0\0\0\x01\0\0\0");
+        assert!(bytes[..3072].iter().chain(&bytes[3088..]).all(|byte| *byte == 0));
+        assert_eq!(id.spindle_features(), EFA);
+    }
+
+    #[test]
+    fn an_area_of_another_vendor_says_nothing() {
+        let mut id = IdentifyController::default();
+        assert_eq!(id.spindle_features(), SpindleFeatures::new());
+        id.vs = [0xff; 1024];
+        assert_eq!(id.spindle_features(), SpindleFeatures::new());
+        id.set_spindle_features(EFA);
+        id.vs[8] = 0;
+        assert_eq!(id.spindle_features(), SpindleFeatures::new(), "there is no version 0");
+        id.vs[8] = 9;
+        assert_eq!(id.spindle_features(), EFA, "later versions keep it");
+        id.vs[6] = b'F';
+        assert_eq!(id.spindle_features(), SpindleFeatures::new());
+    }
+
+    #[test]
+    fn end_former_associations_is_these_bytes() {
+        let sqe = Sqe::end_former_associations(9, 0x1122_3344_5566_7788);
+        assert_eq!(sqe.as_bytes()[..4], [0xc0, 0x40, 9, 0]);
+        assert_eq!(sqe.as_bytes()[40..48], [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
+        assert_eq!(EndFormerAssociations::new(&sqe).token(), 0x1122_3344_5566_7788);
+        assert_eq!(sqe.data_direction(), DataDirection::None);
+    }
+
+    #[test]
+    fn its_result_counts_below_and_warns_above() {
+        let result = FormerAssociations::new().with_ended(0x0102).with_may_land(true);
+        assert_eq!(result.into_bits(), 0x8000_0102);
+    }
+}

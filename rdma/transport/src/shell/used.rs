@@ -1,0 +1,221 @@
+//! Which devices are used: those that a listener is on, and what becomes of one that cannot be used.
+//!
+//! | listener | devices |
+//! |---|---|
+//! | on an address of a device | that one; without it the start fails |
+//! | on all addresses | all; one that cannot be used is named in the log and left out |
+//!
+//! With the other devices nothing is registered and no queue is made. Core 0 keeps them at hand, as a bond
+//! may bring a listener to one of them (`lost`).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use spindle_rdma_verbs::{CmChannel, CmId, Device, Found, VerbsError};
+use spindle_reactor::mem::{Area, PageSizes};
+
+use super::device::DeviceCore;
+use super::keys::SharedDevice;
+use super::lost::Opening;
+
+/// What is known of a device's use. Shared by the cores.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    is_used: AtomicBool,
+    /// A listener is on it alone.
+    is_needed: AtomicBool,
+    /// A core could not use it at the start.
+    is_left_out: AtomicBool,
+}
+
+/// Where a listener is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum On {
+    All,
+    /// The device in this place.
+    Device(usize),
+    /// None that there is: whoever binds the address finds out why.
+    Nowhere,
+}
+
+impl On {
+    fn find(channel: &CmChannel, mut address: SocketAddr, devices: &[Arc<SharedDevice>]) -> On {
+        if address.ip().is_unspecified() {
+            return On::All;
+        }
+        // Any port: only for the device.
+        address.set_port(0);
+        let id = CmId::new(channel).and_then(|id| id.bind(address).map(|()| id));
+        let place = id.ok().and_then(|id| devices.iter().position(|it| it.device().is_of(&id)));
+        place.map_or(On::Nowhere, On::Device)
+    }
+}
+
+/// Of a device: whether it is used, and whether a listener is on it alone.
+fn use_of(place: usize, listeners: &[On]) -> (bool, bool) {
+    let is_needed = listeners.contains(&On::Device(place));
+    (is_needed || listeners.contains(&On::All), is_needed)
+}
+
+impl SharedDevice {
+    /// The machine's devices that can be opened, with marks on those that listeners on these addresses use.
+    /// One that cannot be opened is named in the log.
+    ///
+    /// # Errors
+    /// There are devices, but none can be opened; or there is no connection manager.
+    pub fn for_listeners(addresses: &[SocketAddr]) -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
+        let Found { devices, failed } = Device::find()?;
+        for (device, error) in &failed {
+            tracing::error!(device, %error, "RDMA device cannot be opened: it is left out");
+        }
+        let devices: Vec<_> = devices.into_iter().map(SharedDevice::of).collect();
+        if devices.is_empty() {
+            return failed.first().map_or(Ok(devices), |(_, error)| Err(*error));
+        }
+        let channel = CmChannel::new()?;
+        let listeners: Vec<_> = addresses.iter().map(|it| On::find(&channel, *it, &devices)).collect();
+        for (place, shared) in devices.iter().enumerate() {
+            let (is_used, is_needed) = use_of(place, &listeners);
+            shared.marks().is_needed.store(is_needed, Ordering::Relaxed);
+            if is_used {
+                shared.set_used();
+            }
+        }
+        Ok(devices)
+    }
+
+    /// It is to be registered with, and to have queues.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.marks().is_used.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_used(&self) {
+        let is_first = !self.marks().is_used.swap(true, Ordering::Relaxed);
+        if is_first && self.device().limits().is_iwarp {
+            let device = self.device().name();
+            tracing::warn!(
+                device,
+                "iWARP: hosts that connect over this device are able to write to all data in memory"
+            );
+        }
+    }
+
+    /// A core could not use it at the start: connections that come by it are refused.
+    pub(super) fn is_left_out(&self) -> bool {
+        self.marks().is_left_out.load(Ordering::Relaxed)
+    }
+}
+
+/// What follows when a core cannot use a device at the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refusal {
+    /// A listener is left without any device.
+    Fail,
+    /// It is left out.
+    LeaveOut,
+}
+
+impl Refusal {
+    /// `others`: devices that are used still.
+    fn of(is_needed: bool, others: usize) -> Refusal {
+        if is_needed || others == 0 { Refusal::Fail } else { Refusal::LeaveOut }
+    }
+}
+
+/// Take up the devices that are used.
+pub(super) fn open(
+    devices: &[Arc<SharedDevice>],
+    opening: &Opening,
+) -> Result<Vec<Option<DeviceCore>>, String> {
+    let is_there = |it: &&Arc<SharedDevice>| it.is_used() && !it.is_left_out();
+    let mut opened = Vec::new();
+    if devices.iter().any(|it| is_there(&it)) {
+        settle(opening);
+    }
+    for shared in devices.iter().filter(is_there) {
+        let error = match DeviceCore::new(shared, opening) {
+            Ok(device) => {
+                opened.push(Some(device));
+                continue;
+            }
+            Err(error) => error,
+        };
+        let device = shared.device().name();
+        let is_needed = shared.marks().is_needed.load(Ordering::Relaxed);
+        let is_known = shared.marks().is_left_out.swap(true, Ordering::Relaxed);
+        match Refusal::of(is_needed, devices.iter().filter(is_there).count()) {
+            Refusal::Fail => return Err(format!("{device}: {error}")),
+            // By the first core that finds out.
+            Refusal::LeaveOut if is_known => {}
+            Refusal::LeaveOut => {
+                tracing::error!(device, %error, "RDMA device cannot be used: it is left out");
+            }
+        }
+    }
+    Ok(opened)
+}
+
+/// Have the core's memory on huge pages before a device takes it.
+fn settle(opening: &Opening) {
+    for area in &opening.areas {
+        settle_one(&format_args!("pool of core {}", opening.core), area);
+    }
+}
+
+/// The same with one piece of memory; for a thread that serves nobody.
+pub(super) fn settle_one(memory: &dyn std::fmt::Display, area: &Area) {
+    if let Some(says) = warning(area.settle()) {
+        tracing::warn!(%memory, bytes = area.bytes(), "{says}");
+    }
+}
+
+/// What there is to say of pages that a device is about to take.
+fn warning(pages: PageSizes) -> Option<String> {
+    match pages {
+        PageSizes::Huge | PageSizes::Base => None,
+        PageSizes::Mixed { small, all } => Some(format!(
+            "{small} of {all} pieces of 2 MiB lie on pages of 4 KiB: RDMA devices translate all of this \
+             memory by pages of 4 KiB, which costs speed; take pages = \"huge\", or start before memory \
+             is in small pieces"
+        )),
+        PageSizes::Unknown => Some(
+            "this kernel does not say on which pages this memory lies (Linux 6.1 does): if any is of 4 KiB, \
+             RDMA devices translate all of it by such pages, which costs speed"
+                .to_owned(),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_no_listener_is_on_are_not_used() {
+        let of = |listeners: &[On]| (0..3).map(|place| use_of(place, listeners)).collect::<Vec<_>>();
+        let unused = (false, false);
+        assert_eq!(of(&[On::Device(1)]), [unused, (true, true), unused]);
+        assert_eq!(of(&[On::All]), [(true, false); 3]);
+        assert_eq!(of(&[On::All, On::Device(2)]), [(true, false), (true, false), (true, true)]);
+        assert_eq!(of(&[On::Nowhere]), [unused; 3]);
+        assert_eq!(of(&[]), [unused; 3]);
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_used_stops_the_start_only_where_a_listener_is_left_without_any() {
+        assert_eq!(Refusal::of(false, 2), Refusal::LeaveOut);
+        assert_eq!(Refusal::of(false, 0), Refusal::Fail, "a listener on all addresses has none left");
+        assert_eq!(Refusal::of(true, 2), Refusal::Fail, "a listener is on it alone");
+    }
+
+    #[test]
+    fn small_pages_among_huge_ones_are_told_with_their_number_and_size() {
+        assert_eq!(warning(PageSizes::Huge), None);
+        assert_eq!(warning(PageSizes::Base), None, "as was asked for");
+        let says = warning(PageSizes::Mixed { small: 1, all: 512 }).expect("a warning");
+        assert!(says.starts_with("1 of 512 pieces of 2 MiB lie on pages of 4 KiB"), "{says}");
+        assert!(warning(PageSizes::Unknown).is_some());
+    }
+}
