@@ -284,6 +284,10 @@ mod tests {
         Pool::new(&zones, Pages::Base).expect("a pool")
     }
 
+    fn small_pool() -> Pool {
+        Pool::new(&[ZoneSpec { buffer_bytes: 1 << 16, count: 1 }], Pages::Base).expect("a pool")
+    }
+
     fn request(task: Task, blocks: u32, buf: Option<Buf>) -> Request {
         Request::new(Token(1), task, BlockRange { lba: 100, blocks }, buf, 0, Nanos::MAX)
     }
@@ -389,6 +393,29 @@ mod tests {
             assert_eq!((piece.sqe.cdw10.get(), piece.sqe.cdw12.get()), (108, 7));
             request.take_back(piece.data.into_buffer());
         }
+    }
+
+    #[test]
+    fn zeroes_as_data_are_no_longer_than_the_far_target_takes() {
+        let pool = pool();
+        let limits = Limits { data_blocks_max: 4, ..LIMITS };
+        let mut request = request(Task::ZeroData { fua: false }, 6, None);
+        for blocks in [4, 2] {
+            let piece = request.next(limits, &pool).expect("a buffer");
+            assert_eq!(piece.sqe.cdw12.get() & 0xffff, blocks - 1);
+            request.on_piece(piece.data.into_buffer(), limits);
+        }
+    }
+
+    #[test]
+    fn a_copied_piece_is_in_one_piece() {
+        let (pool, limits) = (pool(), Limits { bounce_blocks: 16, ..LIMITS });
+        let held: Vec<Buf> = std::iter::from_fn(|| pool.take_contiguous(8192)).collect();
+        let mut request = request(Task::Write { fua: false }, 20, Some(filled(&small_pool(), 20)));
+        assert_eq!(request.next(limits, &pool).err(), Some(Lack::Buffer), "not in two small ones");
+        drop(held);
+        let data = request.next(limits, &pool).expect("free again").data.into_buffer().expect("data");
+        assert_eq!(data.segments().count(), 1);
     }
 
     #[test]

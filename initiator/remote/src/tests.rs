@@ -364,6 +364,43 @@ fn time_counts_from_submission_across_reconnects() {
 }
 
 #[test]
+fn a_newer_command_that_goes_on_in_pieces_does_not_hide_that_an_older_ones_time_is_over() {
+    let mut world = World::new(1);
+    script(|script| script.bytes_max = Some(128 << 10));
+    // As many as the queue takes, and one that waits for room.
+    for token in 1..=15 {
+        world.write(0, token, 8 * token);
+    }
+    world.submit(0, 16, Op::Write { fua: false }, 0, 512);
+    world.write(0, 17, 600);
+    world.pass(Nanos::from_secs(20));
+    // Its first piece is done and the second is first in line.
+    world.control.hold();
+    world.answer(0);
+    world.submit(0, 18, Op::Flush, 0, 1);
+    world.pass(Nanos::from_secs(6));
+    let taken = world.taken();
+    for token in [16, 17] {
+        assert!(taken.contains(&(token, Err(DiskError::Internal))), "{token}: {taken:?}");
+    }
+    assert!(taken.iter().all(|(token, _)| *token != 18), "{taken:?}");
+}
+
+#[test]
+fn a_write_of_a_gone_host_counts_until_its_first_try_is_over_also_when_it_was_answered_again() {
+    let mut world = World::new(1);
+    world.write(0, 1, 8);
+    world.lose(1);
+    world.up(2);
+    assert_eq!(world.cores[0].forget(Token(0).owner()), 1);
+    world.answer(8);
+    assert_eq!((world.taken(), world.cores[0].in_flight()), (Vec::new(), 1));
+    world.control.over(1);
+    world.turn();
+    assert_eq!(world.taken(), [(1, Err(DiskError::Cancelled))]);
+}
+
+#[test]
 fn a_command_that_is_never_answered_ends_the_association_in_the_end() {
     let mut world = World::new(1);
     world.write(0, 1, 8);

