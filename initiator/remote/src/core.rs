@@ -76,6 +76,8 @@ pub(crate) struct RemoteCore<F: Far> {
     next_look: Nanos,
     next_check: Nanos,
     next_scan: Nanos,
+    /// A command is not answered in a long time: the queue is to be left.
+    is_stuck: bool,
     /// The association for which a command that could not be sent was told.
     told: u64,
     /// That the I/O queue cannot be connected was told.
@@ -124,6 +126,7 @@ impl<F: Far> RemoteCore<F> {
             next_look: Nanos::ZERO,
             next_check: Nanos::ZERO,
             next_scan: Nanos::ZERO,
+            is_stuck: false,
             told: 0,
             is_refusal_told: false,
             shared,
@@ -144,7 +147,7 @@ impl<F: Far> RemoteCore<F> {
     fn step_link(&mut self, now: Nanos) -> bool {
         match &mut self.link {
             Link::Up(queue, number) => {
-                if *number != self.view.number {
+                if std::mem::take(&mut self.is_stuck) || *number != self.view.number {
                     queue.abandon();
                 }
                 false
@@ -429,10 +432,9 @@ impl<F: Far> RemoteCore<F> {
     fn scan(&mut self, now: Nanos) {
         self.next_scan = now + SCAN_PERIOD;
         let fixed = &self.shared.fixed;
-        let mut is_stuck = false;
         for request in self.sent.iter_mut().flatten().filter(|request| now >= request.deadline) {
             if request.is_answered {
-                is_stuck |= now >= request.deadline + fixed.command_timeout;
+                self.is_stuck |= now >= request.deadline + fixed.command_timeout;
                 continue;
             }
             if request.task.is_write() {
@@ -442,10 +444,10 @@ impl<F: Far> RemoteCore<F> {
             self.ready.push_back(request.answer(Err(error)));
             self.answered_count += 1;
         }
-        if is_stuck && let Link::Up(queue, _) = &mut self.link {
+        if self.is_stuck {
+            // The next turn leaves the queue before it receives, so that all cores hear of the loss at once.
             let time = fixed.command_timeout.as_duration();
             tracing::warn!(disk = fixed.name, qid = self.qid, "a command is not answered in twice {time:?}");
-            queue.abandon();
         }
     }
 

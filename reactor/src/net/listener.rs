@@ -59,7 +59,8 @@ impl Listener {
             begin(&fd, address, backlog)?;
         } else {
             // The kernel looks at SO_REUSEPORT of both sockets while the second one begins, and no later.
-            // A listener that kept it would let another process of this user take the same address.
+            // A listener that kept it would let another process of this user take the same address. One that
+            // sets SO_REUSEPORT itself still can: the kernel remembers for the port that it was shared.
             let sockets = || shared.iter().copied().chain([fd.as_fd()]);
             let allowed = sockets().try_for_each(|socket| sockopt::set_socket_reuseport(socket, true));
             let begun = allowed.map_err(io::Error::from).and_then(|()| begin(&fd, address, backlog));

@@ -89,6 +89,7 @@ impl NvmeCore {
         }
         let is_replaying = self.commands.len() > 0 || !self.again.is_empty() || !self.partial.is_empty();
         self.member.set_replaying(is_replaying);
-        is_replaying || !self.ready.is_empty()
+        // Nothing would wake it when a guest repeats what it had.
+        is_replaying || self.guests.is_some() || !self.ready.is_empty()
     }
 }

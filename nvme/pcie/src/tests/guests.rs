@@ -96,6 +96,27 @@ fn a_guest_whose_host_closes_goes_on_with_another_and_repeats_what_it_had() {
 }
 
 #[test]
+fn a_host_does_not_sleep_while_its_guest_repeats_what_it_had() {
+    let mut world = World::with(one_pair(), settings(), 2);
+    (0..2).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
+    world.emulator.inject(Injection::Swallow);
+    world.start_write(1, 9, 7);
+    world.run_for(5);
+    world.emulator.set_fatal();
+    world.emulator.inject(Injection::Delay { steps: 300, is_executed_late: true });
+    world.until(|world| world.emulator.counters().enables == 2);
+    let (mut turns, mut idle) = (0, 0);
+    while world.ended() == 0 {
+        world.turn();
+        (turns, idle) = (turns + 1, idle + u32::from(!world.is_busy[0]));
+    }
+    assert_eq!((world.failed(), world.take_ended()), (0, 1));
+    // Until the cores have their queues again the host has nothing to do.
+    assert!(turns >= 300 && idle < 50, "idle in {idle} of {turns} turns");
+    world.end();
+}
+
+#[test]
 fn a_late_completion_of_a_guest_that_is_gone_ends_no_command_of_the_next_one() {
     let mut world = World::with(one_pair(), settings(), 2);
     assert_eq!(read_on(&mut world, 0, 9), Ok(0));

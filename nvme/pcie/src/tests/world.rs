@@ -21,6 +21,8 @@ pub(super) struct World {
     pub(super) drive: Arc<Drive>,
     manager: Manager,
     cores: Vec<Box<dyn Disk>>,
+    /// What each core's last poll returned.
+    pub(super) is_busy: Vec<bool>,
     pub(super) pool: Pool,
     now: u64,
     done: Vec<Done>,
@@ -44,6 +46,7 @@ impl World {
             drive,
             manager,
             cores: Vec::new(),
+            is_busy: Vec::new(),
             pool,
             now: 0,
             done: Vec::with_capacity(64),
@@ -191,9 +194,10 @@ impl World {
         self.now += TURN_MS;
         self.manager.step(self.now);
         self.emulator.step();
+        self.is_busy.resize(self.cores.len(), false);
         for (index, core) in self.cores.iter_mut().enumerate() {
             if has_turn(index) {
-                core.poll(Nanos::ZERO, &mut self.done);
+                self.is_busy[index] = core.poll(Nanos::ZERO, &mut self.done);
             }
         }
     }
