@@ -18,11 +18,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use nvme_spec::admin::AsyncEvent;
-use nvme_spec::identify::IdentifyController;
+use nvme_spec::identify::{IdentifyController, Oaes};
 use nvme_spec::register::{Cap, Vs};
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_reactor::net::Waker;
 use spindle_transport::host::HostData;
 
 use crate::error::{Error, Loss};
@@ -42,6 +43,8 @@ const ADMIN_ZONES: [ZoneSpec; 2] =
 const ADMIN_BYTES_MAX: u32 = 64 << 10;
 /// Events that wait for the caller; the oldest are forgotten beyond it (each only says that a log changed).
 const EVENTS_MAX: usize = 64;
+/// From an event request that is refused to the next one.
+const EVENT_AGAIN: Nanos = Nanos::from_secs(1);
 
 /// What came of an admin command that reads.
 #[derive(Debug)]
@@ -76,6 +79,9 @@ pub struct Controller {
     queues_granted: u16,
     keep_alive: Option<KeepAlive>,
     event_request: Option<Ticket>,
+    /// An event request was refused: not before this is the next one made. `None`: the controller has no
+    /// events that are of use.
+    event_again: Option<Nanos>,
     events: VecDeque<AsyncEvent>,
     /// The command that ends former associations, and what came of it.
     former_request: Option<Ticket>,
@@ -135,7 +141,10 @@ impl Controller {
     /// time-out.
     pub fn poll(&mut self, now: Nanos) -> Option<ControllerEvent> {
         self.admin.poll(now);
-        self.take_own();
+        self.take_own(now);
+        if self.event_request.is_none() && self.event_again.is_some_and(|again| now >= again) {
+            self.request_event(now);
+        }
         self.keep_alive(now);
         if let Some(event) = self.events.pop_front() {
             return Some(ControllerEvent::Async(event));
@@ -148,6 +157,15 @@ impl Controller {
             return None;
         }
         Some(ControllerEvent::Lost(loss))
+    }
+
+    /// Sleep until [`Controller::poll`] may find something or `waker` is raised, at most `timeout`; it may return
+    /// early. The waker is lowered.
+    pub fn wait(&mut self, timeout: Duration, waker: &Waker) {
+        if self.events.is_empty() && self.former.is_none() {
+            self.admin.link_mut().wait_io(timeout, Some(waker));
+        }
+        waker.drain();
     }
 
     /// Say goodbye in order: the controller writes what it has and stops, then the connection is closed. I/O
@@ -196,6 +214,12 @@ impl Controller {
         &self.identify
     }
 
+    /// The controller tells when attributes of its namespaces change.
+    #[must_use]
+    pub fn tells_of_namespaces(&self) -> bool {
+        Oaes::from_bits(self.identify.oaes.get()).namespace_attribute()
+    }
+
     /// I/O queues that the controller granted; 0 of a discovery controller.
     #[must_use]
     pub fn queues_granted(&self) -> u16 {
@@ -224,7 +248,7 @@ impl Controller {
 
     /// Take the completions of our own requests: events and keep alive. Those of nobody (a wait that was
     /// given up) are dropped.
-    fn take_own(&mut self) {
+    fn take_own(&mut self, now: Nanos) {
         while let Some(completion) = self.admin.next_completion() {
             if self.event_request == Some(completion.ticket) {
                 self.event_request = None;
@@ -233,7 +257,7 @@ impl Controller {
                         self.events.pop_front();
                     }
                     self.events.push_back(AsyncEvent::from_bits(completion.cqe.result_u32()));
-                    self.request_event();
+                    self.request_event(now);
                 }
             } else if self.former_request == Some(completion.ticket) {
                 self.former_request = None;
@@ -247,8 +271,9 @@ impl Controller {
         }
     }
 
-    /// Ask for the next event. Without room the events just stay with the controller.
-    fn request_event(&mut self) {
+    /// Ask for the next event. Until a request is taken the events stay with the controller.
+    fn request_event(&mut self, now: Nanos) {
+        self.event_again = Some(now + EVENT_AGAIN);
         self.event_request = self.admin.submit(Sqe::async_event_request(0), HostData::None).ok();
         self.admin.send();
     }

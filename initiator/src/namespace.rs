@@ -38,7 +38,8 @@ impl Identity {
     }
 
     /// False where the target gives nothing by which a disk is known.
-    fn is_given(&self) -> bool {
+    #[must_use]
+    pub fn is_given(&self) -> bool {
         let has_serial = self.serial.iter().any(|byte| !matches!(byte, 0 | b' '));
         has_serial || (self.nguid, self.eui64, self.uuid) != ([0; 16], [0; 8], [0; 16])
     }

@@ -133,7 +133,7 @@ impl Served {
                 return None;
             }
         };
-        let changes = next.plan().changes(self.config.plan());
+        let changes = next.plan().changes(&self.config.plan().opened(&self.snapshot));
         for change in &changes {
             if change.is_refused() {
                 tracing::warn!("reload: {change}");

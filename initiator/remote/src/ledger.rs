@@ -73,6 +73,10 @@ impl Ledger {
         self.patience = patience;
     }
 
+    pub(crate) fn patience(&self) -> Nanos {
+        self.patience
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -33,6 +33,7 @@
 
 #![forbid(unsafe_code)]
 
+mod claim;
 mod core;
 mod far;
 mod ledger;
@@ -51,8 +52,9 @@ use std::time::Duration;
 
 use nvme_spec::identify::Oncs;
 use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
-use spindle_initiator::{Association, Identity, Target};
+use spindle_initiator::{Association, Clock, Identity, Target};
 
+use crate::claim::Claim;
 use crate::core::RemoteCore;
 use crate::shared::{Fixed, Shared};
 
@@ -100,13 +102,17 @@ pub struct RemoteDisk<F: Far = Association> {
 
 /// The disk and its cores: when the last of them goes, the manager ends. Commands of a disk that was removed
 /// end by themselves, and need the association until then.
-struct Users<F: Far>(Arc<Shared<F>>);
+struct Users<F: Far> {
+    shared: Arc<Shared<F>>,
+    /// `None`: the associations are the caller's, who knows what they lead to.
+    claim: Option<Claim>,
+}
 
 impl<F: Far> Deref for Users<F> {
     type Target = Shared<F>;
 
     fn deref(&self) -> &Shared<F> {
-        &self.0
+        &self.shared
     }
 }
 
@@ -114,6 +120,9 @@ impl<F: Far> Drop for Users<F> {
     fn drop(&mut self) {
         self.is_stopped.store(true, Ordering::Release);
         self.wake_manager();
+        if let Some(claim) = &mut self.claim {
+            claim.keep(self.shared.over_at(Clock::now()));
+        }
     }
 }
 
@@ -124,8 +133,8 @@ impl RemoteDisk {
     /// [`OpenError::System`] where the target cannot be reached or refuses, [`OpenError::Setting`] where its
     /// namespace cannot be a disk.
     pub fn new(name: &str, spec: &RemoteSpec) -> Result<Arc<RemoteDisk>, OpenError> {
-        let (shared, facts) = manager::open(name, spec)?;
-        Ok(Arc::new(RemoteDisk { shared: Arc::new(Users(shared)), facts }))
+        let (shared, claim, facts) = manager::open(name, spec)?;
+        Ok(Arc::new(RemoteDisk { shared: Arc::new(Users { shared, claim: Some(claim) }), facts }))
     }
 
     /// Bytes that each core's handle takes, at most.
@@ -145,8 +154,8 @@ impl<F: Far> RemoteDisk<F> {
         shape: Shape,
         abilities: Oncs,
     ) -> (Arc<RemoteDisk<F>>, Control<F>) {
-        let shared = Arc::new(Shared::new(Fixed::new(name, spec, abilities), shape));
-        let disk = RemoteDisk { shared: Arc::new(Users(Arc::clone(&shared))), facts };
+        let shared = Arc::new(Shared::new(Fixed::new(name, spec, abilities), shape, None));
+        let disk = RemoteDisk { shared: Arc::new(Users { shared: Arc::clone(&shared), claim: None }), facts };
         (Arc::new(disk), Control(shared))
     }
 

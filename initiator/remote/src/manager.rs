@@ -1,7 +1,7 @@
 //! The thread of a remote disk: its association, from connect to loss, and the next one.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use nvme_spec::admin::{AsyncEvent, AsyncNotice};
@@ -13,7 +13,9 @@ use spindle_initiator::{
     Association, Backoff, Clock, Controller, ControllerEvent, Error, Former, Namespace, Options, Target,
 };
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::net::Waker;
 
+use crate::claim::Claim;
 use crate::shared::{Control, Fixed, Shape, Shared};
 use crate::{RemoteFacts, RemoteSpec};
 
@@ -31,6 +33,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
 const LASTED: Nanos = Nanos::from_secs(10);
 /// Waits between attempts: the first, for a target that was restarted, and the longest.
 const WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Most bytes of a disk: offsets are signed where files are concerned.
+const BYTES_MAX: u64 = i64::MAX as u64;
 /// Bytes of the Changed Namespace List.
 const CHANGED_BYTES: u32 = 4096;
 /// So many different reasons are told while associations do not last.
@@ -43,7 +47,7 @@ struct Connected {
     identify: Box<IdentifyNamespace>,
 }
 
-type Opened = Result<(Arc<Shared<Association>>, RemoteFacts), OpenError>;
+type Opened = Result<(Arc<Shared<Association>>, Claim, RemoteFacts), OpenError>;
 
 /// See [`RemoteDisk::new`](crate::RemoteDisk::new). A controller stays on the thread that connected it.
 pub(crate) fn open(name: &str, spec: &RemoteSpec) -> Opened {
@@ -53,22 +57,20 @@ pub(crate) fn open(name: &str, spec: &RemoteSpec) -> Opened {
     };
     let (tell, told) = mpsc::channel();
     let (disk, spec) = (name.to_owned(), spec.clone());
-    let thread = std::thread::Builder::new()
+    std::thread::Builder::new()
         .name(format!("remote {name}"))
         .spawn(move || manage(&disk, &spec, &tell))
         .map_err(|source| system("start a thread", source))?;
     let ended = |_| Err(system("connect", std::io::Error::other("its thread has ended")));
-    let (shared, facts) = told.recv().unwrap_or_else(ended)?;
-    *shared.manager.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread.thread().clone());
-    Ok((shared, facts))
+    told.recv().unwrap_or_else(ended)
 }
 
 /// The thread, until the disk is dropped.
 fn manage(name: &str, spec: &RemoteSpec, tell: &mpsc::Sender<Opened>) {
     match first(name, spec) {
-        Ok((manager, facts, controller)) => {
+        Ok((manager, claim, facts, controller)) => {
             // Who asked is waiting.
-            let _ = tell.send(Ok((Arc::clone(&manager.control.0), facts)));
+            let _ = tell.send(Ok((Arc::clone(&manager.control.0), claim, facts)));
             manager.stay(controller);
         }
         Err(error) => drop(tell.send(Err(error))),
@@ -76,21 +78,32 @@ fn manage(name: &str, spec: &RemoteSpec, tell: &mpsc::Sender<Opened>) {
 }
 
 /// The first attempt: what it finds is what the disk is from then on.
-fn first(name: &str, spec: &RemoteSpec) -> Result<(Manager, RemoteFacts, Controller), OpenError> {
-    let Connected { controller, namespace, identify } = connect(spec).map_err(|error| OpenError::System {
+fn first(name: &str, spec: &RemoteSpec) -> Result<(Manager, Claim, RemoteFacts, Controller), OpenError> {
+    let failed = |why: String| OpenError::System {
         disk: name.to_owned(),
         verb: format!("use {}", place(&spec.target, spec.nsid)),
-        source: std::io::Error::other(error.to_string()),
-    })?;
+        source: std::io::Error::other(why),
+    };
+    let (token, waker) = (token(), Waker::new().map_err(|error| failed(error.to_string()))?);
+    let Connected { controller, namespace, identify } =
+        connect(spec, token).map_err(|error| failed(error.to_string()))?;
     let facts = facts(controller.identify(), controller.transfer_bytes_max(), &namespace, &identify);
     let geometry = geometry(name, controller.identify(), &namespace, &identify)?;
     let shape = Shape { geometry, must_fua: false };
+    let claim = Claim::new(&namespace).map_err(failed)?;
+    if !controller.tells_of_namespaces() {
+        let place = place(&spec.target, spec.nsid);
+        let what = "does not tell when its namespaces change: another disk in its place is found with the \
+                    next connect";
+        tracing::warn!(disk = name, "{place}: the far target {what}");
+    }
     let abilities = Oncs::from_bits(controller.identify().oncs.get());
-    let control = Control(Arc::new(Shared::new(Fixed::new(name, spec, abilities), shape)));
+    let fixed = Fixed::new(name, spec, abilities);
+    let control = Control(Arc::new(Shared::new(fixed, shape, Some(waker.clone()))));
     control.set_patience(patience(spec, &controller));
     control.up(1, controller.association(), shape);
-    let manager = Manager { control, spec: spec.clone(), namespace, token: token(), told: Told::default() };
-    Ok((manager, facts, controller))
+    let manager = Manager { control, spec: spec.clone(), namespace, token, told: Told::default(), waker };
+    Ok((manager, claim, facts, controller))
 }
 
 /// Any number that no other disk has.
@@ -98,8 +111,10 @@ fn token() -> u64 {
     RandomState::new().hash_one(std::process::id()) | 1
 }
 
-/// One attempt.
-fn connect(spec: &RemoteSpec) -> Result<Connected, Error> {
+/// One attempt. When it has succeeded, the far target knows the new association's token: it takes End Former
+/// Associations before the commands that follow, and those are answered. So it finds each association that
+/// was in use when it is asked by the next one.
+fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
     let options = Options {
         io_queues: spec.cores,
         depth: spec.depth,
@@ -116,6 +131,7 @@ fn connect(spec: &RemoteSpec) -> Result<Connected, Error> {
         let high = u64::from(controller.queues_granted());
         return Err(Error::Range { field: "I/O queues (one for each core)", value, low: 1, high });
     }
+    controller.begin_end_former_associations(token);
     let identify = controller.identify_namespace(spec.nsid)?;
     let namespace = controller.namespace_of(spec.nsid, &identify)?;
     Ok(Connected { controller, namespace, identify })
@@ -134,25 +150,45 @@ fn place(target: &Target, nsid: u32) -> String {
     format!("namespace {nsid} of {} at {}:{}", target.nqn, target.transport, target.address)
 }
 
+/// What is wrong with a namespace that cannot be a disk: the field, its value, and what is allowed.
+fn unusable(
+    namespace: &Namespace,
+    identify: &IdentifyNamespace,
+) -> Option<(&'static str, String, &'static str)> {
+    let (block_bytes, metadata) = (namespace.block_bytes(), identify.format().ms.get());
+    if ![512, 4096].contains(&block_bytes) {
+        return Some(("block_bytes", block_bytes.to_string(), "the far namespace must have 512 or 4096"));
+    }
+    if metadata != 0 {
+        let allowed = "the far namespace must have blocks without metadata";
+        return Some(("metadata bytes", metadata.to_string(), allowed));
+    }
+    if namespace.blocks == 0 {
+        return Some(("size", "0".to_owned(), "the far namespace must have at least one block"));
+    }
+    if namespace.bytes() > BYTES_MAX {
+        let (blocks, allowed) = (namespace.blocks, "the far namespace must have less than 2^63 bytes");
+        return Some(("size", format!("{blocks} blocks of {block_bytes} bytes"), allowed));
+    }
+    if !namespace.identity.is_given() {
+        let allowed = "the far target must name one of them: by it a disk is known after a reconnect";
+        return Some(("NGUID, EUI-64, UUID and serial number", "none".to_owned(), allowed));
+    }
+    None
+}
+
 fn geometry(
     disk: &str,
     controller: &IdentifyController,
     namespace: &Namespace,
     identify: &IdentifyNamespace,
 ) -> Result<Geometry, OpenError> {
-    let (block_bytes, block_count) = (namespace.block_bytes(), namespace.blocks);
-    let refuse = |field, value: String, allowed: &str| {
-        Err(OpenError::Setting { disk: disk.to_owned(), field, value, allowed: allowed.to_owned() })
-    };
-    if ![512, 4096].contains(&block_bytes) {
-        return refuse("block_bytes", block_bytes.to_string(), "the far namespace must have 512 or 4096");
-    }
-    if block_count == 0 {
-        return refuse("size", "0".to_owned(), "the far namespace must have at least one block");
+    if let Some((field, value, allowed)) = unusable(namespace, identify) {
+        return Err(OpenError::Setting { disk: disk.to_owned(), field, value, allowed: allowed.to_owned() });
     }
     Ok(Geometry {
-        block_bytes,
-        block_count,
+        block_bytes: namespace.block_bytes(),
+        block_count: namespace.blocks,
         is_read_only: Nsattr::from_bits(identify.nsattr).write_protected(),
         has_volatile_cache: Vwc::from_bits(controller.vwc).present(),
         can_deallocate: Oncs::from_bits(controller.oncs.get()).dataset_management(),
@@ -217,6 +253,8 @@ struct Manager {
     /// Names our associations to the far target.
     token: u64,
     told: Told,
+    /// Raised by a core that has lost its queue, and when the disk is gone.
+    waker: Waker,
 }
 
 impl Manager {
@@ -256,7 +294,6 @@ impl Manager {
     /// While an association is up. Why it ended; `None`: the disk is gone.
     fn supervise(&mut self, controller: &mut Controller, number: u64) -> Option<String> {
         let lasted = Clock::now() + LASTED;
-        controller.begin_end_former_associations(self.token);
         loop {
             if Clock::now() >= lasted && self.told.on_lasted() {
                 tracing::info!(disk = self.control.name(), "{} stays", self.place());
@@ -266,17 +303,18 @@ impl Manager {
             }
             match controller.poll(Clock::now()) {
                 Some(ControllerEvent::Lost(loss)) => return Some(loss.to_string()),
-                Some(ControllerEvent::Async(event)) => match self.verify(controller, event) {
-                    Ok(()) => continue,
-                    Err(error) => return Some(error.to_string()),
-                },
+                Some(ControllerEvent::Async(event)) => {
+                    if let Err(error) = self.verify(controller, event) {
+                        return Some(error.to_string());
+                    }
+                }
                 Some(ControllerEvent::Former(former)) => self.on_former(former, number),
-                None => {}
+                // An event ends the wait at once: until it is taken cores write to what may be another disk.
+                None => controller.wait(PERIOD, &self.waker),
             }
             if self.control.lost() >= number {
                 return Some("an I/O queue was lost".to_owned());
             }
-            std::thread::park_timeout(PERIOD);
         }
     }
 
@@ -302,6 +340,8 @@ impl Manager {
         // Read before Identify: from then on the next change is told. What the list says is of no use: a
         // check of a namespace that has not changed costs one round trip.
         up.log_page(LogId::CHANGED_NAMESPACES, NSID_ALL, 0, CHANGED_BYTES, false)?;
+        // The serial number and the volatile write cache are the controller's.
+        up.refresh_identify()?;
         let identify = up.identify_namespace(self.spec.nsid)?;
         let namespace = up.namespace_of(self.spec.nsid, &identify)?;
         let shape = self.shape(up, &namespace, &identify)?;
@@ -321,8 +361,8 @@ impl Manager {
         }
         let before = self.control.shape();
         let shape = reshape(before, Vwc::from_bits(controller.identify().vwc), namespace, identify);
-        if namespace.blocks == 0 {
-            return Err(Error::Answer { step: "Identify Namespace", what: "the namespace has no blocks" });
+        if let Some((_, _, what)) = unusable(namespace, identify) {
+            return Err(Error::Answer { step: "Identify Namespace", what });
         }
         if shape != before {
             let (bytes, is_read_only) = (shape.geometry.bytes(), shape.geometry.is_read_only);
@@ -344,12 +384,13 @@ impl Manager {
                 if now >= due {
                     break;
                 }
-                std::thread::park_timeout((due - now).as_duration());
+                self.waker.wait((due - now).as_duration());
             }
-            let found = connect(&self.spec).and_then(|Connected { controller, namespace, identify }| {
-                let shape = self.shape(&controller, &namespace, &identify)?;
-                Ok((controller, shape))
-            });
+            let found =
+                connect(&self.spec, self.token).and_then(|Connected { controller, namespace, identify }| {
+                    let shape = self.shape(&controller, &namespace, &identify)?;
+                    Ok((controller, shape))
+                });
             match found {
                 Ok((controller, shape)) => {
                     if !self.told.is_quiet {
@@ -383,7 +424,30 @@ fn reshape(before: Shape, vwc: Vwc, namespace: &Namespace, identify: &IdentifyNa
 
 #[cfg(test)]
 mod tests {
+    use spindle_initiator::Identity;
+
     use super::*;
+
+    #[test]
+    fn a_namespace_that_cannot_be_a_disk_is_refused_by_its_field() {
+        let field = |change: fn(&mut IdentifyNamespace), identity| {
+            let mut identify = IdentifyNamespace::default();
+            identify.nsze.set(8);
+            identify.lbaf[0].lbads = 12;
+            change(&mut identify);
+            let namespace = Namespace::new(1, &identify, identity).expect("a block size");
+            unusable(&namespace, &identify).map(|(field, _, _)| field)
+        };
+        let given = Identity { nguid: [1; 16], ..Identity::default() };
+        assert_eq!(field(|_| {}, given), None);
+        assert_eq!(field(|identify| identify.lbaf[0].lbads = 13, given), Some("block_bytes"));
+        assert_eq!(field(|identify| identify.lbaf[0].ms.set(8), given), Some("metadata bytes"));
+        assert_eq!(field(|identify| identify.nsze.set(0), given), Some("size"));
+        assert_eq!(field(|identify| identify.nsze.set(1 << 51), given), Some("size"));
+        assert_eq!(field(|identify| identify.nsze.set((1 << 51) - 1), given), None);
+        let none = "NGUID, EUI-64, UUID and serial number";
+        assert_eq!(field(|_| {}, Identity::default()), Some(none));
+    }
 
     #[test]
     fn each_reason_is_told_once_until_an_association_has_lasted() {

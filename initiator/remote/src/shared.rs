@@ -6,11 +6,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::Thread;
 
 use nvme_spec::identify::Oncs;
 use spindle_disk::{BlockRange, Geometry};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::net::Waker;
 
 use crate::ledger::{EntryId, Ledger};
 use crate::request::Request;
@@ -77,11 +77,12 @@ pub(crate) struct Shared<F> {
     /// The newest association of which a core has lost its queue, or could not make it.
     lost: AtomicU64,
     pub(crate) is_stopped: AtomicBool,
-    pub(crate) manager: Mutex<Option<Thread>>,
+    /// Wakes the manager's thread, where there is one.
+    waker: Option<Waker>,
 }
 
 impl<F> Shared<F> {
-    pub(crate) fn new(fixed: Fixed, shape: Shape) -> Shared<F> {
+    pub(crate) fn new(fixed: Fixed, shape: Shape, waker: Option<Waker>) -> Shared<F> {
         let state =
             State { number: 0, association: None, is_checked: false, shape, ledger: Ledger::default() };
         Shared {
@@ -90,7 +91,7 @@ impl<F> Shared<F> {
             state: Mutex::new(state),
             lost: AtomicU64::new(0),
             is_stopped: AtomicBool::new(false),
-            manager: Mutex::new(None),
+            waker,
         }
     }
 
@@ -193,6 +194,13 @@ impl<F> Shared<F> {
         look(&state.ledger)
     }
 
+    /// When all that is in the ledger is over, of a disk that no core has open any more. `None`: all is.
+    pub(crate) fn over_at(&self, now: Nanos) -> Option<Nanos> {
+        // From now on: a core that was not polled for long has noted an earlier time than that of the loss.
+        let ledger = &self.lock().ledger;
+        (!ledger.is_empty()).then(|| now + ledger.patience())
+    }
+
     /// A core's queue of this association is gone, or could not be made.
     pub(crate) fn on_lost(&self, number: u64) {
         if self.lost.fetch_max(number, Ordering::AcqRel) < number {
@@ -201,8 +209,8 @@ impl<F> Shared<F> {
     }
 
     pub(crate) fn wake_manager(&self) {
-        if let Some(thread) = &*self.manager.lock().unwrap_or_else(PoisonError::into_inner) {
-            thread.unpark();
+        if let Some(waker) = &self.waker {
+            waker.wake();
         }
     }
 }

@@ -97,6 +97,16 @@ impl Controller {
         succeeded(step, &completion)
     }
 
+    /// Ask again what the controller is: parts of Identify Controller may change, as VWC and SN of a subsystem
+    /// that has moved.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn refresh_identify(&mut self) -> Result<(), Error> {
+        self.identify = self.read_identify()?;
+        Ok(())
+    }
+
     /// Identify Controller, now.
     pub(super) fn read_identify(&mut self) -> Result<Box<IdentifyController>, Error> {
         let step = "Identify Controller";

@@ -44,6 +44,7 @@ pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, 
         queues_granted: 0,
         keep_alive: None,
         event_request: None,
+        event_again: None,
         events: VecDeque::new(),
         former_request: None,
         former: None,
@@ -108,11 +109,11 @@ fn configure(controller: &mut Controller) -> Result<(), Error> {
     // for, not told.
     let offered = Oaes::from_bits(controller.identify.oaes.get());
     let wanted = AsyncEventConfig::new()
-        .with_namespace_attribute(offered.namespace_attribute())
+        .with_namespace_attribute(controller.tells_of_namespaces())
         .with_discovery_log(offered.discovery_log());
     if wanted != AsyncEventConfig::new() {
         controller.set_feature(FeatureId::ASYNC_EVENT_CONFIG, wanted.into_bits())?;
-        controller.request_event();
+        controller.request_event(Clock::now());
     }
     Ok(())
 }

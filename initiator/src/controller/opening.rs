@@ -265,7 +265,7 @@ impl Connecting {
             let left = (self.deadline - now).as_duration();
             match &mut self.state {
                 State::Link(link) => link.wait_io(left),
-                State::Connect(qpair, _) => qpair.link_mut().wait_io(left),
+                State::Connect(qpair, _) => qpair.link_mut().wait_io(left, None),
                 State::Over => {}
             }
         }

@@ -14,7 +14,7 @@ use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::net::{Interest, Readiness};
+use spindle_reactor::net::{Interest, Readiness, Waker};
 use spindle_tcp::RxBatch;
 use spindle_transport::TransportKind;
 use spindle_transport::host::HostData;
@@ -231,12 +231,12 @@ impl Link {
         }
     }
 
-    /// Sleep until there is something to receive (or room, where that is waited for), at most `timeout`; it
-    /// may return early.
-    pub(crate) fn wait_io(&mut self, timeout: Duration) {
+    /// Sleep until there is something to receive (or room, where that is waited for) or `waker` is raised, at
+    /// most `timeout`; it may return early.
+    pub(crate) fn wait_io(&mut self, timeout: Duration, waker: Option<&Waker>) {
         match self {
-            Link::Tcp(link) => link.wait_io(timeout),
-            Link::Rdma(link) => link.wait_io(timeout),
+            Link::Tcp(link) => link.wait_io(timeout, waker),
+            Link::Rdma(link) => link.wait_io(timeout, waker),
         }
     }
 }

@@ -20,7 +20,7 @@ use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_reactor::clock::{Clock, Nanos};
-use spindle_reactor::net::{Errno, PIECES_MAX, Received, Sent, Socket};
+use spindle_reactor::net::{Errno, PIECES_MAX, Received, Sent, Socket, Waker};
 use spindle_tcp::host::{CloseCause, Conn, HostConfig, HostEvent};
 use spindle_tcp::{Expectation, Phase, RxBatch};
 use spindle_transport::host::{Host, HostData};
@@ -128,7 +128,7 @@ impl TcpOpening {
         match &self.step {
             // What is wrong is said by the next step.
             Step::Socket(socket) => drop(socket.wait_writable(timeout)),
-            Step::Hello(link, _) => link.wait_io(timeout),
+            Step::Hello(link, _) => link.wait_io(timeout, None),
             Step::Over => {}
         }
     }
@@ -302,12 +302,17 @@ impl TcpLink {
         }
     }
 
-    /// Sleep until there is something to receive (or room, where that is waited for), at most `timeout`.
-    pub(super) fn wait_io(&self, timeout: Duration) {
+    /// Sleep until there is something to receive (or room, where that is waited for) or `waker` is raised, at
+    /// most `timeout`.
+    pub(super) fn wait_io(&self, timeout: Duration, waker: Option<&Waker>) {
         let flags = if self.is_blocked() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let timeout = Timespec::try_from(timeout).ok();
+        let own = PollFd::new(&self.socket, flags);
         // A signal or an error ends the wait early; the next turn sees what there is.
-        let _ = poll(&mut [PollFd::new(&self.socket, flags)], timeout.as_ref());
+        let _ = match waker {
+            Some(waker) => poll(&mut [own, PollFd::new(waker, PollFlags::IN)], timeout.as_ref()),
+            None => poll(&mut [own], timeout.as_ref()),
+        };
     }
 }
 
@@ -396,7 +401,7 @@ mod tests {
         peer.write_all(IcResp::new(0, DigestBits::new(), 4096).as_bytes()).expect("sends");
         let mut batch = RxBatch::new(4096);
         while link.conn.limits().is_none() {
-            link.wait_io(LONG);
+            link.wait_io(LONG, None);
             assert!(link.turn(&mut batch, |event, _| panic!("{event:?}")), "no ICResp");
         }
         (link, peer)

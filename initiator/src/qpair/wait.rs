@@ -58,7 +58,7 @@ impl Qpair {
             if now - active >= SPIN {
                 // In parts, so that a silent connection is noticed.
                 let part = (deadline - now).min(Nanos::from_ms(100));
-                self.link_mut().wait_io(part.as_duration());
+                self.link_mut().wait_io(part.as_duration(), None);
                 now = Clock::now();
             }
         }

@@ -128,6 +128,8 @@ struct Link {
     qid: u16,
     /// Answers that wait for another to go first.
     late: Vec<Reply>,
+    /// Asynchronous Event Requests without an answer.
+    event_requests: Vec<Sqe>,
     is_gone: bool,
 }
 
@@ -165,6 +167,7 @@ impl Server {
                     pending: Slab::with_capacity(256),
                     qid: 0,
                     late: Vec::new(),
+                    event_requests: Vec::new(),
                     is_gone: false,
                 });
             }
@@ -212,6 +215,12 @@ impl Server {
         if has_come {
             self.batch = link.conn.unload();
         }
+        if let Some(sqe) = link.event_requests.first()
+            && let Some(event) = self.disk.events.lock().expect("lock").pop()
+        {
+            link.conn.reply(commands::event(sqe, event));
+            link.event_requests.remove(0);
+        }
         self.send(link);
         if link.conn.phase() == Phase::HalfClosed || link.conn.phase() == Phase::Closed {
             let _ = link.socket.shutdown_write();
@@ -248,7 +257,7 @@ impl Server {
             Act::Execute | Act::Late => {
                 match self.disk.execute(sqe, data, bytes, &mut link.qid, &self.pool) {
                     Some(reply) => reply,
-                    None => return,
+                    None => return link.event_requests.push(*sqe),
                 }
             }
         };

@@ -4,6 +4,7 @@
 mod allocation;
 mod commands;
 mod connecting;
+mod events;
 mod fake;
 mod former;
 mod losing;

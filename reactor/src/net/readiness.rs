@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
 /// What to watch a descriptor for. A hang-up is always told.
@@ -194,6 +194,13 @@ impl Waker {
     pub fn wake(&self) {
         // Full (2^64 - 2 wakes without a drain) is raised as well; nothing else can fail on our own eventfd.
         let _ = rustix::io::retry_on_intr(|| rustix::io::write(&*self.0, &1u64.to_ne_bytes()));
+    }
+
+    /// Sleep until it is raised, at most `timeout`, and lower it. It may return early.
+    pub fn wait(&self, timeout: Duration) {
+        let timeout = Timespec::try_from(timeout).ok();
+        let _ = poll(&mut [PollFd::new(self, PollFlags::IN)], timeout.as_ref());
+        self.drain();
     }
 
     /// Lower it; true when it was raised.

@@ -529,7 +529,7 @@ impl World {
         self.plan(at, Plans::End(number));
     }
 
-    /// End all associations before `number`.
+    /// End all associations before `number`: each had told whose it is before a queue was connected.
     pub fn end_former(&mut self, number: u64) {
         (1..number).for_each(|former| self.end(former));
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use spindle_initiator::nvme_spec::vendor::END_FORMER_ASSOCIATIONS;
 use spindle_initiator::{BlockRange, Controller, Failure, IoQueue, Options, Ticket};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, Served, config, free_port, target};
 
@@ -164,9 +165,19 @@ fn another_disk_under_the_same_name_is_not_used_and_commands_fail_in_time() {
     far_served.terminate();
 }
 
-/// A way to the target at `far` on which each Get Log Page of the Changed Namespace List waits: one end tells
-/// that it has come, the other lets it go on. Without the other nothing waits.
-fn holding_back(far: SocketAddr) -> (SocketAddr, Receiver<()>, Sender<()>) {
+/// Get Log Page of the Changed Namespace List: by dword 10, NUMDL and the log's identifier.
+fn is_changed_list(sqe: &[u8]) -> bool {
+    sqe[0] == 2 && sqe[40..44] == 0x03ff_0004_u32.to_le_bytes()
+}
+
+/// End Former Associations.
+fn is_end_former(sqe: &[u8]) -> bool {
+    sqe[0] == END_FORMER_ASSOCIATIONS.0
+}
+
+/// A way to the target at `far` on which each command waits for which `is_held` is true: one end tells that it
+/// has come, the other lets it go on. Without the other nothing waits.
+fn holding_back(far: SocketAddr, is_held: fn(&[u8]) -> bool) -> (SocketAddr, Receiver<()>, Sender<()>) {
     let listener = TcpListener::bind((V4, 0)).expect("listens");
     let address = listener.local_addr().expect("an address");
     let ((tell, asked), (go, may_go)) = (channel(), channel());
@@ -184,7 +195,7 @@ fn holding_back(far: SocketAddr) -> (SocketAddr, Receiver<()>, Sender<()>) {
             });
             let (tell, may_go) = (tell.clone(), Arc::clone(&may_go));
             std::thread::spawn(move || {
-                let _ = forward(&near, &beyond, &tell, &may_go);
+                let _ = forward(&near, &beyond, is_held, &tell, &may_go);
                 let _ = beyond.shutdown(Shutdown::Both);
             });
         }
@@ -196,6 +207,7 @@ fn holding_back(far: SocketAddr) -> (SocketAddr, Receiver<()>, Sender<()>) {
 fn forward(
     mut near: &TcpStream,
     mut beyond: &TcpStream,
+    is_held: fn(&[u8]) -> bool,
     tell: &Sender<()>,
     may_go: &Mutex<Receiver<()>>,
 ) -> std::io::Result<()> {
@@ -205,8 +217,8 @@ fn forward(
         let plen = u32::from_le_bytes([pdu[4], pdu[5], pdu[6], pdu[7]]);
         pdu.resize(usize::try_from(plen).expect("a length"), 0);
         near.read_exact(&mut pdu[8..])?;
-        // CapsuleCmd, Get Log Page, and dword 10: NUMDL and the log's identifier.
-        if (pdu[0], pdu[8]) == (4, 2) && pdu[48..52] == 0x03ff_0004_u32.to_le_bytes() {
+        // CapsuleCmd.
+        if pdu[0] == 4 && is_held(&pdu[8..72]) {
             let _ = tell.send(());
             let _ = may_go.lock().expect("lock").recv();
         }
@@ -231,7 +243,7 @@ fn a_namespace_that_becomes_another_disk_under_a_connection_is_not_written_to() 
         folders[0].write(text);
         far_served.signal(Signal::HUP);
     };
-    let (between, asked, go) = holding_back(far);
+    let (between, asked, go) = holding_back(far, is_changed_list);
     let (mut front_served, address) = impatient_front(&folders[1], between);
     let (mut controller, mut queue) = connect(address);
     let namespace = controller.namespace(1).expect("a namespace");
@@ -262,6 +274,34 @@ fn a_namespace_that_becomes_another_disk_under_a_connection_is_not_written_to() 
     front_served.wait_for("found namespace 1");
     let ticket = queue.read(&namespace, 0, pool.take(4096).expect("a buffer")).expect("taken");
     assert_eq!(bytes(&done(&mut queue, ticket).expect("its buffer")), bytes(&buf(&pool, 4096, 1)));
+    drop(controller);
+    front_served.terminate();
+    far_served.terminate();
+}
+
+#[test]
+fn nothing_is_sent_over_an_association_before_the_far_target_knows_whose_it_is() {
+    let (far, folders) = (free_port(V4), [Folder::new("far-token"), Folder::new("front-token")]);
+    let text = config(1, far, &[folders[0].file_disk("far", "16MiB")]);
+    let mut far_served = folders[0].serve(&text);
+    let (between, asked, go) = holding_back(far, is_end_former);
+    go.send(()).expect("the first may go on");
+    let (front_served, address) = front(&folders[1], between);
+    asked.recv_timeout(LONG).expect("the front target says whose its association is");
+    let (mut controller, mut queue) = connect(address);
+    let namespace = controller.namespace(1).expect("a namespace");
+    let ticket = queue.write(&namespace, 0, buf(&pool(), 4096, 1), false).expect("taken");
+    done(&mut queue, ticket);
+    far_served.signal(Signal::KILL);
+    far_served.end();
+    let far_served = folders[0].serve(&text);
+    asked.recv_timeout(LONG).expect("the front target says whose its association is");
+    // If it were lost now with a write, the far target could not end it when the next one asks.
+    let ticket = queue.write(&namespace, 0, buf(&pool(), 4096, 2), false).expect("taken");
+    let answer = queue.wait(ticket, Duration::from_millis(300));
+    assert!(answer.is_err(), "{answer:?}");
+    drop(go);
+    done(&mut queue, ticket);
     drop(controller);
     front_served.terminate();
     far_served.terminate();

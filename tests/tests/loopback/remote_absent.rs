@@ -54,6 +54,23 @@ fn a_far_target_that_is_away_at_the_start_is_served_when_it_comes() {
 }
 
 #[test]
+fn the_address_of_a_far_target_that_was_never_there_can_be_corrected_by_reload() {
+    let (far, address) = (free_port(V4), free_port(V4));
+    let folders = [Folder::new("far-right"), Folder::new("front-wrong")];
+    let far_served = folders[0].serve(&config(1, far, &[NULL.to_owned()]));
+    let mut front_served = folders[1].serve(&config(1, address, &[remote(free_port(V4))]));
+    folders[1].write(&config(1, address, &[remote(far)]));
+    front_served.signal(Signal::HUP);
+    front_served.wait_for("serving, as the far namespace is now");
+    // From now on it is the disk that it is.
+    folders[1].write(&config(1, address, &[remote(free_port(V4))]));
+    front_served.signal(Signal::HUP);
+    front_served.wait_for("would be another disk under the same name");
+    front_served.terminate();
+    far_served.terminate();
+}
+
+#[test]
 fn a_target_in_front_of_itself_finds_itself_and_its_disks_are_not_each_other() {
     let (address, folder) = (free_port(V4), Folder::new("front-self"));
     let mut served = folder.serve(&config(1, address, &[RAM.to_owned(), remote(address)]));

@@ -10,7 +10,7 @@ use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::{Controller, Failure, IoQueue, Namespace, Ticket};
 use spindle_tests::loopback::{Folder, LONG, config, free_port};
 
-use super::remote::{front, impatient_front};
+use super::remote::{front, impatient_front, remote};
 use super::{V4, buf, bytes, connect, done, pool};
 
 /// One connection through [`Network`].
@@ -189,6 +189,32 @@ fn a_command_that_the_far_target_does_not_answer_fails_in_time_and_a_repetition_
     }
     assert_eq!(read(&mut queue, &namespace), bytes(&buf(&pool(), 4096, 3)));
     drop(controller);
+    front_served.terminate();
+    far_served.terminate();
+}
+
+#[test]
+fn a_disk_that_was_removed_with_a_write_on_its_way_is_not_opened_again_before_that_is_over() {
+    let (far, folders) = (free_port(V4), [Folder::new("far-again"), Folder::new("front-again")]);
+    let far_served = folders[0].serve(&config(1, far, &[folders[0].file_disk("far", "16MiB")]));
+    let network = Network::new(far);
+    let (mut front_served, address) = impatient_front(&folders[1], network.address);
+    let text = config(1, address, &[remote(network.address)]);
+    let (mut controller, mut queue) = connect(address);
+    let namespace = controller.namespace(1).expect("a namespace");
+    let ticket = write(&mut queue, &namespace, 1);
+    done(&mut queue, ticket);
+    network.stall();
+    let ticket = write(&mut queue, &namespace, 2);
+    let completion = queue.wait(ticket, LONG).expect("an answer");
+    assert!(completion.result.is_err(), "it is on its way still");
+    for text in [&config(1, address, &[]), &text] {
+        folders[1].write(text);
+        front_served.signal(Signal::HUP);
+        front_served.wait_for("configuration read again");
+    }
+    front_served.wait_for("that was removed has");
+    drop((controller, queue));
     front_served.terminate();
     far_served.terminate();
 }

@@ -34,7 +34,7 @@ use spindle_rdma_verbs::{
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::net::{Interest, Readiness};
+use spindle_reactor::net::{Interest, Readiness, Waker};
 use spindle_reactor::slab::Slot;
 use spindle_transport::host::{Host, HostData};
 
@@ -374,17 +374,23 @@ impl RdmaLink {
         self.next_look = Nanos::ZERO;
     }
 
-    /// Sleep until something comes. The first call only arms: what came before is to be looked for.
-    pub(super) fn wait_io(&mut self, timeout: Duration) {
+    /// Sleep until something comes or `waker` is raised. The first call only arms: what came before is to be
+    /// looked for.
+    pub(super) fn wait_io(&mut self, timeout: Duration, waker: Option<&Waker>) {
         if !self.is_armed {
             return self.arm();
         }
         let Some(verbs) = &self.verbs else { return };
         let timeout = Timespec::try_from(timeout).ok();
-        let fds =
-            [PollFd::new(&verbs.completions, PollFlags::IN), PollFd::new(&verbs.channel, PollFlags::IN)];
+        let completions = PollFd::new(&verbs.completions, PollFlags::IN);
+        let channel = PollFd::new(&verbs.channel, PollFlags::IN);
         // A signal or an error ends the wait early; the next turn sees what there is.
-        let _ = poll(&mut { fds }, timeout.as_ref());
+        let _ = match waker {
+            Some(waker) => {
+                poll(&mut [completions, channel, PollFd::new(waker, PollFlags::IN)], timeout.as_ref())
+            }
+            None => poll(&mut [completions, channel], timeout.as_ref()),
+        };
         self.on_told();
     }
 }

@@ -46,6 +46,10 @@ pub struct Disk {
     pub is_spindle: bool,
     /// Dword 0 of the answers to that; `None`: it does not know it after all.
     pub former: Option<u32>,
+    /// Events that it has to tell.
+    pub events: Arc<Mutex<Vec<u32>>>,
+    /// VWC and the last byte of SN.
+    pub vwc_and_sn: Arc<Mutex<(u8, u8)>>,
     /// The last Compare of a fused pair was equal.
     is_equal: bool,
     cc: Cc,
@@ -62,6 +66,8 @@ impl Disk {
             uuid: [0; 16],
             is_spindle: false,
             former: None,
+            events: Arc::default(),
+            vwc_and_sn: Arc::default(),
             is_equal: false,
             cc: Cc::new(),
         }
@@ -161,6 +167,7 @@ impl Disk {
             Cns::CONTROLLER => {
                 let mut identify = IdentifyController { mdts: 6, ..IdentifyController::default() };
                 identify.cntlid.set(CNTLID);
+                (identify.vwc, identify.sn[19]) = *self.vwc_and_sn.lock().expect("lock");
                 identify.ioccsz.set((64 + 4096) / 16);
                 identify.oaes.set(Oaes::new().with_namespace_attribute(true).into_bits());
                 if self.is_spindle {
@@ -249,6 +256,12 @@ impl Disk {
         }
         Ok((cqe, None))
     }
+}
+
+/// The answer to an Asynchronous Event Request.
+pub fn event(sqe: &Sqe, event: u32) -> Reply {
+    let cqe = Cqe::new(sqe.cid(), Status::SUCCESS).with_result(event);
+    Reply { slot: super::any_slot(), cqe, data: None, may_omit_cqe: false }
 }
 
 /// A failed command's answer.
