@@ -77,6 +77,10 @@ pub(crate) trait Medium {
     /// and this may be the only time that it is told.
     fn may_be_older(&self, error: &Self::Error) -> bool;
 
+    /// Ask, changing nothing, whether bytes that were acknowledged were lost since the disk was opened, also
+    /// where somebody was told of it: it ends with an error when they were. False: this cannot be asked.
+    fn ask_lost(&mut self, token: u64) -> bool;
+
     /// Bytes that were acknowledged are lost.
     fn on_lost(&self);
 

@@ -29,7 +29,7 @@ pub fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-/// The sum over all cores.
+/// Of all cores: the sum, but for `busy_ns`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoTotals {
     /// See [`IoCounters`].
@@ -42,7 +42,7 @@ pub struct IoTotals {
     pub writes: u64,
     /// See [`IoCounters`].
     pub media_errors: u64,
-    /// See [`IoCounters`].
+    /// See [`IoCounters`]. That of the busiest core: others may have been busy at the same time.
     pub busy_ns: u64,
 }
 
@@ -66,7 +66,7 @@ impl NamespaceCounters {
         &self.cores[core.min(self.cores.len() - 1)]
     }
 
-    /// The sum over all cores.
+    /// Of all cores.
     #[must_use]
     pub fn totals(&self) -> IoTotals {
         let mut totals = IoTotals::default();
@@ -76,7 +76,7 @@ impl NamespaceCounters {
             totals.reads += core.reads.load(Ordering::Relaxed);
             totals.writes += core.writes.load(Ordering::Relaxed);
             totals.media_errors += core.media_errors.load(Ordering::Relaxed);
-            totals.busy_ns += core.busy_ns.load(Ordering::Relaxed);
+            totals.busy_ns = totals.busy_ns.max(core.busy_ns.load(Ordering::Relaxed));
         }
         totals
     }

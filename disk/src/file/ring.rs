@@ -79,6 +79,8 @@ fn is_medium_error(error: &io::Error) -> bool {
 pub(super) struct FileMedium {
     ring: FileRing,
     file: FileIndex,
+    /// See [`Shared::witness`].
+    witness: Option<FileIndex>,
     /// For reads and writes, where the device is asked for completions.
     polled: Option<(FileRing, FileIndex)>,
     shared: Arc<Shared>,
@@ -104,6 +106,13 @@ pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileM
     let mut ring = FileRing::new(entries, &context.pool).map_err(system("set up io_uring for"))?;
     let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;
     let file = ring.register_file(fd.into());
+    let witness = match &shared.witness {
+        Some(witness) => {
+            let fd = witness.try_clone().map_err(system("take another descriptor of"))?;
+            Some(ring.register_file(fd.into()))
+        }
+        None => None,
+    };
     let polled = match shared.is_polled {
         true => {
             let ring = FileRing::polled(entries, &context.pool);
@@ -114,7 +123,7 @@ pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileM
         }
         false => None,
     };
-    Ok(FileMedium { ring, file, polled, shared })
+    Ok(FileMedium { ring, file, witness, polled, shared })
 }
 
 impl Medium for FileMedium {
@@ -180,6 +189,13 @@ impl Medium for FileMedium {
     /// syncs next, and a write with FUA syncs. EIO is taken for that at once.
     fn may_be_older(&self, error: &io::Error) -> bool {
         !self.shared.is_direct && !is_medium_error(error)
+    }
+
+    /// A sync of `file` would not do: a write with FUA that was told of a loss was the last one to be told.
+    fn ask_lost(&mut self, token: u64) -> bool {
+        let Some(witness) = self.witness else { return false };
+        took(self.ring.fsync(token, witness, true));
+        true
     }
 
     fn on_lost(&self) {

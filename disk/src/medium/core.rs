@@ -180,16 +180,16 @@ impl<M: Medium> MediumCore<M> {
                 },
             },
             State::Asking(failure) => {
-                if ended.result.is_ok() {
-                    // It is not: what failed is something that was acknowledged before.
+                if error.is_some() {
                     self.medium.on_lost();
                 }
-                self.end(slot, Err(failure), ended.buf);
+                let buf = request.buf.take();
+                self.end(slot, Err(failure), buf);
             }
             State::Transfer
                 if request.is_durable() && error.is_some_and(|error| self.medium.may_be_older(error)) =>
             {
-                self.ask_again(slot, ended);
+                self.ask_lost(slot, ended);
             }
             State::New | State::Transfer | State::Sync => {
                 let is_sync = matches!(request.state, State::Sync);
@@ -203,19 +203,19 @@ impl<M: Medium> MediumCore<M> {
         }
     }
 
-    /// A write that was to be durable has failed, perhaps for what was written before it. One of a submitter
-    /// that is gone is not written again, as it could land over what its host has written since: it is not
-    /// known what the error was about then, and it counts as a loss.
+    /// A write that was to be durable has failed, perhaps for what was written before it: the medium is asked.
+    /// Where that cannot be, it counts as a loss.
     #[cold]
-    fn ask_again(&mut self, slot: Slot, ended: Ended<M::Error>) {
+    fn ask_lost(&mut self, slot: Slot, ended: Ended<M::Error>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        let failure = ended.result.map_err(|error| self.medium.disk_error(&error, true));
-        let (Err(failure), Some(buf), false) = (failure, ended.buf, request.is_forgotten) else {
-            self.medium.on_lost();
-            return self.end(slot, failure, None);
-        };
+        let failure = ended.result.err().map_or(DiskError::Internal, |it| self.medium.disk_error(&it, true));
         request.state = State::Asking(failure);
-        self.medium.write(u64::from(slot.to_wire()), request.range.offset(self.shift), buf, false);
+        if self.medium.ask_lost(u64::from(slot.to_wire())) {
+            request.buf = ended.buf;
+            return;
+        }
+        self.medium.on_lost();
+        self.end(slot, Err(failure), ended.buf);
     }
 
     fn end(&mut self, slot: Slot, result: Result<(), DiskError>, buf: Option<Buf>) {
@@ -252,11 +252,21 @@ impl<M: Medium> MediumCore<M> {
                 if let Err(error) = &ended.result {
                     self.medium.on_durable_error(false, error);
                     if self.medium.may_be_older(error) {
-                        // A block that is there already: an error of its own is the exception here.
+                        // Perhaps its own: the block may be a hole in a full file system.
+                        active.state = SwapState::Asking(self.medium.disk_error(error, true));
+                        if self.medium.ask_lost(SWAP_TOKEN) {
+                            return;
+                        }
                         self.medium.on_lost();
                     }
                 }
                 ended.result.map_err(|error| self.medium.disk_error(&error, true))
+            }
+            SwapState::Asking(failure) => {
+                if ended.result.is_err() {
+                    self.medium.on_lost();
+                }
+                Err(failure)
             }
         };
         if let Some(swap) = self.gate.finish() {

@@ -76,6 +76,10 @@ impl Medium for Failing {
         false
     }
 
+    fn ask_lost(&mut self, _: u64) -> bool {
+        false
+    }
+
     fn on_lost(&self) {}
 
     fn on_durable_error(&self, is_sync: bool, (): &()) {
@@ -136,6 +140,8 @@ fn only_what_was_to_be_durable_is_told_to_the_medium() {
 struct Cache {
     /// What was acknowledged before could not be written back, and nobody was told.
     has_older_error: bool,
+    /// That error, for the one sync that asks after all others.
+    was_lost: bool,
     /// There is no room for what is written now either.
     is_full: bool,
     is_lost: Cell<bool>,
@@ -189,6 +195,12 @@ impl Medium for Cache {
         true
     }
 
+    fn ask_lost(&mut self, token: u64) -> bool {
+        let result = if self.was_lost { Err(()) } else { Ok(()) };
+        self.ended.push(Ended { token, result, buf: None });
+        true
+    }
+
     fn on_lost(&self) {
         self.is_lost.set(true);
     }
@@ -216,7 +228,7 @@ impl Medium for Cache {
 fn a_write_with_fua_that_is_told_of_an_older_loss_does_not_hide_it_from_the_next_flush() {
     for (is_full, flushed) in [(false, Err(DiskError::MediaWrite)), (true, Ok(()))] {
         let context = CoreContext { core: 0, pool: pool(), depth: 4 };
-        let medium = Cache { has_older_error: !is_full, is_full, ..Cache::default() };
+        let medium = Cache { has_older_error: !is_full, was_lost: !is_full, is_full, ..Cache::default() };
         let mut core = MediumCore::new("d", medium, &Guard::new(1), &context).expect("opens");
         let range = BlockRange { lba: 0, blocks: 1 };
         let mut run = |op: Op, buf: Option<Buf>| -> Done {
@@ -236,23 +248,55 @@ fn a_write_with_fua_that_is_told_of_an_older_loss_does_not_hide_it_from_the_next
 
 #[test]
 fn a_failed_write_with_fua_of_a_submitter_that_is_gone_is_not_written_again_and_hides_no_loss() {
-    for is_full in [false, true] {
+    // Where the error was the write's own, nothing that was acknowledged is lost.
+    for (is_full, flushed) in [(false, Err(DiskError::MediaWrite)), (true, Ok(()))] {
         let context = CoreContext { core: 0, pool: pool(), depth: 4 };
         let writes = Rc::default();
-        let medium =
-            Cache { has_older_error: !is_full, is_full, writes: Rc::clone(&writes), ..Cache::default() };
+        let (has_older_error, was_lost) = (!is_full, !is_full);
+        let writes_done = Rc::clone(&writes);
+        let medium = Cache { has_older_error, was_lost, is_full, writes: writes_done, ..Cache::default() };
         let mut core = MediumCore::new("d", medium, &Guard::new(1), &context).expect("opens");
         let range = BlockRange { lba: 0, blocks: 1 };
         let buf = context.pool.take(512);
+        let run = |core: &mut MediumCore<Cache>, ended: Option<Done>| -> Done {
+            let mut done = Vec::with_capacity(1);
+            done.extend(ended);
+            while done.is_empty() {
+                core.poll(Nanos::ZERO, &mut done);
+            }
+            done.remove(0)
+        };
         assert!(core.submit(Token(1), Op::Write { fua: true }, range, buf).is_none());
         assert_eq!(core.forget(Token(1).owner()), 1);
+        assert_eq!((run(&mut core, None).result, writes.get()), (Err(DiskError::Cancelled), 1));
+        let ended = core.submit(Token(2), Op::Flush, range, None);
+        assert_eq!(run(&mut core, ended).result, flushed, "is_full: {is_full}");
+    }
+}
+
+#[test]
+fn a_compare_and_write_that_fails_for_itself_is_no_loss_of_what_was_acknowledged() {
+    for (is_full, flushed) in [(false, Err(DiskError::MediaWrite)), (true, Ok(()))] {
+        let context = CoreContext { core: 0, pool: pool(), depth: 4 };
+        let medium = Cache { has_older_error: !is_full, was_lost: !is_full, is_full, ..Cache::default() };
+        let mut core = MediumCore::new("d", medium, &Guard::new(1), &context).expect("opens");
+        let range = BlockRange { lba: 0, blocks: 1 };
+        let [expected, data] = [(); 2].map(|()| {
+            let mut buf = context.pool.take(512).expect("a buffer");
+            buf.clear();
+            buf
+        });
+        assert!(core.compare_and_write(Token(1), range, expected, data).is_none());
         let mut done = Vec::with_capacity(1);
         while done.is_empty() {
             core.poll(Nanos::ZERO, &mut done);
         }
-        assert_eq!((done.remove(0).result, writes.get()), (Err(DiskError::Cancelled), 1));
-        // Whose error it was is not known.
-        let flushed = core.submit(Token(2), Op::Flush, range, None).expect("refused");
-        assert_eq!(flushed.result, Err(DiskError::MediaWrite), "is_full: {is_full}");
+        let swapped = done.remove(0);
+        assert_eq!((swapped.result, swapped.buf.is_some()), (Err(DiskError::NoSpace), true));
+        done.extend(core.submit(Token(2), Op::Flush, range, None));
+        while done.is_empty() {
+            core.poll(Nanos::ZERO, &mut done);
+        }
+        assert_eq!(done.remove(0).result, flushed, "is_full: {is_full}");
     }
 }

@@ -252,6 +252,10 @@ impl<D: Drive> Medium for NgMedium<D> {
         false
     }
 
+    fn ask_lost(&mut self, _: u64) -> bool {
+        false
+    }
+
     fn on_lost(&self) {}
 
     /// The drive tells each host of what it lost.

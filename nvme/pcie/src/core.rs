@@ -174,8 +174,9 @@ impl NvmeCore {
                 Order::Gone => self.let_go(DiskError::Gone),
                 Order::Absent => self.let_go(DiskError::Internal),
             }
-            self.member.answer(word);
         }
+        // Also of a tick: the manager sees by it that the core does not hang.
+        self.member.answer(word);
         self.take_guests();
         if self.commands.len() > 0 && matches!(word.order(), Order::Go | Order::Replay) {
             self.check_time();

@@ -1,7 +1,7 @@
 //! [`Member`]: what a core and the drive's manager share about one queue pair.
 //!
 //! The manager writes the *word* (an [`Order`] with its epoch, and the tick); the core obeys it in its next
-//! poll and answers with the same order in `seen`. In steady state the core loads the word once a turn.
+//! poll and answers with the same word in `seen`. In steady state the core loads the word once a turn.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -91,8 +91,8 @@ pub(crate) struct Setup {
 pub(crate) struct Member {
     /// By the manager.
     word: Padded<AtomicU64>,
-    /// By the core.
-    seen: Padded<AtomicU32>,
+    /// By the core: the last word that it has obeyed.
+    seen: Padded<AtomicU64>,
     /// The core has dropped its handle, with nothing in flight that it would miss.
     is_closed: AtomicBool,
     /// A command was not ended by its Abort either.
@@ -137,7 +137,7 @@ impl Member {
     ) -> Member {
         Member {
             word: Padded(AtomicU64::new(Word::FIRST.0)),
-            seen: Padded(AtomicU32::new(Word::FIRST.answer())),
+            seen: Padded(AtomicU64::new(Word::FIRST.0)),
             is_closed: AtomicBool::new(false),
             wants_reset: AtomicBool::new(false),
             is_replaying: AtomicBool::new(false),
@@ -162,9 +162,9 @@ impl Member {
         Word(self.word.0.load(Ordering::Acquire))
     }
 
-    /// The core did what `word` says.
+    /// The core did what `word` says, and knows its time.
     pub(crate) fn answer(&self, word: Word) {
-        self.seen.0.store(word.answer(), Ordering::Release);
+        self.seen.0.store(word.0, Ordering::Release);
     }
 
     /// The manager's next order. Only the manager calls this and [`Member::set_tick`].
@@ -179,7 +179,16 @@ impl Member {
 
     /// The core has done what was ordered last, or there is no core any more.
     pub(crate) fn has_answered(&self) -> bool {
-        self.is_closed() || self.seen.0.load(Ordering::Acquire) == self.word().answer()
+        self.is_closed() || self.seen().answer() == self.word().answer()
+    }
+
+    /// The core is there, and has not looked at the time for more than `ticks`.
+    pub(crate) fn is_behind(&self, ticks: u32) -> bool {
+        !self.is_closed() && self.word().tick().wrapping_sub(self.seen().tick()) > ticks
+    }
+
+    fn seen(&self) -> Word {
+        Word(self.seen.0.load(Ordering::Acquire))
     }
 
     /// The core is gone.

@@ -484,7 +484,7 @@ impl Controller {
     fn reset(&mut self, now: Nanos) {
         self.events.reset(feature::async_events_default(self.kind));
         self.features.reset(now);
-        self.health = HealthWatch::default();
+        self.health = self.health.anew();
         self.changed = ChangedNamespaces::default();
         self.aborts = 0;
         feature::set_write_cache(&self.shared, true);

@@ -1,5 +1,8 @@
 //! The SMART / health log (log page 02h): counters of the subsystem, or of one namespace, and what the drives
 //! behind it say of their health: of several, the worst. A warning that is new is told as an event.
+//!
+//! Cores count on their own how long a namespace was busy, and nobody sees which of those times overlap. The
+//! controller busy time is the longest of them: the controller was busy for at least so long.
 
 use nvme_spec::feature::AsyncEventConfig;
 use nvme_spec::log::{CriticalWarning, SmartLog};
@@ -20,9 +23,10 @@ const UNITS_PER_DATA_UNIT: u64 = 1000;
 const SPARE_PERCENT: u8 = 100;
 const SPARE_THRESHOLD_PERCENT: u8 = 10;
 
-pub(super) fn smart(controller: &Controller, cx: &Context<'_>, nsid: u32) -> Result<SmartLog, Failure> {
+pub(super) fn smart(controller: &mut Controller, cx: &Context<'_>, nsid: u32) -> Result<SmartLog, Failure> {
     let subsystem = controller.subsystem(cx)?;
-    let (totals, health) = if nsid == 0 || nsid == NSID_ALL {
+    let is_whole = nsid == 0 || nsid == NSID_ALL;
+    let (totals, health) = if is_whole {
         let totals = subsystem.active().map(|namespace| namespace.counters.totals());
         let health = subsystem.active().filter_map(|namespace| namespace.source.health());
         (totals.fold(IoTotals::default(), sum), worst(health))
@@ -32,8 +36,12 @@ pub(super) fn smart(controller: &Controller, cx: &Context<'_>, nsid: u32) -> Res
         (namespace.counters.totals(), health)
     };
     let uptime = cx.now - cx.started;
-    // Cores and namespaces are busy at the same time: no longer than there was time.
-    let busy_ns = totals.busy_ns.min(uptime.as_u64());
+    let mut busy_ns = totals.busy_ns.min(uptime.as_u64());
+    if is_whole {
+        // A reload may have taken the busiest namespace away.
+        busy_ns = busy_ns.max(controller.health.busy_ns);
+        controller.health.busy_ns = busy_ns;
+    }
     Ok(SmartLog {
         critical_warning: warnings(controller, &health),
         temperature: U16::new(health.temperature_kelvin),
@@ -66,6 +74,15 @@ pub(super) struct HealthWatch {
     due: Nanos,
     /// Warnings that were there, and let through, at the last look.
     known: u8,
+    /// The controller busy time that the host was told of.
+    busy_ns: u64,
+}
+
+impl HealthWatch {
+    /// It knows of no warning. The busy time goes on: it never falls.
+    pub(super) fn anew(self) -> HealthWatch {
+        HealthWatch { busy_ns: self.busy_ns, ..HealthWatch::default() }
+    }
 }
 
 impl Controller {
@@ -94,7 +111,7 @@ impl Controller {
 
     /// The host has changed what it wants to know: what is there now is told, also what was told before.
     pub(super) fn look_at_health_anew(&mut self, cx: &Context<'_>) {
-        self.health = HealthWatch::default();
+        self.health = self.health.anew();
         self.look_at_health(cx);
     }
 }
@@ -135,6 +152,7 @@ fn wide(value: u64) -> U128 {
     U128::new(u128::from(value))
 }
 
+/// Of both; namespaces are busy at the same time.
 fn sum(a: IoTotals, b: IoTotals) -> IoTotals {
     IoTotals {
         units_read: a.units_read.saturating_add(b.units_read),
@@ -142,7 +160,7 @@ fn sum(a: IoTotals, b: IoTotals) -> IoTotals {
         reads: a.reads.saturating_add(b.reads),
         writes: a.writes.saturating_add(b.writes),
         media_errors: a.media_errors.saturating_add(b.media_errors),
-        busy_ns: a.busy_ns.saturating_add(b.busy_ns),
+        busy_ns: a.busy_ns.max(b.busy_ns),
     }
 }
 

@@ -14,6 +14,7 @@ use crate::guests::{GUEST_QID, Guest};
 use crate::member::{Member, Order, Setup};
 use crate::pointers::{Pointers, Window};
 use crate::queue::{Layout, QueuePair, Shadow};
+use crate::shared::TICK_MS;
 
 /// What belongs to one member.
 pub(super) struct Place {
@@ -33,6 +34,8 @@ pub(super) struct Place {
     pub(super) is_guest: bool,
     /// Whose it works with.
     host: Option<Arc<Member>>,
+    /// No core can be its host: its requests wait until then.
+    hostless_until: Option<u64>,
     doorbells: Option<Shadow>,
     /// Its core did not stop in time. Until it answers it has no queue, and nobody has its identifier: it
     /// may still write to the doorbells.
@@ -71,6 +74,18 @@ impl Place {
     /// Its core was given a queue, and has not answered yet.
     pub(super) fn is_asked(&self) -> bool {
         self.asked.is_some() && !self.member.is_closed()
+    }
+
+    /// A guest whose requests wait for a core that could be its host.
+    fn is_hostless(&self) -> bool {
+        let is_waiting = matches!(self.member.word().order(), Order::Wait | Order::Rewind);
+        self.is_guest && is_waiting && self.is_new() && !self.is_asked()
+    }
+
+    /// Its host's core does not work.
+    pub(super) fn is_host_hung(&self) -> bool {
+        let ticks = u32::try_from(STOP_MS / TICK_MS).unwrap_or(u32::MAX);
+        self.host.as_ref().is_some_and(|host| host.is_behind(ticks))
     }
 
     /// It gets a queue pair of the drive's, or has to be a guest.
@@ -149,7 +164,7 @@ impl Place {
         self.asked = None;
         self.is_left = false;
         drop(self.member.take_guests());
-        (self.host, self.doorbells) = (None, None);
+        (self.host, self.hostless_until, self.doorbells) = (None, None, None);
         self.member.put_setup(None);
         self.memory = None;
         self.unmap();
@@ -182,6 +197,7 @@ impl Life {
                 asked: None,
                 is_guest: is_short,
                 host: None,
+                hostless_until: None,
                 doorbells: None,
                 is_left: false,
             });
@@ -204,6 +220,7 @@ impl Life {
         self.replaying_since = None;
         for place in &mut self.places {
             (place.has_queues, place.asked, place.host) = (false, None, None);
+            place.hostless_until = None;
             drop(place.member.take_guests());
         }
         self.drop_closed();
@@ -297,6 +314,8 @@ impl Life {
     /// Cores that have their queues work with them, once nothing is left to be repeated on any of them: what
     /// was with the drive before a reset is not to be done after what came later.
     fn release_all(&mut self) -> Result<(), Trouble> {
+        // First: what a guest has to repeat keeps all cores waiting.
+        self.end_hostless();
         if self.places.iter().any(Place::is_to_repeat) {
             return Ok(());
         }
@@ -316,6 +335,30 @@ impl Life {
         Ok(())
     }
 
+    /// Guests wait for a host no longer than for a drive that is away; cores that could be one have as long
+    /// to answer as any. Then their requests fail, until there is a host. The drive has nothing of them:
+    /// since then the controller was off, or the queue pair of the host that they had was deleted.
+    fn end_hostless(&mut self) {
+        let now = self.now.get();
+        let limit = self.lost_at.unwrap_or(now).saturating_add(self.return_limit_ms());
+        let limit = limit.max(now.saturating_add(STOP_MS));
+        for place in &mut self.places {
+            if !place.is_hostless() {
+                place.hostless_until = None;
+            } else if now >= *place.hostless_until.get_or_insert(limit) {
+                place.hostless_until = None;
+                place.member.order(Order::Absent);
+                let (drive, core) = (&self.shared.address, place.member.core);
+                tracing::error!(%drive, core, "no core that has a queue pair answers: requests of this core, \
+                    which has none, fail until one does");
+            }
+        }
+    }
+
+    fn return_limit_ms(&self) -> u64 {
+        u64::try_from(self.shared.settings.return_timeout.as_millis()).unwrap_or(u64::MAX)
+    }
+
     /// Requests of all cores wait for what is repeated, with the time that the drive was away no longer than
     /// for one that is away, but what is repeated has as long as a core has to stop. A reset ends what the
     /// drive swallowed, and leaves a core behind that hangs.
@@ -323,8 +366,8 @@ impl Life {
         let (now, limit) = (self.now.get(), self.shared.settings.return_timeout);
         let since = *self.replaying_since.get_or_insert(now);
         let lost_at = self.lost_at.unwrap_or(since);
-        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        let is_late = now.saturating_sub(lost_at) >= limit_ms && now.saturating_sub(since) >= STOP_MS;
+        let is_late =
+            now.saturating_sub(lost_at) >= self.return_limit_ms() && now.saturating_sub(since) >= STOP_MS;
         if is_late { Err(Trouble::Replay { limit }) } else { Ok(()) }
     }
 

@@ -146,7 +146,11 @@ impl Life {
         // What a core asks for whose queue is not made yet is about the one before.
         for place in self.places.iter().filter(|place| place.has_queues()) {
             if place.is_guest {
-                // Its host asks for what is with the drive, by the names that the drive knows.
+                // Its host asks for what is with the drive, by the names that the drive knows. A host that
+                // hangs asks for nothing, and gives the drive nothing of its guests: a reset ends that.
+                if place.member.take_reset() && place.is_host_hung() {
+                    return Err(Trouble::Stuck);
+                }
                 place.member.forget_asked();
                 continue;
             }

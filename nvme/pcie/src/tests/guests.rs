@@ -200,3 +200,68 @@ fn guests_of_a_core_that_hangs_go_on_when_it_does() {
     drop(host);
     world.end();
 }
+
+/// A write on `core` ends within `limit_ms`, while core 0 hangs; how.
+fn write_without_host(world: &mut World, core: usize, lba: u64, byte: u8, limit_ms: u64) -> usize {
+    let begin = world.now();
+    world.start_write(core, lba, byte);
+    while world.ended() == 0 {
+        world.turn_of(|index| index != 0);
+        assert!(world.now() - begin < limit_ms, "core {core} waits for longer than {limit_ms} ms");
+    }
+    let failed = world.failed();
+    assert_eq!(world.take_ended(), 1);
+    failed
+}
+
+#[test]
+fn a_guest_fails_in_time_when_its_host_hangs_over_a_reset_and_goes_on_when_it_does() {
+    let mut world = World::with(one_pair(), settings(), 3);
+    (0..3).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
+    world.emulator.set_fatal();
+    // The limits of docs/guarantees.md: 10 s, and what a core that hangs costs.
+    assert_eq!(write_without_host(&mut world, 1, 9, 7, 15_000), 1);
+    // The other guest, and one that comes now, do not wait for ever either.
+    assert_eq!(write_without_host(&mut world, 2, 9, 7, 15_000), 1);
+    world.open();
+    assert_eq!(write_without_host(&mut world, 3, 9, 7, 11_000), 1);
+    assert_eq!(write_without_host(&mut world, 1, 9, 7, 10), 1);
+    assert_eq!(world.emulator.counters().enables, 2, "one reset");
+    // The host goes on.
+    world.run_for(2000);
+    for core in 0..4 {
+        assert_eq!(read_on(&mut world, core, 9), Ok(0), "nothing that failed was done");
+        world.start_write(core, 20 + core as u64, 8);
+        world.until(|world| world.ended() == 1);
+        assert_eq!((world.failed(), world.take_ended()), (0, 1), "core {core}");
+    }
+    world.end();
+}
+
+#[test]
+fn a_guest_whose_host_hangs_while_the_drive_works_fails_in_time_and_goes_on_when_it_does() {
+    let mut world = World::with(one_pair(), settings(), 2);
+    (0..2).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
+    assert_eq!(write_without_host(&mut world, 1, 9, 7, 20_000), 1);
+    world.run_for(2000);
+    (0..2).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
+    world.start_write(1, 9, 8);
+    world.until(|world| world.ended() == 1);
+    assert_eq!((world.failed(), world.take_ended()), (0, 1));
+    world.end();
+}
+
+#[test]
+fn a_guest_that_takes_too_long_costs_no_reset_while_its_host_works() {
+    let mut world = World::with(one_pair(), settings(), 2);
+    (0..2).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
+    // The host hangs for less than it takes to be left behind, but longer than the guest's command may take.
+    world.start_write(1, 9, 7);
+    for _ in 0..4500 {
+        world.turn_of(|core| core != 0);
+    }
+    world.until(|world| world.ended() == 1);
+    assert_eq!((world.failed(), world.take_ended()), (0, 1));
+    assert_eq!((read_on(&mut world, 0, 9), world.emulator.counters().enables), (Ok(7), 1));
+    world.end();
+}

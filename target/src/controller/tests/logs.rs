@@ -51,13 +51,13 @@ fn the_smart_log_counts_what_was_done() {
     let first = subsystem.namespace(1).unwrap().counters.core(0);
     first.units_read.store(1001, Relaxed);
     first.reads.store(7, Relaxed);
-    first.busy_ns.store(119_000_000_000, Relaxed);
+    first.busy_ns.store(125_000_000_000, Relaxed);
     let second = subsystem.namespace(3).unwrap().counters.core(1);
     second.units_read.store(1, Relaxed);
     second.units_written.store(1, Relaxed);
     second.writes.store(9, Relaxed);
     second.media_errors.store(2, Relaxed);
-    second.busy_ns.store(1_000_000_000, Relaxed);
+    second.busy_ns.store(70_000_000_000, Relaxed);
     controller.on_error(error(1));
     for nsid in [0, ALL] {
         let log = read(&world, &mut controller, LogId::SMART, nsid, 512).unwrap();
@@ -75,6 +75,33 @@ fn the_smart_log_counts_what_was_done() {
     assert_eq!([32, 48, 64, 80, 160].map(|at| u64_at(&log, at)), [1, 1, 0, 9, 2]);
     let refused = read(&world, &mut controller, LogId::SMART, 2, 512);
     assert_eq!(refused, Err((Status::INVALID_NAMESPACE_OR_FORMAT.dnr(), Some(4))));
+}
+
+#[test]
+fn busy_time_is_that_of_the_busiest_core_and_neither_rises_while_idle_nor_falls() {
+    const MINUTE: u64 = 60_000_000_000;
+    let mut world = World::new();
+    world.now = Nanos::from_secs(400 + 3600);
+    let mut controller = world.io();
+    let busy_minutes = |world: &World, controller: &mut Controller, nsid: u32| {
+        u64_at(&read(world, controller, LogId::SMART, nsid, 512).unwrap(), 96)
+    };
+    // Four times 50 minutes at once, within the first hour.
+    for nsid in [1, 3] {
+        let counters = &world.snapshot.subsystems[0].namespace(nsid).unwrap().counters;
+        (0..2).for_each(|core| counters.core(core).busy_ns.store(50 * MINUTE, Relaxed));
+    }
+    for nsid in [ALL, 1, 3] {
+        assert_eq!(busy_minutes(&world, &mut controller, nsid), 50, "namespace {nsid:#x}");
+    }
+    world.now = Nanos::from_secs(400 + 10 * 3600);
+    assert_eq!(busy_minutes(&world, &mut controller, ALL), 50, "nothing was done since");
+    let counters = Arc::clone(&world.snapshot.subsystems[0].namespace(1).unwrap().counters);
+    counters.core(1).busy_ns.store(52 * MINUTE, Relaxed);
+    assert_eq!([ALL, 1, 3].map(|nsid| busy_minutes(&world, &mut controller, nsid)), [52, 52, 50]);
+    // A reload takes the busiest namespace away.
+    world.subsystem().namespaces[0] = None;
+    assert_eq!([ALL, 3].map(|nsid| busy_minutes(&world, &mut controller, nsid)), [52, 50]);
 }
 
 fn error(cid: u16) -> ErrorRecord {
