@@ -93,7 +93,10 @@ pub fn sums(plan: &Plan) -> Vec<Sum> {
     }
     if is_rdma {
         let receives = u64::from(plan.rdma.srq_entries);
-        let reason = format!("{receives} receives over RDMA, a core and RDMA device");
+        // Of one queue. A worn one (docs/rdma.md) stays beside it until its last connection ends; how many
+        // there are depends on the hosts, so they are named and not counted.
+        let reason =
+            format!("{receives} receives over RDMA, a core and RDMA device (as many again for a worn queue)");
         let in_capsule = plan.listeners.iter().map(|listener| listener.in_capsule_bytes).max().unwrap_or(0);
         let each = receives * u64::from(CAPSULE_BYTES + in_capsule);
         sums.push(of(reason, each, cores, When::Busy));
@@ -195,5 +198,21 @@ pub fn rounded(bytes: u64) -> String {
         format!("{} {name}", tenths / 10)
     } else {
         format!("{}.{} {name}", tenths / 10, tenths % 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn receives_over_rdma_are_those_of_one_queue_and_say_that_worn_ones_have_their_own() {
+        let mut plan = Config::builtin().plan().clone();
+        plan.listeners[0].transport = TransportKind::Rdma;
+        let sums = sums(&plan);
+        let sum = sums.iter().find(|sum| sum.reason.contains("receives over RDMA")).expect("a sum");
+        assert!(sum.reason.contains("as many again for a worn queue"), "{}", sum.reason);
+        assert_eq!(sum.each / u64::from(plan.rdma.srq_entries), 64 + 4096, "of one queue");
     }
 }

@@ -541,9 +541,10 @@ static RDMA: &[Key] = &[
         "shared_receives",
         Kind::Integer { min: 0, max: 32_768 },
         Preset::Is("8192"),
-        "Most receives that the connections of a core share on each RDMA device. Memory for them (some 4 KiB \
-         each) is taken as connections come, never given back; a connection for which none are left gets \
-         its own, as all do with 0.",
+        "Most receives that the connections of a core share on each RDMA device. Memory for them (some 4 \
+         KiB each) is taken as connections come, and kept. When connections that have ended may have taken \
+         256 of them along, new connections share as many others, and the old ones are kept until their \
+         last connection ends. A connection for which none are left gets its own, as all do with 0.",
     ),
     key(
         "segments",

@@ -31,7 +31,9 @@ const OPTION_ID_AFONLY: c_int = 2;
 pub struct CmToken(usize);
 
 impl CmToken {
-    fn next() -> CmToken {
+    /// One that no identifier has.
+    #[must_use]
+    pub fn next() -> CmToken {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         CmToken(NEXT.fetch_add(1, Ordering::Relaxed))
     }

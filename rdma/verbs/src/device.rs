@@ -20,7 +20,7 @@ use crate::error::VerbsError;
 use crate::memory::Access;
 
 /// What a device can do.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Work requests in a send or receive queue.
     pub send_wr: u32,

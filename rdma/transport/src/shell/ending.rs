@@ -12,7 +12,7 @@ use spindle_reactor::clock::Nanos;
 /// Time for what is posted to complete, and for the event; after it the queue pair is destroyed in any case.
 const BOUND: Nanos = Nanos::from_secs(1);
 /// Time for the event on a device that has never told one.
-const SHORT_BOUND: Nanos = Nanos::from_ms(50);
+pub(super) const SHORT_BOUND: Nanos = Nanos::from_ms(50);
 
 /// Whether a device tells when a queue pair has taken its last shared receive, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,6 +46,23 @@ pub(super) struct Ending {
     by: Nanos,
     /// and when even though the event has not come.
     drained_by: Nanos,
+}
+
+/// The end of a connection's queue pair, as far as it has come.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct End {
+    /// It is being ended.
+    pub(super) ending: Option<Ending>,
+    /// It has taken its last shared receive, as the device says.
+    pub(super) is_drained: bool,
+}
+
+impl End {
+    /// The event has come. True: it is waited for.
+    pub(super) fn drain(&mut self) -> bool {
+        self.is_drained = true;
+        self.ending.is_some()
+    }
 }
 
 /// What there is to know of it.

@@ -1,9 +1,10 @@
 //! Which key opens which memory: all that is registered with one device, as one core looks it up.
 
 use std::cell::Cell;
+use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 
-use spindle_rdma_verbs::{Access, Device, MemoryRegion, VerbsError};
+use spindle_rdma_verbs::{Access, Device, DeviceLimits, MemoryRegion, VerbsError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
@@ -11,23 +12,60 @@ use spindle_reactor::mem::Area;
 use super::lost::DiskArea;
 use super::used::{Marks, settle_one};
 
+/// What registration needs of a device; in tests another than libibverbs'.
+pub trait Registers: Debug + Send + Sync + Sized + 'static {
+    /// Registered memory; deregistered on drop.
+    type Region: Debug + Send + Sync + 'static;
+
+    /// For the log.
+    fn name(&self) -> &str;
+
+    /// Which access it needs follows from them.
+    fn limits(&self) -> &DeviceLimits;
+
+    /// Register all of an area.
+    ///
+    /// # Errors
+    /// [`VerbsError`].
+    fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<Self::Region, VerbsError>;
+}
+
+impl Registers for Device {
+    type Region = MemoryRegion;
+
+    fn name(&self) -> &str {
+        Device::name(self)
+    }
+
+    fn limits(&self) -> &DeviceLimits {
+        Device::limits(self)
+    }
+
+    fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<MemoryRegion, VerbsError> {
+        Device::register(self, area, access)
+    }
+}
+
 /// A device, and what is registered with it: shared by all cores, so that memory they share is registered
 /// once.
 #[derive(Debug)]
-pub struct SharedDevice {
-    device: Arc<Device>,
-    regions: Lock<Vec<Weak<MemoryRegion>>>,
+pub struct SharedDevice<D: Registers = Device> {
+    device: Arc<D>,
+    /// By address.
+    regions: Lock<Vec<(usize, Weak<D::Region>)>>,
     marks: Marks,
 }
 
 impl SharedDevice {
-    pub(super) fn of(device: Arc<Device>) -> Arc<SharedDevice> {
-        Arc::new(SharedDevice { device, regions: Lock::new(Vec::new()), marks: Marks::default() })
-    }
-
     /// All RDMA devices of the machine; each time anew, without what others have registered with them.
     pub(super) fn all() -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
         Ok(Device::all()?.into_iter().map(SharedDevice::of).collect())
+    }
+}
+
+impl<D: Registers> SharedDevice<D> {
+    pub(super) fn of(device: Arc<D>) -> Arc<SharedDevice<D>> {
+        Arc::new(SharedDevice { device, regions: Lock::new(Vec::new()), marks: Marks::default() })
     }
 
     pub(super) fn marks(&self) -> &Marks {
@@ -36,7 +74,7 @@ impl SharedDevice {
 
     /// The device.
     #[must_use]
-    pub fn device(&self) -> &Arc<Device> {
+    pub fn device(&self) -> &Arc<D> {
         &self.device
     }
 
@@ -44,9 +82,9 @@ impl SharedDevice {
     ///
     /// # Errors
     /// [`VerbsError`], most often because a process may not lock so much memory (`ulimit -l`).
-    pub fn register(&self, area: &Area) -> Result<Arc<MemoryRegion>, VerbsError> {
+    pub fn register(&self, area: &Area) -> Result<Arc<D::Region>, VerbsError> {
         let base = area.base().as_ptr() as usize;
-        if let Some(region) = self.known(base) {
+        if let Some(region) = find(&mut self.regions.lock(), base) {
             return Ok(region);
         }
         // Not under the lock: it takes seconds for a large disk, and other cores register small areas. Two
@@ -56,39 +94,38 @@ impl SharedDevice {
         let access = if area.is_writable() { read_access } else { Access::LOCAL_READ };
         let region = Arc::new(self.device.register(area.clone(), access)?);
         let mut regions = self.regions.lock();
-        let known = regions.iter().filter_map(Weak::upgrade).find(|region| region.base() == base);
-        if let Some(known) = known {
+        if let Some(known) = find(&mut regions, base) {
             drop(regions);
             return Ok(known);
         }
-        regions.push(Arc::downgrade(&region));
+        regions.push((base, Arc::downgrade(&region)));
         Ok(region)
     }
+}
 
-    fn known(&self, base: usize) -> Option<Arc<MemoryRegion>> {
-        let mut regions = self.regions.lock();
-        regions.retain(|region| region.strong_count() > 0);
-        regions.iter().filter_map(Weak::upgrade).find(|region| region.base() == base)
-    }
+/// The registration of the area at `base`.
+fn find<R>(regions: &mut Vec<(usize, Weak<R>)>, base: usize) -> Option<Arc<R>> {
+    regions.retain(|(_, region)| region.strong_count() > 0);
+    regions.iter().filter(|(its, _)| *its == base).find_map(|(_, region)| region.upgrade())
 }
 
 /// Disks whose memory is registered with devices: while this is there, a core that registers it finds it
 /// done.
 #[derive(Debug)]
-pub struct RegisteredDisks {
+pub struct RegisteredDisks<D: Registers = Device> {
     disks: Vec<DiskArea>,
-    _regions: Vec<Arc<MemoryRegion>>,
+    _regions: Vec<Arc<D::Region>>,
 }
 
-impl RegisteredDisks {
+impl<D: Registers> RegisteredDisks<D> {
     /// Register the memory of `disks` with those of the devices that are used and still there. Takes seconds
     /// for large disks, so not on a core that serves. What fails is left to the cores, which say so and try
     /// again.
     #[must_use]
-    pub fn register(devices: &[Weak<SharedDevice>], disks: Vec<DiskArea>) -> RegisteredDisks {
+    pub fn register(devices: &[Weak<SharedDevice<D>>], disks: Vec<DiskArea>) -> RegisteredDisks<D> {
         let mut regions = Vec::new();
         let devices = devices.iter().filter_map(Weak::upgrade);
-        let devices: Vec<_> = devices.filter(|it| it.is_used() && !it.is_left_out()).collect();
+        let devices: Vec<_> = devices.filter(|it| it.is_in_use()).collect();
         if !devices.is_empty() {
             disks.iter().for_each(|disk| settle_one(&format_args!("disk {}", disk.name), &disk.area));
         }
@@ -172,5 +209,41 @@ impl KeyTable {
         };
         self.last.set(at);
         self.ranges.get(at).map(|range| range.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spindle_reactor::mem::Pages;
+
+    use super::*;
+    use crate::shell::fake::{fake, fake_iwarp};
+
+    #[test]
+    fn memory_is_registered_with_the_access_that_the_device_needs_for_reads() {
+        let own = Area::map(1, Pages::Base).expect("memory");
+        let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        for (device, expected) in [(fake("ib"), Access::LOCAL_WRITE), (fake_iwarp("iw"), remote)] {
+            let shared = SharedDevice::of(device);
+            for area in [&own, &Area::zeroes()] {
+                shared.register(area).expect("registered");
+            }
+            let asked: Vec<_> = shared.device().asked().iter().map(|it| it.access).collect();
+            assert_eq!(asked, [expected, Access::LOCAL_READ], "nobody writes to the zeroes");
+        }
+    }
+
+    #[test]
+    fn memory_is_registered_once_for_all_cores_and_anew_when_all_have_let_it_go() {
+        let shared = SharedDevice::of(fake("ib"));
+        let areas = [(); 2].map(|()| Area::map(1, Pages::Base).expect("memory"));
+        let held = shared.register(&areas[0]).expect("registered");
+        assert!(Arc::ptr_eq(&held, &shared.register(&areas[0]).expect("known")));
+        assert!(!Arc::ptr_eq(&held, &shared.register(&areas[1]).expect("registered")));
+        assert_eq!(shared.device().asked().len(), 2);
+        drop(held);
+        assert_eq!(shared.device().registered(), 0);
+        shared.register(&areas[0]).expect("registered");
+        assert_eq!(shared.device().asked().len(), 3);
     }
 }

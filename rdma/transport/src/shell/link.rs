@@ -8,7 +8,7 @@ use spindle_reactor::slab::Slot;
 use spindle_transport::UNSLOTTED;
 
 use super::device::{DeviceCore, Reservation};
-use super::ending::{Ending, Seen};
+use super::ending::{End, Ending, Seen};
 use super::keys::{KeyTable, SharedDevice};
 use super::receives::{Queue, Receives};
 use super::shared::{Share, SharedReceives};
@@ -42,10 +42,7 @@ pub(super) struct Link {
     pub(super) progress: Nanos,
     /// It is in the list of those that have something to do.
     pub(super) is_active: bool,
-    /// The queue pair is being ended.
-    pub(super) ending: Option<Ending>,
-    /// It has taken its last shared receive, as the device says.
-    pub(super) is_drained: bool,
+    pub(super) end: End,
 }
 
 /// What a link is made of.
@@ -84,8 +81,7 @@ impl Link {
                 heads,
                 progress: Nanos::ZERO,
                 is_active: false,
-                ending: None,
-                is_drained: false,
+                end: End::default(),
             }),
             (Err(error), _) | (_, Err(error)) => {
                 drop(queue_pair);
@@ -158,7 +154,7 @@ impl Link {
 
     /// Begin to end the queue pair: all that is posted completes as flushed.
     pub(super) fn begin_end(&mut self, ending: Ending) {
-        self.ending = Some(ending);
+        self.end.ending = Some(ending);
         // Each fails where the other side was first.
         let _ = self.cm.disconnect();
         let _ = self.queue_pair.set_error();
@@ -171,7 +167,7 @@ impl Link {
         Seen {
             posted,
             shared_slots: self.reservation.share.map_or(0, Share::slots),
-            is_drained: self.is_drained,
+            is_drained: self.end.is_drained,
             is_dead: device.is_lost || device.is_broken(self.reservation),
             is_soft_roce: device.shared.device().is_soft_roce(),
         }

@@ -3,7 +3,8 @@
 //! ```text
 //!   DEVICE_REMOVAL, DEVICE_FATAL, not listed ─> lose ─ its connections end ─> forget: its last holder closes
 //!                                                └─ told to the other cores, which do the same
-//!   once a second, where listeners are: a device not seen before ─> to all cores ─> listen again
+//!   once a second, where listeners are: a device not seen before ─> its memory (`ready`) ─> to all cores
+//!                                                                 └─ listen again
 //! ```
 //!
 //! ADDR_CHANGE of a listener (a bond has gone over to its other port): it listens anew. Of a connection: it
@@ -23,7 +24,11 @@ use spindle_reactor::slab::Slot;
 use spindle_transport::{Connections, Holds};
 
 use super::device::DeviceCore;
-use super::{Listening, SharedDevice, Shell, ShellConfig, Source};
+use super::ending::{End, Tells};
+use super::events::{Part, failed, told};
+use super::listeners::{BACKLOG, Why};
+use super::ready::Ready;
+use super::{SharedDevice, Shell, ShellConfig, Source};
 use crate::controller::Conn;
 
 /// How often lost devices and listeners, and memory that could not be registered, are tried again.
@@ -34,8 +39,10 @@ pub(super) const RETRY_PERIOD: Nanos = Nanos::from_secs(1);
 pub enum DeviceMessage {
     /// The device of this serial number is gone.
     Lost(u64),
-    /// There is a new one.
-    Found(Arc<SharedDevice>),
+    /// There is a new one, with the memory of all cores registered.
+    Found(Arc<Ready>),
+    /// The sender's pools, for the core that has them registered with new devices.
+    Pools(Arc<[Area]>),
     /// Something of the device of this serial number has failed or ended, maybe not the sender's.
     Failed(u64, AsyncEvent),
 }
@@ -58,53 +65,65 @@ pub struct DiskArea {
     pub area: Area,
 }
 
-/// Why an address is not listened on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
-    /// Its device is gone.
-    Device,
-    /// It is on another port or device now.
-    Moved,
-    /// That failed.
-    Refused,
+/// A core's part of a device that tells something.
+struct DevicePart<'a, C> {
+    shell: &'a mut Shell,
+    core: &'a mut C,
+    /// Of the device.
+    index: usize,
 }
 
-/// An address that is not listened on for now.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Deaf {
-    pub(super) address: SocketAddr,
-    pub(super) index: usize,
-    why: Why,
-}
+impl<C> DevicePart<'_, C> {
+    fn device(&self) -> Option<&DeviceCore> {
+        self.shell.devices.get(self.index)?.as_ref()
+    }
 
-impl Deaf {
-    pub(super) fn of(listening: &Listening, why: Why) -> Deaf {
-        Deaf { address: listening.address, index: listening.index, why }
+    fn device_mut(&mut self) -> Option<&mut DeviceCore> {
+        self.shell.devices.get_mut(self.index)?.as_mut()
     }
 }
 
-/// Whose address has changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Changed {
-    /// That of a listener, which is taken out of this place and listens anew.
-    Listener(usize),
-    /// That of a connection: it is noted.
-    Connection(Slot),
-    /// Of nobody any more.
-    Nobody,
-}
+impl<C: Connections<Conn: Holds<Conn>>> Part for DevicePart<'_, C> {
+    fn name(&self) -> &str {
+        self.device().map_or("", |device| device.shared.device().name())
+    }
 
-impl Changed {
-    fn of<T: PartialEq>(
-        token: &T,
-        mut listening: impl Iterator<Item = T>,
-        connection: Option<Slot>,
-    ) -> Changed {
-        match (listening.position(|it| it == *token), connection) {
-            (Some(place), _) => Changed::Listener(place),
-            (None, Some(id)) => Changed::Connection(id),
-            (None, None) => Changed::Nobody,
+    fn lose(&mut self) {
+        self.shell.lose(self.core, self.index);
+    }
+
+    fn tell_others(&mut self, event: AsyncEvent) {
+        if let Some(serial) = self.device().map(|device| device.shared.device().serial()) {
+            self.shell.messages.push_back(DeviceMessage::Failed(serial, event));
         }
+    }
+
+    fn end_queue_pair(&mut self, number: u32) {
+        let index = self.index;
+        self.shell.end_links(self.core, |device, _, queue_pair| device == index && queue_pair == number);
+    }
+
+    fn end_completions(&mut self, queue: usize) {
+        let index = self.index;
+        if let Some(completions) = self.device_mut().and_then(|device| device.set_broken(queue)) {
+            self.shell.end_links(self.core, |device, queue, _| device == index && queue == completions);
+        }
+    }
+
+    fn connection(&self, number: u32) -> Option<Slot> {
+        self.device()?.numbers.get(&number).copied()
+    }
+
+    fn tells(&mut self) -> Option<&mut Tells> {
+        self.device_mut().map(|device| &mut device.tells)
+    }
+
+    fn end_of(&mut self, id: Slot) -> Option<&mut End> {
+        self.shell.link(id).map(|link| &mut link.end)
+    }
+
+    fn pump(&mut self, id: Slot) {
+        self.shell.pump(self.core, id);
     }
 }
 
@@ -122,10 +141,19 @@ impl Shell {
                     self.lose(core, index);
                 }
             }
-            DeviceMessage::Failed(serial, event) => self.on_failed(core, serial, event),
-            DeviceMessage::Found(shared) => {
-                if let Err(error) = self.open(&shared) {
-                    let device = shared.device().name();
+            DeviceMessage::Failed(serial, event) => {
+                if let Some(index) = self.place_of(serial) {
+                    failed(&mut DevicePart { shell: self, core, index }, event);
+                }
+            }
+            DeviceMessage::Pools(areas) => {
+                if self.listens {
+                    self.preparing.add_pools(&areas);
+                }
+            }
+            DeviceMessage::Found(ready) => {
+                if let Err(error) = self.open(&ready) {
+                    let device = ready.shared().device().name();
                     tracing::error!(device, core = self.opening.core, %error, "RDMA device cannot be used");
                 }
             }
@@ -153,9 +181,9 @@ impl Shell {
         channel.into_iter().chain(of_device).collect()
     }
 
-    /// Take up a device, with the memory of this core.
-    pub(super) fn open(&mut self, shared: &Arc<SharedDevice>) -> Result<(), String> {
-        shared.set_used();
+    /// Take up a device, with the memory of this core, which is registered.
+    fn open(&mut self, ready: &Ready) -> Result<(), String> {
+        let shared = ready.shared();
         let mut device = DeviceCore::new(shared, &self.opening).map_err(|error| error.to_string())?;
         for disk in &self.disks {
             device.add_disk(disk).map_err(|error| format!("disk {}: {error}", disk.name))?;
@@ -192,7 +220,7 @@ impl Shell {
         }
         self.missing += 1;
         self.requests.retain(|request| !shared.device().is_of(&request.id));
-        self.deafen(shared.device().name());
+        self.listeners.deafen(shared.device().name());
         self.end_links(core, |link_device, _, _| link_device == index);
         self.forget(index);
     }
@@ -230,7 +258,7 @@ impl Shell {
     #[cold]
     pub(super) fn on_removal<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, token: CmToken) {
         let of_link = self.ids.get(&token).and_then(|id| self.links.get(id.index())?.as_ref());
-        let of_listener = || self.listening.iter().find(|it| it.id.token() == token).map(|it| &it.id);
+        let of_listener = || self.listeners.of(token).map(|it| &it.id);
         let cm = of_link.map(|link| &link.cm).or_else(of_listener);
         let Some(name) = cm.and_then(CmId::device_name) else { return };
         // By name, as librdmacm may have opened the same device twice.
@@ -240,35 +268,18 @@ impl Shell {
                 self.lose(core, index);
             }
         }
-        self.deafen(&name);
-    }
-
-    /// Listeners on a device that is gone hear nothing any more.
-    fn deafen(&mut self, device: &str) {
-        let is_on = |it: &mut Listening| it.id.device_name().is_some_and(|name| name == device);
-        for listening in self.listening.extract_if(.., is_on) {
-            self.deaf.push(Deaf::of(&listening, Why::Device));
-        }
+        self.listeners.deafen(&name);
     }
 
     /// ADDR_CHANGE of an identifier.
     #[cold]
     pub(super) fn on_address_change(&mut self, token: CmToken) {
-        let listening = self.listening.iter().map(|it| it.id.token());
-        match Changed::of(&token, listening, self.ids.get(&token).copied()) {
-            Changed::Listener(place) => {
-                // Dropped at the end, before it is tried again: the address is to be free by then.
-                let listening = self.listening.swap_remove(place);
-                let address = listening.address;
-                tracing::warn!(%address, "the RDMA listener's address has moved: it listens anew");
-                self.deaf.push(Deaf::of(&listening, Why::Moved));
-                self.next_retry = Nanos::ZERO;
-            }
-            Changed::Connection(id) => {
-                let remote = self.link(id).and_then(|link| link.cm.peer_address());
-                tracing::info!(?remote, "a connection's RDMA port has changed: it may end soon");
-            }
-            Changed::Nobody => {}
+        if let Some(address) = self.listeners.moved(token) {
+            tracing::warn!(%address, "the RDMA listener's address has moved: it listens anew");
+            self.next_retry = Nanos::ZERO;
+        } else if let Some(id) = self.ids.get(&token).copied() {
+            let remote = self.link(id).and_then(|link| link.cm.peer_address());
+            tracing::info!(?remote, "a connection's RDMA port has changed: it may end soon");
         }
     }
 
@@ -279,68 +290,7 @@ impl Shell {
         index: usize,
         event: AsyncEvent,
     ) {
-        let Some(device) = self.devices.get(index).and_then(Option::as_ref) else { return };
-        let (name, serial) = (device.shared.device().name(), device.shared.device().serial());
-        match event {
-            AsyncEvent::PortDown { port } => tracing::warn!(
-                device = name,
-                port,
-                "RDMA port down: its connections end unless it comes back soon"
-            ),
-            AsyncEvent::PortUp { port } => tracing::info!(device = name, port, "RDMA port up"),
-            AsyncEvent::DeviceFatal => self.lose(core, index),
-            AsyncEvent::CompletionQueueError { .. } => {
-                tracing::error!(device = name, "RDMA completion queue failed: its connections end");
-                self.messages.push_back(DeviceMessage::Failed(serial, event));
-                self.on_failed(core, serial, event);
-            }
-            AsyncEvent::QueuePairFatal { number } => {
-                // A host can bring it about as often as it likes.
-                tracing::debug!(device = name, number, "RDMA queue pair failed");
-                self.messages.push_back(DeviceMessage::Failed(serial, event));
-                self.on_failed(core, serial, event);
-            }
-            AsyncEvent::QueuePairDrained { number } => {
-                if !device.numbers.contains_key(&number) {
-                    self.messages.push_back(DeviceMessage::Failed(serial, event));
-                }
-                self.on_failed(core, serial, event);
-            }
-            AsyncEvent::Other(_) => {}
-        }
-    }
-
-    /// A queue pair has taken its last shared receive. It may have come to its error state by itself, and its
-    /// connection end later.
-    fn on_drained<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, index: usize, number: u32) {
-        let Some(device) = self.devices.get_mut(index).and_then(Option::as_mut) else { return };
-        device.tells.on_told();
-        let Some(id) = device.numbers.get(&number).copied() else { return };
-        let Some(link) = self.link(id) else { return };
-        link.is_drained = true;
-        if link.ending.is_some() {
-            self.pump(core, id);
-        }
-    }
-
-    fn on_failed<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, serial: u64, event: AsyncEvent) {
-        let Some(index) = self.place_of(serial) else { return };
-        match event {
-            AsyncEvent::CompletionQueueError { queue } => {
-                let device = self.devices.get_mut(index).and_then(Option::as_mut);
-                if let Some(completions) = device.and_then(|device| device.set_broken(queue)) {
-                    self.end_links(core, |device, queue, _| device == index && queue == completions);
-                }
-            }
-            AsyncEvent::QueuePairFatal { number } => {
-                self.end_links(core, |device, _, queue_pair| device == index && queue_pair == number);
-            }
-            AsyncEvent::QueuePairDrained { number } => self.on_drained(core, index, number),
-            AsyncEvent::PortDown { .. }
-            | AsyncEvent::PortUp { .. }
-            | AsyncEvent::DeviceFatal
-            | AsyncEvent::Other(_) => {}
-        }
+        told(&mut DevicePart { shell: self, core, index }, event);
     }
 
     /// Once in a while: what was lost or failed is tried again.
@@ -360,34 +310,32 @@ impl Shell {
         for gone in unused.chain(self.unopened.extract_if(.., is_gone)) {
             gone.device().set_lost();
         }
-        if self.missing > 0 || !self.unopened.is_empty() || !self.deaf.is_empty() {
+        if self.missing > 0 || !self.unopened.is_empty() || self.listeners.has_deaf() {
             self.search();
         }
-        for deaf in std::mem::take(&mut self.deaf) {
-            let address = deaf.address;
-            if self.listen(address, deaf.index).is_err() || !self.is_heard() {
-                self.deaf.push(deaf);
-                continue;
-            }
-            match deaf.why {
+        let mut listeners = std::mem::take(&mut self.listeners);
+        for back in listeners.again(|address| self.hear(address)) {
+            let address = back.address;
+            match back.why {
                 Why::Device => tracing::info!(%address, "RDMA device is back: listening again"),
                 Why::Moved | Why::Refused => tracing::info!(%address, "listening again over RDMA"),
             }
         }
+        self.listeners = listeners;
     }
 
-    /// The listener that was made last is on a device that there is; without, it is taken back.
-    fn is_heard(&mut self) -> bool {
-        let Some(Listening { id, .. }) = self.listening.last() else { return false };
-        let mut is_heard = self.has_device_of(id);
-        if let Some(at) = self.unused.iter().position(|shared| !is_heard && shared.device().is_of(id)) {
+    /// Listen on an address again. `None`: it cannot be had, or its device is not there or not ready.
+    fn hear(&mut self, address: SocketAddr) -> Option<CmId> {
+        let id = CmId::new(&self.channel).ok()?;
+        id.listen(address, BACKLOG).ok()?;
+        if self.has_device_of(&id) {
+            return Some(id);
+        }
+        if let Some(at) = self.unused.iter().position(|shared| shared.device().is_of(&id)) {
             let shared = self.unused.swap_remove(at);
-            is_heard = self.take_up(shared);
+            self.prepare(shared);
         }
-        if !is_heard {
-            self.listening.pop();
-        }
-        is_heard
+        None
     }
 
     /// There is the device of this listener; one on all addresses is on none.
@@ -404,22 +352,20 @@ impl Shell {
             let all = SharedDevice::all().unwrap_or_default();
             let is_known = |it: &Arc<SharedDevice>| {
                 let serial = it.device().serial();
-                let mut others = self.unused.iter().chain(&found);
+                let mut others = self.unused.iter().chain(&found).chain(self.preparing.devices());
                 self.place_of(serial).is_some() || others.any(|other| other.device().serial() == serial)
             };
             let new: Vec<_> = all.into_iter().filter(|it| !is_known(it)).collect();
             self.missing = self.missing.saturating_sub(new.len());
             found.extend(new);
         }
-        let deaf = self.deaf.iter().map(|it| it.address);
-        let is_on_all =
-            self.listening.iter().map(|it| it.address).chain(deaf).any(|it| it.ip().is_unspecified());
+        let is_on_all = self.listeners.is_on_all();
         for shared in found {
             let name = shared.device().name();
             // The same device opened anew: all that comes from now on is of the new one.
             let is_again = self.devices.iter().flatten().any(|known| known.shared.device().name() == name);
             if is_on_all || is_again || shared.is_used() {
-                self.take_up(shared);
+                self.prepare(shared);
             } else {
                 // A listener that is on it takes it up.
                 self.unused.push(shared);
@@ -427,25 +373,37 @@ impl Shell {
         }
     }
 
-    /// Use a device, and have the other cores do so. False: that fails, and is tried again.
-    fn take_up(&mut self, shared: Arc<SharedDevice>) -> bool {
-        let device = shared.device().name();
-        match self.open(&shared) {
-            Ok(()) => {
-                tracing::info!(device, "RDMA device found");
-                self.has_refused = false;
-                self.messages.push_back(DeviceMessage::Found(shared));
-                true
-            }
-            Err(error) => {
-                // Said once; it is tried again.
-                if !std::mem::replace(&mut self.has_refused, true) {
-                    tracing::error!(device, %error, "RDMA device cannot be used");
+    /// Have a device taken up as soon as its memory is registered, which another thread does.
+    fn prepare(&mut self, shared: Arc<SharedDevice>) {
+        if let Err((shared, error)) = self.preparing.begin(shared, &self.opening.areas, &self.disks) {
+            self.refuse(shared, &error);
+        }
+    }
+
+    /// Use the devices that are ready by now, and have the other cores do so.
+    pub(super) fn take_ready(&mut self) {
+        while let Some((shared, ended)) = self.preparing.next_done() {
+            let device = shared.device().name();
+            match ended.and_then(|ready| self.open(&ready).map(|()| ready)) {
+                Ok(ready) => {
+                    tracing::info!(device, "RDMA device found");
+                    self.has_refused = false;
+                    self.messages.push_back(DeviceMessage::Found(ready));
+                    // A listener may wait for it.
+                    self.next_retry = Nanos::ZERO;
                 }
-                self.unopened.push(shared);
-                false
+                Err(error) => self.refuse(shared, &error),
             }
         }
+    }
+
+    /// A device cannot be taken up. It is tried again.
+    fn refuse(&mut self, shared: Arc<SharedDevice>, error: &str) {
+        // Said once.
+        if !std::mem::replace(&mut self.has_refused, true) {
+            tracing::error!(device = shared.device().name(), error, "RDMA device cannot be used");
+        }
+        self.unopened.push(shared);
     }
 
     /// Register the memory of the disks that there are now. Gives those for which that failed, and why: they
@@ -486,21 +444,5 @@ impl Shell {
     fn place_of(&self, serial: u64) -> Option<usize> {
         let is_it = |device: &DeviceCore| device.shared.device().serial() == serial;
         self.devices.iter().position(|device| device.as_ref().is_some_and(is_it))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use spindle_reactor::slab::Slab;
-
-    use super::*;
-
-    #[test]
-    fn a_listener_whose_address_has_changed_listens_anew_and_a_connection_goes_on() {
-        let id = Slab::with_capacity(1).insert(()).expect("a slot");
-        let of = |token, connection| Changed::of(&token, [7, 8, 9].into_iter(), connection);
-        assert_eq!(of(8, None), Changed::Listener(1));
-        assert_eq!(of(5, Some(id)), Changed::Connection(id));
-        assert_eq!(of(5, None), Changed::Nobody);
     }
 }

@@ -13,9 +13,14 @@
 
 mod device;
 mod ending;
+mod events;
+#[cfg(test)]
+mod fake;
 mod keys;
 mod link;
+mod listeners;
 mod lost;
+mod ready;
 mod receives;
 mod request;
 mod shared;
@@ -41,12 +46,15 @@ use spindle_transport::{Peer, TransportKind};
 use crate::controller::{Conn, ConnConfig, Phase};
 use crate::work::Completion;
 use device::{DeviceCore, Reservation};
-use ending::Ending;
+use ending::{Ending, SHORT_BOUND};
 use link::{Link, Parts, SEGMENTS_MAX};
-use lost::{Deaf, Opening, RETRY_PERIOD, Why};
+use listeners::Listeners;
+use lost::{Opening, RETRY_PERIOD};
+use ready::Preparations;
 
 pub use keys::{RegisteredDisks, SharedDevice};
 pub use lost::{DeviceMessage, DiskArea};
+pub use ready::Ready;
 pub use request::{Request, Wanted, check};
 
 /// Bits of a work request's 64-bit id, above a slot's 32: a receive,
@@ -81,8 +89,6 @@ const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
 const STALLED_FOR: Nanos = Nanos::from_secs(30);
 /// Events of the connection manager in a turn: each may cost system calls.
 const EVENTS_PER_TURN: usize = 16;
-/// Requests that may wait to be accepted.
-const BACKLOG: u32 = 1024;
 /// `ENODEV`.
 const NO_DEVICE: i32 = 19;
 /// Bytes of a completion queue entry: a SEND carries it inline.
@@ -115,15 +121,6 @@ impl Told {
     }
 }
 
-struct Listening {
-    id: CmId,
-    address: SocketAddr,
-    /// In the configuration.
-    index: usize,
-    /// False: the address is only taken.
-    is_open: bool,
-}
-
 /// One core's queue pairs. See the module.
 pub struct Shell {
     /// By the index of the connection's slot. Before the devices, whose memory they use.
@@ -132,12 +129,13 @@ pub struct Shell {
     devices: Vec<Option<DeviceCore>>,
     opening: Opening,
     channel: CmChannel,
-    listening: Vec<Listening>,
-    deaf: Vec<Deaf>,
+    listeners: Listeners,
     /// Devices that are lost, or that a request came by and nobody knows.
     missing: usize,
     /// No listener is on them: nothing is registered with them.
     unused: Vec<Arc<SharedDevice>>,
+    /// Their memory is being registered.
+    preparing: Preparations,
     /// Found, and not usable so far.
     unopened: Vec<Arc<SharedDevice>>,
     has_refused: bool,
@@ -194,17 +192,19 @@ impl Shell {
             config: setup.config,
         };
         let unused = setup.devices.iter().filter(|device| setup.listens && !device.is_used());
+        let settle = || used::settle(&opening);
         Ok(Shell {
-            devices: used::open(setup.devices, &opening)?,
+            devices: used::open(setup.devices, settle, |shared| DeviceCore::new(shared, &opening))?,
             unused: unused.cloned().collect(),
+            // The core that listens has these registered with devices that come.
+            messages: VecDeque::from_iter((!setup.listens).then(|| DeviceMessage::Pools(setup.areas.into()))),
             opening,
             channel: CmChannel::new().map_err(|error| error.to_string())?,
-            listening: Vec::new(),
-            deaf: Vec::new(),
+            listeners: Listeners::default(),
             missing: 0,
+            preparing: Preparations::new(),
             unopened: Vec::new(),
             has_refused: false,
-            messages: VecDeque::new(),
             disks: Vec::new(),
             refused: Vec::new(),
             is_watched: false,
@@ -222,18 +222,6 @@ impl Shell {
         })
     }
 
-    /// Listen on an address, which is number `index` in the configuration.
-    ///
-    /// # Errors
-    /// [`VerbsError`]: the address is in use, or no RDMA device has it.
-    pub fn listen(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
-        let id = CmId::new(&self.channel)?;
-        id.listen(address, BACKLOG)?;
-        self.listening.push(Listening { id, address, index, is_open: true });
-        self.listens = true;
-        Ok(())
-    }
-
     /// Take an address, which is number `index` in the configuration, to listen on it by
     /// [`Shell::start_listening`].
     ///
@@ -245,25 +233,14 @@ impl Shell {
         if !self.has_device_of(&id) {
             return Err(VerbsError { verb: "rdma_bind_addr", errno: NO_DEVICE });
         }
-        self.listening.push(Listening { id, address, index, is_open: false });
+        self.listeners.add(id, address, index);
         self.listens = true;
         Ok(())
     }
 
     /// Listen on the addresses that were taken. Gives what came of each; one that failed is tried again.
     pub fn start_listening(&mut self) -> Vec<(SocketAddr, Result<(), VerbsError>)> {
-        let mut opened = Vec::new();
-        for listening in self.listening.iter_mut().filter(|listening| !listening.is_open) {
-            listening.is_open = true;
-            let result = listening.id.listen_bound(BACKLOG);
-            if result.is_err() {
-                self.deaf.push(Deaf::of(listening, Why::Refused));
-            }
-            opened.push((listening.address, result));
-        }
-        let is_deaf = |it: &Listening| self.deaf.iter().any(|deaf| deaf.address == it.address);
-        self.listening.retain(|listening| !is_deaf(listening));
-        opened
+        self.listeners.start()
     }
 
     /// A descriptor of this kind is readable. Only those are read: each look in vain is a system call.
@@ -321,6 +298,7 @@ impl Shell {
         }
         if now >= self.next_timer {
             self.next_timer = now + TIMER_PERIOD;
+            self.take_ready();
             self.on_time(core);
         }
         if now >= self.next_retry {
@@ -437,13 +415,18 @@ impl Shell {
         let posted = core.transport(id).and_then(Holds::held).map_or(0, |conn| conn.posted());
         let seen = link.seen(device, posted);
         // Not destroyed in the turn that ends it: what the device was about to receive is to come first.
-        let is_over = link.ending.is_some_and(|ending| ending.is_over(&seen, now));
-        if link.ending.is_none() {
+        let is_over = link.end.ending.is_some_and(|ending| ending.is_over(&seen, now));
+        if link.end.ending.is_none() {
             link.begin_end(Ending::begin(now, device.tells));
         }
         if is_over && seen.is_vain() && device.tells.on_vain() {
             let device = device.shared.device().name();
-            tracing::info!(device, "RDMA device does not tell of a queue pair's last shared receive");
+            tracing::info!(
+                device,
+                "RDMA device does not report IBV_EVENT_QP_LAST_WQE_REACHED: ended queue pairs wait {} ms \
+                 for it",
+                SHORT_BOUND.as_ms()
+            );
         }
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
         if let Some(violation) = conn.take_violation()
@@ -530,7 +513,7 @@ impl Shell {
         }
         for index in 0..self.links.len() {
             let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };
-            let (id, is_ending) = (link.id, link.ending.is_some());
+            let (id, is_ending) = (link.id, link.end.ending.is_some());
             let device = self.devices[link.device].as_ref();
             let is_broken = device.is_some_and(|device| device.is_broken(link.reservation));
             let Some(conn) = core.transport(id).and_then(Holds::held) else { continue };
@@ -626,14 +609,16 @@ impl Shell {
     }
 
     fn on_request<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, event: &CmEvent, id: CmId) {
-        let listener = self.listening.iter().find(|it| Some(it.id.token()) == event.listener);
+        let listener = event.listener.and_then(|token| self.listeners.of(token));
         let Some(listener) = listener.map(|it| it.index) else { return };
         let is_its =
             |it: &&DeviceCore| !it.is_lost && !it.shared.is_left_out() && it.shared.device().is_of(&id);
         let device = self.devices.iter().flatten().find(is_its);
         let Some(device) = device else {
             // A new one, of a listener on all addresses. Refused; the host comes again.
-            self.missing = self.missing.max(1);
+            if !self.preparing.devices().any(|it| it.device().is_of(&id)) {
+                self.missing = self.missing.max(1);
+            }
             return;
         };
         match check(event, device.shared.device().limits(), self.entries_max) {

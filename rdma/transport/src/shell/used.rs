@@ -15,8 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use spindle_rdma_verbs::{CmChannel, CmId, Device, Found, VerbsError};
 use spindle_reactor::mem::{Area, PageSizes};
 
-use super::device::DeviceCore;
-use super::keys::SharedDevice;
+use super::keys::{Registers, SharedDevice};
 use super::lost::Opening;
 
 /// What is known of a device's use. Shared by the cores.
@@ -84,7 +83,9 @@ impl SharedDevice {
         }
         Ok(devices)
     }
+}
 
+impl<D: Registers> SharedDevice<D> {
     /// It is to be registered with, and to have queues.
     #[must_use]
     pub fn is_used(&self) -> bool {
@@ -106,6 +107,11 @@ impl SharedDevice {
     pub(super) fn is_left_out(&self) -> bool {
         self.marks().is_left_out.load(Ordering::Relaxed)
     }
+
+    /// It is used, and every core could use it so far.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.is_used() && !self.is_left_out()
+    }
 }
 
 /// What follows when a core cannot use a device at the start.
@@ -124,18 +130,19 @@ impl Refusal {
     }
 }
 
-/// Take up the devices that are used.
-pub(super) fn open(
-    devices: &[Arc<SharedDevice>],
-    opening: &Opening,
-) -> Result<Vec<Option<DeviceCore>>, String> {
-    let is_there = |it: &&Arc<SharedDevice>| it.is_used() && !it.is_left_out();
+/// Take up the devices that are used: `settle` comes before the first of them, `make` makes each.
+pub(super) fn open<D: Registers, C>(
+    devices: &[Arc<SharedDevice<D>>],
+    settle: impl FnOnce(),
+    mut make: impl FnMut(&Arc<SharedDevice<D>>) -> Result<C, VerbsError>,
+) -> Result<Vec<Option<C>>, String> {
+    let is_there = |it: &&Arc<SharedDevice<D>>| it.is_in_use();
     let mut opened = Vec::new();
     if devices.iter().any(|it| is_there(&it)) {
-        settle(opening);
+        settle();
     }
     for shared in devices.iter().filter(is_there) {
-        let error = match DeviceCore::new(shared, opening) {
+        let error = match make(shared) {
             Ok(device) => {
                 opened.push(Some(device));
                 continue;
@@ -158,7 +165,7 @@ pub(super) fn open(
 }
 
 /// Have the core's memory on huge pages before a device takes it.
-fn settle(opening: &Opening) {
+pub(super) fn settle(opening: &Opening) {
     for area in &opening.areas {
         settle_one(&format_args!("pool of core {}", opening.core), area);
     }
@@ -190,7 +197,12 @@ fn warning(pages: PageSizes) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use spindle_reactor::mem::Pages;
+
     use super::*;
+    use crate::shell::fake::{Fake, fake};
+    use crate::shell::keys::RegisteredDisks;
+    use crate::shell::lost::DiskArea;
 
     #[test]
     fn devices_that_no_listener_is_on_are_not_used() {
@@ -208,6 +220,63 @@ mod tests {
         assert_eq!(Refusal::of(false, 2), Refusal::LeaveOut);
         assert_eq!(Refusal::of(false, 0), Refusal::Fail, "a listener on all addresses has none left");
         assert_eq!(Refusal::of(true, 2), Refusal::Fail, "a listener is on it alone");
+    }
+
+    /// Devices with these marks: used, and needed by a listener.
+    fn devices(marks: &[(bool, bool)]) -> Vec<Arc<SharedDevice<Fake>>> {
+        let of = |(is_used, is_needed): &(bool, bool)| {
+            let shared = SharedDevice::of(fake("fake"));
+            shared.marks().is_used.store(*is_used, Ordering::Relaxed);
+            shared.marks().is_needed.store(*is_needed, Ordering::Relaxed);
+            shared
+        };
+        marks.iter().map(of).collect()
+    }
+
+    /// What a core opens of them, where it cannot use those in `broken`.
+    fn opened(devices: &[Arc<SharedDevice<Fake>>], broken: &[usize]) -> (Result<Vec<usize>, String>, bool) {
+        let place = |shared: &Arc<_>| devices.iter().position(|it| Arc::ptr_eq(it, shared)).expect("one");
+        let mut is_settled = false;
+        let opened = open(
+            devices,
+            || is_settled = true,
+            |shared| match place(shared) {
+                place if broken.contains(&place) => Err(VerbsError { verb: "ibv_reg_mr", errno: 12 }),
+                place => Ok(place),
+            },
+        );
+        (opened.map(|it| it.into_iter().flatten().collect()), is_settled)
+    }
+
+    #[test]
+    fn a_core_opens_the_devices_that_are_used_and_not_those_that_another_core_has_left_out() {
+        let all = devices(&[(true, false), (false, false), (true, false)]);
+        assert_eq!(opened(&all, &[]), (Ok(vec![0, 2]), true));
+        assert_eq!(opened(&all, &[0]).0, Ok(vec![2]));
+        assert!(all[0].is_left_out() && !all[0].is_in_use() && all[2].is_in_use());
+        assert_eq!(opened(&all, &[]).0, Ok(vec![2]), "until the end of the process");
+        let unused = devices(&[(false, false)]);
+        assert_eq!(opened(&unused, &[]), (Ok(Vec::new()), false), "no memory is made resident for it");
+    }
+
+    #[test]
+    fn a_core_that_cannot_open_a_device_fails_where_a_listener_needs_it() {
+        assert!(opened(&devices(&[(true, true), (true, false)]), &[0]).0.is_err());
+        assert!(opened(&devices(&[(true, false)]), &[0]).0.is_err(), "there is no other");
+    }
+
+    #[test]
+    fn memory_of_disks_is_registered_with_the_devices_that_are_in_use() {
+        let all = devices(&[(true, false), (false, false), (true, false)]);
+        all[2].marks().is_left_out.store(true, Ordering::Relaxed);
+        let area = Area::map(1, Pages::Base).expect("memory");
+        let disks = vec![DiskArea { name: "d".to_owned(), area }];
+        let weak: Vec<_> = all.iter().map(Arc::downgrade).collect();
+        let registered = RegisteredDisks::register(&weak, disks);
+        let counts: Vec<_> = all.iter().map(|it| it.device().registered()).collect();
+        assert_eq!(counts, [1, 0, 0]);
+        drop(registered);
+        assert_eq!(all[0].device().registered(), 0);
     }
 
     #[test]

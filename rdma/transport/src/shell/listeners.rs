@@ -1,0 +1,269 @@
+//! The listeners of a shell, and the addresses that are not listened on for now: those are tried again
+//! (`lost`) until a device hears them.
+
+use std::net::SocketAddr;
+
+use spindle_rdma_verbs::{CmId, CmToken, VerbsError};
+
+/// Requests that may wait to be accepted.
+pub(super) const BACKLOG: u32 = 1024;
+
+/// The identifier of a listener; in tests another than librdmacm's. Dropped, it gives its address back.
+pub(super) trait Hears {
+    /// Its name in events.
+    fn token(&self) -> CmToken;
+
+    /// The device that it is on; `None`: on all.
+    fn device_name(&self) -> Option<String>;
+
+    /// It has its address: listen.
+    fn listen_bound(&self) -> Result<(), VerbsError>;
+}
+
+impl Hears for CmId {
+    fn token(&self) -> CmToken {
+        CmId::token(self)
+    }
+
+    fn device_name(&self) -> Option<String> {
+        CmId::device_name(self)
+    }
+
+    fn listen_bound(&self) -> Result<(), VerbsError> {
+        CmId::listen_bound(self, BACKLOG)
+    }
+}
+
+/// Why an address is not listened on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Its device is gone.
+    Device,
+    /// It is on another port or device now.
+    Moved,
+    /// That failed.
+    Refused,
+}
+
+/// An address that is not listened on for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Deaf {
+    pub(super) address: SocketAddr,
+    index: usize,
+    pub(super) why: Why,
+}
+
+pub(super) struct Listening<L = CmId> {
+    pub(super) id: L,
+    address: SocketAddr,
+    /// In the configuration.
+    pub(super) index: usize,
+    /// False: the address is only taken.
+    is_open: bool,
+}
+
+impl<L> Listening<L> {
+    fn deaf(&self, why: Why) -> Deaf {
+        Deaf { address: self.address, index: self.index, why }
+    }
+}
+
+/// See the module.
+pub(super) struct Listeners<L = CmId> {
+    listening: Vec<Listening<L>>,
+    deaf: Vec<Deaf>,
+}
+
+impl<L> Default for Listeners<L> {
+    fn default() -> Self {
+        Listeners { listening: Vec::new(), deaf: Vec::new() }
+    }
+}
+
+impl<L: Hears> Listeners<L> {
+    /// One that has its address.
+    pub(super) fn add(&mut self, id: L, address: SocketAddr, index: usize) {
+        self.listening.push(Listening { id, address, index, is_open: false });
+    }
+
+    /// Listen on the addresses that were taken. Gives what came of each; one that failed is tried again.
+    pub(super) fn start(&mut self) -> Vec<(SocketAddr, Result<(), VerbsError>)> {
+        let mut opened = Vec::new();
+        for listening in self.listening.iter_mut().filter(|listening| !listening.is_open) {
+            listening.is_open = true;
+            let result = listening.id.listen_bound();
+            if result.is_err() {
+                self.deaf.push(listening.deaf(Why::Refused));
+            }
+            opened.push((listening.address, result));
+        }
+        let is_deaf = |it: &Listening<L>| self.deaf.iter().any(|deaf| deaf.address == it.address);
+        self.listening.retain(|listening| !is_deaf(listening));
+        opened
+    }
+
+    pub(super) fn of(&self, token: CmToken) -> Option<&Listening<L>> {
+        self.listening.iter().find(|it| it.id.token() == token)
+    }
+
+    /// Some address is to be listened on again.
+    pub(super) fn has_deaf(&self) -> bool {
+        !self.deaf.is_empty()
+    }
+
+    /// One is on all addresses, or will be again.
+    pub(super) fn is_on_all(&self) -> bool {
+        let listening = self.listening.iter().map(|it| it.address);
+        listening.chain(self.deaf.iter().map(|it| it.address)).any(|it| it.ip().is_unspecified())
+    }
+
+    /// Listeners on a device that is gone hear nothing any more.
+    pub(super) fn deafen(&mut self, device: &str) {
+        let is_on = |it: &mut Listening<L>| it.id.device_name().is_some_and(|name| name == device);
+        self.deaf.extend(self.listening.extract_if(.., is_on).map(|it| it.deaf(Why::Device)));
+    }
+
+    /// The address of the listener with this name is on another port or device. The listener is dropped here,
+    /// before it is tried again: the address is to be free by then.
+    pub(super) fn moved(&mut self, token: CmToken) -> Option<SocketAddr> {
+        let place = self.listening.iter().position(|it| it.id.token() == token)?;
+        let deaf = self.listening.swap_remove(place).deaf(Why::Moved);
+        self.deaf.push(deaf);
+        Some(deaf.address)
+    }
+
+    /// Try again those that are not listened on. `hear` gives a new listener where a device hears it. Gives
+    /// those that are back.
+    pub(super) fn again(&mut self, mut hear: impl FnMut(SocketAddr) -> Option<L>) -> Vec<Deaf> {
+        let mut back = Vec::new();
+        for deaf in std::mem::take(&mut self.deaf) {
+            let Deaf { address, index, .. } = deaf;
+            match hear(address) {
+                Some(id) => {
+                    self.listening.push(Listening { id, address, index, is_open: true });
+                    back.push(deaf);
+                }
+                None => self.deaf.push(deaf),
+            }
+        }
+        back
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// Addresses that are taken.
+    type Taken = Rc<RefCell<Vec<SocketAddr>>>;
+
+    struct Fake {
+        token: CmToken,
+        device: &'static str,
+        address: SocketAddr,
+        is_refused: bool,
+        taken: Taken,
+    }
+
+    impl Hears for Fake {
+        fn token(&self) -> CmToken {
+            self.token
+        }
+        fn device_name(&self) -> Option<String> {
+            (!self.device.is_empty()).then(|| self.device.to_owned())
+        }
+        fn listen_bound(&self) -> Result<(), VerbsError> {
+            if self.is_refused { Err(VerbsError { verb: "rdma_listen", errno: 1 }) } else { Ok(()) }
+        }
+    }
+
+    impl Drop for Fake {
+        fn drop(&mut self) {
+            self.taken.borrow_mut().retain(|it| *it != self.address);
+        }
+    }
+
+    fn address(port: u16) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, 1], port))
+    }
+
+    fn bind(taken: &Taken, address: SocketAddr, device: &'static str) -> Option<Fake> {
+        if taken.borrow().contains(&address) {
+            return None;
+        }
+        taken.borrow_mut().push(address);
+        let taken = Rc::clone(taken);
+        Some(Fake { token: CmToken::next(), device, address, is_refused: false, taken })
+    }
+
+    /// Two on "a" and one on "b", listening; the token of each.
+    fn listeners(taken: &Taken) -> (Listeners<Fake>, Vec<CmToken>) {
+        let mut listeners = Listeners::default();
+        let mut tokens = Vec::new();
+        for (index, device) in ["a", "a", "b"].into_iter().enumerate() {
+            let address = address(4420 + u16::try_from(index).expect("small"));
+            let id = bind(taken, address, device).expect("free");
+            tokens.push(id.token);
+            listeners.add(id, address, index);
+        }
+        assert!(listeners.start().iter().all(|(_, result)| result.is_ok()) && !listeners.has_deaf());
+        (listeners, tokens)
+    }
+
+    #[test]
+    fn a_listener_whose_address_moves_is_dropped_and_listens_anew_until_a_device_hears_it() {
+        let taken = Taken::default();
+        let (mut listeners, tokens) = listeners(&taken);
+        assert_eq!(listeners.moved(CmToken::next()), None);
+        assert_eq!(listeners.moved(tokens[1]), Some(address(4421)));
+        assert!(listeners.of(tokens[1]).is_none() && listeners.has_deaf());
+        let mut tries = 0;
+        // Its new device is not ready at first.
+        assert_eq!(listeners.again(|_| None), []);
+        assert!(listeners.has_deaf());
+        let back = listeners.again(|address| {
+            tries += 1;
+            bind(&taken, address, "b")
+        });
+        assert_eq!(back, [Deaf { address: address(4421), index: 1, why: Why::Moved }]);
+        assert!(tries == 1 && !listeners.has_deaf(), "the address was free, and is heard");
+        listeners.deafen("b");
+        let back = listeners.again(|address| bind(&taken, address, "a"));
+        assert_eq!(back.iter().map(|it| it.index).collect::<Vec<_>>(), [2, 1], "it is on b now");
+    }
+
+    #[test]
+    fn listeners_of_a_device_that_is_gone_listen_again_and_others_go_on() {
+        let taken = Taken::default();
+        let (mut listeners, tokens) = listeners(&taken);
+        listeners.deafen("a");
+        assert_eq!(
+            tokens.iter().filter_map(|it| listeners.of(*it)).map(|it| it.index).collect::<Vec<_>>(),
+            [2]
+        );
+        assert_eq!(*taken.borrow(), [address(4422)], "their addresses are free");
+        let back = listeners.again(|address| bind(&taken, address, "a"));
+        assert_eq!(
+            back.iter().map(|it| (it.index, it.why)).collect::<Vec<_>>(),
+            [(0, Why::Device), (1, Why::Device)]
+        );
+    }
+
+    #[test]
+    fn a_listener_that_is_refused_at_the_start_is_tried_again() {
+        let taken = Taken::default();
+        let mut listeners = Listeners::default();
+        let everywhere = SocketAddr::from(([0, 0, 0, 0], 4420));
+        let mut id = bind(&taken, everywhere, "").expect("free");
+        id.is_refused = true;
+        listeners.add(id, everywhere, 7);
+        assert!(listeners.start()[0].1.is_err());
+        assert!(taken.borrow().is_empty() && listeners.is_on_all() && listeners.start().is_empty());
+        let back = listeners.again(|address| bind(&taken, address, ""));
+        assert_eq!(back, [Deaf { address: everywhere, index: 7, why: Why::Refused }]);
+        assert!(listeners.is_on_all() && !listeners.has_deaf());
+    }
+}
