@@ -13,8 +13,8 @@
 //! as the device keeps what it says (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process,
 //! not of the power. Where I/O goes through the page cache, a flush that failed has lost data that the kernel
 //! will not report again, so every later flush and write with FUA fails too, until the disk is opened anew.
-//! A write with FUA may be the one that is told of such a loss, with any error: a sync of the same file, opened
-//! once more, tells whether there was any.
+//! A write with FUA may be the one that is told of such a loss, with any error: a sync of the same file,
+//! opened once more, tells whether there was any.
 //!
 //! What it does not do: it does not notice when somebody else changes the file; the lock that it takes is
 //! advisory. It makes no block atomic that the device or the page cache does not: through the page cache, a

@@ -159,8 +159,8 @@ impl Controller {
         Some(ControllerEvent::Lost(loss))
     }
 
-    /// Sleep until [`Controller::poll`] may find something or `waker` is raised, at most `timeout`; it may return
-    /// early. The waker is lowered.
+    /// Sleep until [`Controller::poll`] may find something or `waker` is raised, at most `timeout`; it may
+    /// return early. The waker is lowered.
     pub fn wait(&mut self, timeout: Duration, waker: &Waker) {
         if self.events.is_empty() && self.former.is_none() {
             self.admin.link_mut().wait_io(timeout, Some(waker));

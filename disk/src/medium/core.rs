@@ -203,8 +203,8 @@ impl<M: Medium> MediumCore<M> {
         }
     }
 
-    /// A write that was to be durable has failed, perhaps for what was written before it: the medium is asked.
-    /// Where that cannot be, it counts as a loss.
+    /// A write that was to be durable has failed, perhaps for what was written before it: the medium is
+    /// asked. Where that cannot be, it counts as a loss.
     #[cold]
     fn ask_lost(&mut self, slot: Slot, ended: Ended<M::Error>) {
         let Some(request) = self.requests.get_mut(slot) else { return };

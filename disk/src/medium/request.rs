@@ -37,8 +37,8 @@ pub(crate) enum State<W> {
     Transfer,
     Zeroing(Zeroing<W>),
     Sync,
-    /// A write that was to be durable has failed, with this, perhaps for what was written before: the medium is
-    /// asked whether it has lost something.
+    /// A write that was to be durable has failed, with this, perhaps for what was written before: the medium
+    /// is asked whether it has lost something.
     Asking(DiskError),
 }
 

@@ -97,8 +97,8 @@ impl Controller {
         succeeded(step, &completion)
     }
 
-    /// Ask again what the controller is: parts of Identify Controller may change, as VWC and SN of a subsystem
-    /// that has moved.
+    /// Ask again what the controller is: parts of Identify Controller may change, as VWC and SN of a
+    /// subsystem that has moved.
     ///
     /// # Errors
     /// [`Error`].

@@ -175,8 +175,8 @@ fn is_end_former(sqe: &[u8]) -> bool {
     sqe[0] == END_FORMER_ASSOCIATIONS.0
 }
 
-/// A way to the target at `far` on which each command waits for which `is_held` is true: one end tells that it
-/// has come, the other lets it go on. Without the other nothing waits.
+/// A way to the target at `far` on which each command waits for which `is_held` is true: one end tells that
+/// it has come, the other lets it go on. Without the other nothing waits.
 fn holding_back(far: SocketAddr, is_held: fn(&[u8]) -> bool) -> (SocketAddr, Receiver<()>, Sender<()>) {
     let listener = TcpListener::bind((V4, 0)).expect("listens");
     let address = listener.local_addr().expect("an address");
