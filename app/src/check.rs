@@ -197,7 +197,7 @@ fn host_lines(plan: &Plan) -> String {
 }
 
 fn describe_changes(against: &Path, changes: &[Change]) -> String {
-    let mut text = format!("\nA reload from {}\n", against.display());
+    let mut text = format!("\nA reload from {}, with all of its disks open\n", against.display());
     for change in changes {
         let _ = writeln!(text, "  - {change}");
     }
@@ -249,7 +249,10 @@ mod tests {
     fn a_reload_is_told_with_its_refusals() {
         let builtin = Config::builtin();
         let against = Path::new("a.toml");
-        assert_eq!(describe_changes(against, &[]), "\nA reload from a.toml\n  changes nothing\n");
+        assert_eq!(
+            describe_changes(against, &[]),
+            "\nA reload from a.toml, with all of its disks open\n  changes nothing\n"
+        );
         let mut other = builtin.plan().clone();
         other.disks[0].block_bytes = 4096;
         let text = describe_changes(against, &other.changes(builtin.plan()));

@@ -13,8 +13,8 @@
 //! as the device keeps what it says (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process,
 //! not of the power. Where I/O goes through the page cache, a flush that failed has lost data that the kernel
 //! will not report again, so every later flush and write with FUA fails too, until the disk is opened anew.
-//! A write with FUA may be the one that is told of such a loss, with any error: a sync of the same file,
-//! opened once more, tells whether there was any.
+//! The kernel tells each open file of such a loss once. So each core syncs an open file of its own, one sync
+//! at a time, and no write with FUA takes what a flush is to be told.
 //!
 //! What it does not do: it does not notice when somebody else changes the file; the lock that it takes is
 //! advisory. It makes no block atomic that the device or the page cache does not: through the page cache, a
@@ -24,6 +24,7 @@
 
 mod open;
 mod ring;
+mod syncs;
 
 use std::fs::File;
 use std::io;
@@ -57,10 +58,6 @@ struct Shared {
     name: String,
     path: PathBuf,
     file: File,
-    /// The same file, opened once more. The kernel tells each open file of an error of writing back once:
-    /// this one is synced only to ask whether there was any, whoever was told of it. `None` past the page
-    /// cache.
-    witness: Option<File>,
     block_bytes: u32,
     block_count: AtomicU64,
     is_block_device: bool,
@@ -128,7 +125,6 @@ impl FileDisk {
             name: name.to_owned(),
             path: spec.path.clone(),
             file: opened.file,
-            witness: opened.witness,
             block_bytes: spec.block_bytes,
             block_count: AtomicU64::new(opened.block_count),
             is_block_device: opened.facts.is_block_device,

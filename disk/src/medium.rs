@@ -73,17 +73,6 @@ pub(crate) trait Medium {
     /// The way to try where this one ended so; `None`: there is none, that is the end.
     fn next_way(&self, way: Self::Way, error: &Self::Error) -> Option<Self::Way>;
 
-    /// A write that was to be durable failed so: the error may be about bytes that were acknowledged before,
-    /// and this may be the only time that it is told.
-    fn may_be_older(&self, error: &Self::Error) -> bool;
-
-    /// Ask, changing nothing, whether bytes that were acknowledged were lost since the disk was opened, also
-    /// where somebody was told of it: it ends with an error when they were. False: this cannot be asked.
-    fn ask_lost(&mut self, token: u64) -> bool;
-
-    /// Bytes that were acknowledged are lost.
-    fn on_lost(&self);
-
     /// A sync, or (`is_sync` false) a write that was to be durable, ended so.
     fn on_durable_error(&self, is_sync: bool, error: &Self::Error);
 

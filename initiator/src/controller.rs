@@ -159,6 +159,13 @@ impl Controller {
         Some(ControllerEvent::Lost(loss))
     }
 
+    /// The next event that has come, and nothing else that [`Controller::poll`] tells. Never waits.
+    pub fn next_event(&mut self, now: Nanos) -> Option<AsyncEvent> {
+        self.admin.poll(now);
+        self.take_own(now);
+        self.events.pop_front()
+    }
+
     /// Sleep until [`Controller::poll`] may find something or `waker` is raised, at most `timeout`; it may
     /// return early. The waker is lowered.
     pub fn wait(&mut self, timeout: Duration, waker: &Waker) {

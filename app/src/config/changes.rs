@@ -105,11 +105,17 @@ impl Change {
 }
 
 impl Plan {
-    /// What running this plan instead of `previous` changes, in the order in which it is said.
+    /// What running this plan instead of `previous` changes, in the order in which it is said, where all
+    /// disks of that one are open.
     pub fn changes(&self, previous: &Plan) -> Vec<Change> {
+        self.changes_from(previous, &|_| true)
+    }
+
+    /// The same where only those disks are open: another one may become anything.
+    pub fn changes_from(&self, previous: &Plan, is_open: &dyn Fn(&str) -> bool) -> Vec<Change> {
         let mut changes = Vec::new();
         self.fixed(previous, &mut changes);
-        self.disk_changes(previous, &mut changes);
+        self.disk_changes(previous, is_open, &mut changes);
         self.listener_changes(previous, &mut changes);
         self.subsystem_changes(previous, &mut changes);
         for referral in &self.referrals {
@@ -151,9 +157,10 @@ impl Plan {
         fixed(changes, "log.format, peer_lines_per_s", &without_level(previous), &without_level(self));
     }
 
-    fn disk_changes(&self, previous: &Plan, changes: &mut Vec<Change>) {
+    fn disk_changes(&self, previous: &Plan, is_open: &dyn Fn(&str) -> bool, changes: &mut Vec<Change>) {
         for disk in &self.disks {
-            let Some(before) = previous.disk(&disk.name) else {
+            let before = previous.disk(&disk.name).filter(|before| *before == disk || is_open(&disk.name));
+            let Some(before) = before else {
                 changes.push(Change::DiskAdded(disk.name.clone()));
                 continue;
             };

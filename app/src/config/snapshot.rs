@@ -171,15 +171,6 @@ impl Plan {
         absent
     }
 
-    /// This plan with the disks that `snapshot` has. One that was never opened may become anything.
-    #[must_use]
-    pub fn opened(&self, snapshot: &Snapshot) -> Plan {
-        let mut plan = self.clone();
-        let is_open = |name: &str| snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
-        plan.disks.retain(|disk| is_open(&disk.name));
-        plan
-    }
-
     /// The disks by their [`DiskId`]: one that was there keeps its own, a new one gets one that was never
     /// used.
     fn open_disks(

@@ -90,6 +90,8 @@ pub struct RdmaSetup {
     pub shell: rdma::ShellConfig,
     /// The machine's devices; empty where nothing listens on RDMA.
     pub devices: Arc<[Arc<rdma::SharedDevice>]>,
+    /// The same, and those that come; the registrar has it too.
+    pub known: rdma::KnownDevices,
     /// Addresses to listen on, with their index in the snapshot: on this core.
     pub listeners: Vec<(SocketAddr, usize)>,
 }

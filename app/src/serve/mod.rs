@@ -32,7 +32,7 @@ use registrar::{Next, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, SignalsInfo};
-use spindle_rdma::shell::SharedDevice;
+use spindle_rdma::shell::{KnownDevices, SharedDevice};
 use spindle_reactor::mailbox::{Remote, mesh};
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::env::Message;
@@ -358,7 +358,7 @@ fn start(
     let seen = cpus.into_iter().zip(turns).map(|(cpu, turns)| CoreView { cpu, turns }).collect();
     let view = Arc::new(View::new(seen, loads, registry, snapshot));
     let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
-    let registrar = Registrar::start(&rdma.devices, pools, first, cores, remote.clone(), its_stop)?;
+    let registrar = Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?;
     Ok(Running { remote, threads, stop, view, registrar: Some(registrar) })
 }
 
@@ -414,7 +414,8 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
             )));
         }
     }
-    Ok(RdmaSetup { shell: plan.rdma, devices: devices.into(), listeners })
+    let known = KnownDevices::new(&devices);
+    Ok(RdmaSetup { shell: plan.rdma, devices: devices.into(), known, listeners })
 }
 
 /// Listeners of a transport, NQNs and the line that a host types.

@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use spindle_disk::DiskSource;
-use spindle_rdma::shell::{DiskArea, RegisteredDisks, SharedDevice};
+use spindle_rdma::shell::{DiskArea, KnownDevices, RegisteredDisks};
 use spindle_reactor::mailbox::Remote;
 use spindle_reactor::mem::Area;
 use spindle_target::env::Message;
@@ -36,7 +36,10 @@ pub type Next = (Arc<Snapshot>, Vec<Listening>);
 
 /// What the thread has.
 struct Work {
-    devices: Vec<Weak<SharedDevice>>,
+    /// Those that have come since are in it.
+    devices: KnownDevices,
+    /// Something listens on RDMA: that takes a device.
+    has_rdma: bool,
     /// Of each core.
     pools: Vec<Area>,
     cores: usize,
@@ -51,7 +54,7 @@ impl Registrar {
     /// # Errors
     /// [`ServeError`]: there is no thread to be had.
     pub fn start(
-        devices: &[Arc<SharedDevice>],
+        devices: KnownDevices,
         pools: Vec<Area>,
         first: Arc<Snapshot>,
         cores: usize,
@@ -59,8 +62,9 @@ impl Registrar {
         stop: Arc<AtomicBool>,
     ) -> Result<Registrar, ServeError> {
         let (send, receive) = channel();
-        let devices = devices.iter().map(Arc::downgrade).collect();
-        let work = Work { devices, pools, cores, remote, stop };
+        // Later on the list may be empty for a while.
+        let has_rdma = !devices.is_empty();
+        let work = Work { devices, has_rdma, pools, cores, remote, stop };
         std::thread::Builder::new()
             .name("memory".to_owned())
             .spawn(move || work.run(first, &receive))
@@ -105,7 +109,7 @@ impl Work {
     }
 
     fn register(&self, snapshot: &Snapshot) {
-        if self.devices.is_empty() {
+        if !self.has_rdma {
             return;
         }
         let begin = Instant::now();
@@ -194,7 +198,8 @@ mod tests {
         let pools: Vec<Area> = (0..2).map(|_| Area::map(1, Pages::Base).expect("memory")).collect();
         let expected: Vec<_> =
             pools.iter().map(|pool| ("memory".to_owned(), pool.base().addr().get())).collect();
-        let registrar = Registrar::start(&[], pools, first, 1, mailbox.remote(), Arc::default());
+        let registrar =
+            Registrar::start(KnownDevices::default(), pools, first, 1, mailbox.remote(), Arc::default());
         let registrar = registrar.expect("a thread");
         for _ in 0..2 {
             assert!(registrar.send((Arc::clone(&next), Vec::new())).is_ok());

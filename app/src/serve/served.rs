@@ -133,7 +133,8 @@ impl Served {
                 return None;
             }
         };
-        let changes = next.plan().changes(&self.config.plan().opened(&self.snapshot));
+        let is_open = |name: &str| self.snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
+        let changes = next.plan().changes_from(self.config.plan(), &is_open);
         for change in &changes {
             if change.is_refused() {
                 tracing::warn!("reload: {change}");

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -67,8 +66,6 @@ pub struct FileFacts {
 /// A file that is open and locked.
 pub(super) struct Opened {
     pub(super) file: File,
-    /// See `Shared::witness`.
-    pub(super) witness: Option<File>,
     pub(super) facts: FileFacts,
     pub(super) block_count: u64,
     pub(super) can_punch: bool,
@@ -163,9 +160,7 @@ impl Opening<'_> {
             self.check_polled(&file)?;
         }
         let can_punch = !self.spec.is_read_only && self.can_punch(&file, bytes);
-        let witness = self.witness(&file);
-        let block_count = bytes / u64::from(block_bytes);
-        Ok(Opened { file, witness, facts: self.facts, block_count, can_punch })
+        Ok(Opened { file, facts: self.facts, block_count: bytes / u64::from(block_bytes), can_punch })
     }
 
     fn refuse<T>(&self, field: &'static str, value: impl ToString, allowed: &str) -> Result<T, OpenError> {
@@ -203,13 +198,6 @@ impl Opening<'_> {
         }
         let opened = patiently(self.lock_until, || rustix::fs::open(path, flags, Mode::empty()));
         opened.map(File::from).map_err(|error| self.system(verb, error))
-    }
-
-    /// The file, not what is at its path by now, opened once more. Where that fails nothing can be asked, and
-    /// more counts as lost than was.
-    fn witness(&self, file: &File) -> Option<File> {
-        let is_needed = !self.facts.is_direct && !self.spec.is_read_only;
-        is_needed.then(|| File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()).flatten()
     }
 
     fn go_buffered(&mut self, reason: &str) {

@@ -1,6 +1,8 @@
 //! [`FileMedium`]: the file of one core: its ring, and how a range becomes zeroes there.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,6 +11,7 @@ use rustix::io::Errno;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::uring::{Completion, FileIndex, FileRing, Full};
 
+use super::syncs::Syncs;
 use super::{Shared, disk_error};
 use crate::medium::request::ZERO_WRITE_BYTES;
 use crate::medium::{Ended, Medium, MediumCore, Request, requests_of};
@@ -79,8 +82,9 @@ fn is_medium_error(error: &io::Error) -> bool {
 pub(super) struct FileMedium {
     ring: FileRing,
     file: FileIndex,
-    /// See [`Shared::witness`].
-    witness: Option<FileIndex>,
+    /// Through the page cache: the same file, opened once more by this core for its syncs alone, and the
+    /// syncs. So no write with FUA and no other core takes the error that a flush is to be told.
+    cached: Option<(FileIndex, Syncs)>,
     /// For reads and writes, where the device is asked for completions.
     polled: Option<(FileRing, FileIndex)>,
     shared: Arc<Shared>,
@@ -106,12 +110,13 @@ pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileM
     let mut ring = FileRing::new(entries, &context.pool).map_err(system("set up io_uring for"))?;
     let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;
     let file = ring.register_file(fd.into());
-    let witness = match &shared.witness {
-        Some(witness) => {
-            let fd = witness.try_clone().map_err(system("take another descriptor of"))?;
-            Some(ring.register_file(fd.into()))
-        }
-        None => None,
+    let cached = if shared.is_direct {
+        None
+    } else {
+        // The file, not what is at its path by now.
+        let again = File::open(format!("/proc/self/fd/{}", shared.file.as_raw_fd()));
+        let again = again.map_err(system("open once more, for syncs,"))?;
+        Some((ring.register_file(again.into()), Syncs::new(requests_of(context) as usize + 1)))
     };
     let polled = match shared.is_polled {
         true => {
@@ -123,7 +128,7 @@ pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileM
         }
         false => None,
     };
-    Ok(FileMedium { ring, file, witness, polled, shared })
+    Ok(FileMedium { ring, file, cached, polled, shared })
 }
 
 impl Medium for FileMedium {
@@ -158,7 +163,14 @@ impl Medium for FileMedium {
     }
 
     fn sync(&mut self, token: u64) {
-        took(self.ring.fsync(token, self.file, true));
+        match &mut self.cached {
+            None => took(self.ring.fsync(token, self.file, true)),
+            Some((file, syncs)) => {
+                if let Some(token) = syncs.ask(token) {
+                    took(self.ring.fsync(token, *file, true));
+                }
+            }
+        }
     }
 
     fn way(&self, gives_back: bool) -> Way {
@@ -185,25 +197,8 @@ impl Medium for FileMedium {
         }
     }
 
-    /// The page cache keeps any error of writing back (EIO, but ENOSPC or EDQUOT as well) for the one that
-    /// syncs next, and a write with FUA syncs. EIO is taken for that at once.
-    fn may_be_older(&self, error: &io::Error) -> bool {
-        !self.shared.is_direct && !is_medium_error(error)
-    }
-
-    /// A sync of `file` would not do: a write with FUA that was told of a loss was the last one to be told.
-    fn ask_lost(&mut self, token: u64) -> bool {
-        let Some(witness) = self.witness else { return false };
-        took(self.ring.fsync(token, witness, true));
-        true
-    }
-
-    fn on_lost(&self) {
-        self.shared.on_sync_error();
-    }
-
     /// It may be about bytes that were acknowledged before: any error of a sync, and of a write with FUA
-    /// those of the medium; about others the write itself is asked again.
+    /// those of the medium. If others are, the next sync is told as well: it has an open file of its own.
     fn on_durable_error(&self, is_sync: bool, error: &io::Error) {
         if is_sync || is_medium_error(error) {
             self.shared.on_sync_error();
@@ -227,12 +222,32 @@ impl Medium for FileMedium {
 
     #[inline]
     fn collect(&mut self, each: &mut dyn FnMut(Ended<io::Error>)) {
-        let mut each =
+        let mut tell =
             |done: Completion| each(Ended { token: done.token, result: done.result, buf: done.buf });
         if let Some((ring, _)) = &mut self.polled {
-            ring.poll(&mut each);
+            ring.poll(&mut tell);
         }
-        self.ring.poll(each);
+        let Some((file, syncs)) = &mut self.cached else {
+            self.ring.poll(tell);
+            return;
+        };
+        let mut synced = None;
+        self.ring.poll(
+            |done| {
+                if syncs.is_running(done.token) { synced = Some(done.result) } else { tell(done) }
+            },
+        );
+        if let Some(result) = synced {
+            let errno = result.as_ref().err().and_then(io::Error::raw_os_error);
+            let again = || match &result {
+                Ok(()) => Ok(()),
+                Err(_) => Err(errno.map_or_else(|| ErrorKind::Other.into(), io::Error::from_raw_os_error)),
+            };
+            let next = syncs.end(result.is_ok(), |token| each(Ended { token, result: again(), buf: None }));
+            if let Some(token) = next {
+                took(self.ring.fsync(token, *file, true));
+            }
+        }
     }
 }
 

@@ -357,7 +357,6 @@ fn a_flush_that_fails_through_the_page_cache_is_the_last_that_is_tried() {
         name: "f".to_owned(),
         path: PathBuf::new(),
         file: File::from(std::os::fd::OwnedFd::from(write_end.try_clone().expect("dup"))),
-        witness: None,
         block_bytes: 4096,
         block_count: AtomicU64::new(1),
         is_block_device: false,
@@ -380,6 +379,27 @@ fn a_flush_that_fails_through_the_page_cache_is_the_last_that_is_tried() {
 }
 
 #[test]
+fn syncs_through_the_page_cache_that_are_asked_for_at_once_all_end() {
+    for is_direct in [false, true] {
+        let at = TempPath::new();
+        let source = FileDisk::new("f", &FileSpec { is_direct, ..spec(&at, MIB) }).expect("file disk");
+        let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
+        let mut medium = ring::medium(Arc::clone(&source.shared), &context).expect("opens");
+        for round in 0..3 {
+            let tokens = [1, 2, 3, 4].map(|token| token + 10 * round);
+            tokens.into_iter().for_each(|token| medium.sync(token));
+            let mut ended = Vec::new();
+            while ended.len() < tokens.len() {
+                medium.send().expect("sent");
+                medium.collect(&mut |it| ended.push((it.token, it.result.is_ok())));
+            }
+            ended.sort_unstable();
+            assert_eq!(ended, tokens.map(|token| (token, true)), "direct: {is_direct}");
+        }
+    }
+}
+
+#[test]
 fn only_errors_of_the_medium_are_kept_from_a_write_with_fua() {
     let at = TempPath::new();
     let spec = FileSpec { is_direct: false, ..spec(&at, MIB) };
@@ -394,34 +414,6 @@ fn only_errors_of_the_medium_are_kept_from_a_write_with_fua() {
     source.shared.has_lost_data.store(false, Ordering::Relaxed);
     medium.on_durable_error(true, &io::Error::from(Errno::NOSPC));
     assert!(has_lost_data(), "a sync is about what was before");
-}
-
-#[test]
-fn whether_something_was_lost_is_asked_of_the_same_file_opened_once_more() {
-    for is_direct in [false, true] {
-        let at = TempPath::new();
-        let source = FileDisk::new("f", &FileSpec { is_direct, ..spec(&at, MIB) }).expect("file disk");
-        let shared = &source.shared;
-        let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
-        let mut medium = ring::medium(Arc::clone(shared), &context).expect("opens");
-        let Some(witness) = &shared.witness else {
-            assert!(shared.is_direct && !medium.ask_lost(7));
-            continue;
-        };
-        assert!(!shared.is_direct, "only the page cache loses what it had taken");
-        // The kernel tells each open file of an error once, not each descriptor: each has its own offset.
-        rustix::fs::seek(&shared.file, rustix::fs::SeekFrom::Start(7)).expect("seek");
-        assert_eq!(rustix::fs::tell(witness).expect("tell"), 0);
-        let inode = |file: &File| file.metadata().expect("stat").ino();
-        assert_eq!(inode(witness), inode(&shared.file));
-        assert!(medium.ask_lost(7));
-        let mut ended = None;
-        while ended.is_none() {
-            medium.send().expect("sent");
-            medium.collect(&mut |it| ended = Some((it.token, it.result.is_ok())));
-        }
-        assert_eq!(ended, Some((7, true)));
-    }
 }
 
 #[test]

@@ -179,18 +179,6 @@ impl<M: Medium> MediumCore<M> {
                     }
                 },
             },
-            State::Asking(failure) => {
-                if error.is_some() {
-                    self.medium.on_lost();
-                }
-                let buf = request.buf.take();
-                self.end(slot, Err(failure), buf);
-            }
-            State::Transfer
-                if request.is_durable() && error.is_some_and(|error| self.medium.may_be_older(error)) =>
-            {
-                self.ask_lost(slot, ended);
-            }
             State::New | State::Transfer | State::Sync => {
                 let is_sync = matches!(request.state, State::Sync);
                 let is_write = !matches!(request.op, Op::Read);
@@ -201,21 +189,6 @@ impl<M: Medium> MediumCore<M> {
                 self.end(slot, result, ended.buf);
             }
         }
-    }
-
-    /// A write that was to be durable has failed, perhaps for what was written before it: the medium is
-    /// asked. Where that cannot be, it counts as a loss.
-    #[cold]
-    fn ask_lost(&mut self, slot: Slot, ended: Ended<M::Error>) {
-        let Some(request) = self.requests.get_mut(slot) else { return };
-        let failure = ended.result.err().map_or(DiskError::Internal, |it| self.medium.disk_error(&it, true));
-        request.state = State::Asking(failure);
-        if self.medium.ask_lost(u64::from(slot.to_wire())) {
-            request.buf = ended.buf;
-            return;
-        }
-        self.medium.on_lost();
-        self.end(slot, Err(failure), ended.buf);
     }
 
     fn end(&mut self, slot: Slot, result: Result<(), DiskError>, buf: Option<Buf>) {
@@ -251,22 +224,8 @@ impl<M: Medium> MediumCore<M> {
                 active.swap.data = ended.buf;
                 if let Err(error) = &ended.result {
                     self.medium.on_durable_error(false, error);
-                    if self.medium.may_be_older(error) {
-                        // Perhaps its own: the block may be a hole in a full file system.
-                        active.state = SwapState::Asking(self.medium.disk_error(error, true));
-                        if self.medium.ask_lost(SWAP_TOKEN) {
-                            return;
-                        }
-                        self.medium.on_lost();
-                    }
                 }
                 ended.result.map_err(|error| self.medium.disk_error(&error, true))
-            }
-            SwapState::Asking(failure) => {
-                if ended.result.is_err() {
-                    self.medium.on_lost();
-                }
-                Err(failure)
             }
         };
         if let Some(swap) = self.gate.finish() {

@@ -9,7 +9,7 @@
 
 use spindle_reactor::mem::Buf;
 
-use crate::{BlockRange, DiskError, Op, Token};
+use crate::{BlockRange, Op, Token};
 
 /// Bytes of zeroes in one write: long enough to be fast, and one piece of a [`Buf`].
 pub(crate) const ZERO_WRITE_BYTES: u64 = 1 << 20;
@@ -37,9 +37,6 @@ pub(crate) enum State<W> {
     Transfer,
     Zeroing(Zeroing<W>),
     Sync,
-    /// A write that was to be durable has failed, with this, perhaps for what was written before: the medium
-    /// is asked whether it has lost something.
-    Asking(DiskError),
 }
 
 /// One command.

@@ -4,7 +4,6 @@
 //!   queued ── the guard is free ──> Clearing
 //!   Clearing ── no write to the block in flight ──> Reading ── differs, or an error ──> Done
 //!                                                      └── equal ──> Writing ─────────> Done
-//!                                                 the error may be an older one ──── Asking ──┘
 //! ```
 //!
 //! What is expected is copied out, one block, and the block is read into its buffer: a pair takes no third
@@ -17,7 +16,7 @@ use std::collections::VecDeque;
 use spindle_reactor::mem::Buf;
 
 use super::guard::{Hold, Member};
-use crate::{BlockRange, DiskError, Owner, Token};
+use crate::{BlockRange, Owner, Token};
 
 /// Where the one that holds the guard is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +27,6 @@ pub(super) enum SwapState {
     Reading,
     /// The block was as expected and is being written.
     Writing,
-    /// That has failed, with this, perhaps for what was written before: the medium is asked.
-    Asking(DiskError),
 }
 
 /// A compare-and-write.

@@ -248,16 +248,6 @@ impl<D: Drive> Medium for NgMedium<D> {
         Some(self.way(true))
     }
 
-    fn may_be_older(&self, _: &PassError) -> bool {
-        false
-    }
-
-    fn ask_lost(&mut self, _: u64) -> bool {
-        false
-    }
-
-    fn on_lost(&self) {}
-
     /// The drive tells each host of what it lost.
     fn on_durable_error(&self, _: bool, _: &PassError) {}
 

@@ -37,6 +37,8 @@ const WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 const BYTES_MAX: u64 = i64::MAX as u64;
 /// Bytes of the Changed Namespace List.
 const CHANGED_BYTES: u32 = 4096;
+/// So often is a namespace looked at while events say that it has changed again.
+const CHECKS_MAX: u32 = 16;
 /// So many different reasons are told while associations do not last.
 const REASONS_MAX: usize = 16;
 
@@ -90,7 +92,7 @@ fn first(name: &str, spec: &RemoteSpec) -> Result<(Manager, Claim, RemoteFacts, 
     let facts = facts(controller.identify(), controller.transfer_bytes_max(), &namespace, &identify);
     let geometry = geometry(name, controller.identify(), &namespace, &identify)?;
     let shape = Shape { geometry, must_fua: false };
-    let claim = Claim::new(&namespace).map_err(failed)?;
+    let claim = Claim::new(name, spec.target.address, &namespace).map_err(failed)?;
     if !controller.tells_of_namespaces() {
         let place = place(&spec.target, spec.nsid);
         let what = "does not tell when its namespaces change: another disk in its place is found with the \
@@ -337,16 +339,26 @@ impl Manager {
             return Ok(());
         }
         self.control.hold();
-        // Read before Identify: from then on the next change is told. What the list says is of no use: a
-        // check of a namespace that has not changed costs one round trip.
-        up.log_page(LogId::CHANGED_NAMESPACES, NSID_ALL, 0, CHANGED_BYTES, false)?;
-        // The serial number and the volatile write cache are the controller's.
-        up.refresh_identify()?;
-        let identify = up.identify_namespace(self.spec.nsid)?;
-        let namespace = up.namespace_of(self.spec.nsid, &identify)?;
-        let shape = self.shape(up, &namespace, &identify)?;
-        self.control.checked(shape);
-        Ok(())
+        for _ in 0..CHECKS_MAX {
+            // Read before Identify: from then on the next change is told. What the list says is of no use: a
+            // check of a namespace that has not changed costs four round trips.
+            up.log_page(LogId::CHANGED_NAMESPACES, NSID_ALL, 0, CHANGED_BYTES, false)?;
+            // The serial number and the volatile write cache are the controller's.
+            up.refresh_identify()?;
+            let identify = up.identify_namespace(self.spec.nsid)?;
+            let namespace = up.namespace_of(self.spec.nsid, &identify)?;
+            let shape = self.shape(up, &namespace, &identify)?;
+            // What has changed since is told, or is on its way.
+            let mut has_changed = false;
+            while let Some(event) = up.next_event(Clock::now()) {
+                has_changed |= event.as_notice() == Some(AsyncNotice::NAMESPACE_CHANGED);
+            }
+            if !has_changed {
+                self.control.checked(shape);
+                return Ok(());
+            }
+        }
+        Err(Error::Answer { step: "Changed Namespace List", what: "the namespaces change without end" })
     }
 
     /// What the namespace is now, if it is the same disk.

@@ -14,9 +14,10 @@ far_kill
 { reactor; disk_file other "$WORK/other.img" 64MiB; listener "$FAR_ADDRESS:$FAR_PORT"; subsystem "$NQN1" other; } >"$WORK/far.toml"
 far_start
 within 30 said 1 'cannot use namespace 1 of .* namespace 1 is another disk'
-# The kernel's host repeats a command five times, and reads ahead.
+# The kernel's host repeats a command five times, and reads ahead; udev has it look for partitions, or not.
 expect_kernel_log 'nvme[0-9]+(c[0-9]+)?n[0-9]+: I/O Cmd\(0x[12]\) .* \(sct 0x0 / sc 0x6\)' \
-    '(Buffer )?I/O error,? (on )?dev nvme[0-9]+(c[0-9]+)?n[0-9]+, '
+    '(Buffer )?I/O error,? (on )?dev nvme[0-9]+(c[0-9]+)?n[0-9]+, ' \
+    'Dev nvme[0-9]+(c[0-9]+)?n[0-9]+: unable to read RDB block 0' 'nvme[0-9]+(c[0-9]+)?n[0-9]+: unable to read partition table'
 pattern "$WORK/second" 65536
 if write_blocks "$WORK/second" 65536 2>/dev/null; then fail 'a write to a disk that is not there succeeded'; fi
 has_state live || fail 'the host lost its controller'

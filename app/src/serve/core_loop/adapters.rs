@@ -43,6 +43,7 @@ impl Adapters {
             config: setup.rdma.shell,
             core: setup.core,
             devices: &setup.rdma.devices,
+            known: &setup.rdma.known,
             listens: !setup.rdma.listeners.is_empty(),
             areas,
             connections: setup.connections,

@@ -30,7 +30,12 @@ fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
         admission: Admission::new(per_address),
         shell: plan.tcp.shell,
         conn: plan.tcp.conn,
-        rdma: RdmaSetup { shell: plan.rdma, devices: Arc::default(), listeners: Vec::new() },
+        rdma: RdmaSetup {
+            shell: plan.rdma,
+            devices: Arc::default(),
+            known: rdma::KnownDevices::default(),
+            listeners: Vec::new(),
+        },
         peer_lines_per_s: 1,
         stop: Arc::default(),
     };

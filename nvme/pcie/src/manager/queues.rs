@@ -342,8 +342,11 @@ impl Life {
         let now = self.now.get();
         let limit = self.lost_at.unwrap_or(now).saturating_add(self.return_limit_ms());
         let limit = limit.max(now.saturating_add(STOP_MS));
-        for place in &mut self.places {
-            if !place.is_hostless() {
+        for index in 0..self.places.len() {
+            // One whose host has come back in this turn gets it in the next.
+            let has_host = self.host_for(self.places[index].member.core).is_some();
+            let place = &mut self.places[index];
+            if !place.is_hostless() || has_host {
                 place.hostless_until = None;
             } else if now >= *place.hostless_until.get_or_insert(limit) {
                 place.hostless_until = None;

@@ -1,6 +1,7 @@
 //! A device for tests: it notes what is registered with it, how, and on which thread.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,6 +22,8 @@ pub(super) struct Asked {
     pub(super) thread: String,
     /// Where that thread may run.
     pub(super) cores: String,
+    /// It has its last page.
+    pub(super) is_resident: bool,
 }
 
 #[derive(Debug)]
@@ -33,6 +36,9 @@ pub(super) struct Fake {
     /// How many it takes.
     room: AtomicUsize,
     live: Arc<AtomicUsize>,
+    is_waited_at: AtomicBool,
+    is_gone: AtomicBool,
+    is_lost: AtomicBool,
 }
 
 /// What it gives.
@@ -53,6 +59,9 @@ fn make(name: &'static str, limits: DeviceLimits) -> Arc<Fake> {
         gate: Mutex::default(),
         room: AtomicUsize::new(usize::MAX),
         live: Arc::default(),
+        is_waited_at: AtomicBool::new(false),
+        is_gone: AtomicBool::new(false),
+        is_lost: AtomicBool::new(false),
     })
 }
 
@@ -68,6 +77,14 @@ pub(super) fn cores_of_this_thread() -> String {
     let status = std::fs::read_to_string("/proc/thread-self/status").expect("a status");
     let line = status.lines().find(|line| line.starts_with("Cpus_allowed_list:"));
     line.expect("its cores").to_owned()
+}
+
+/// The kernel has given it a page there (`PM_PRESENT` in the page's entry).
+fn is_resident(address: usize) -> bool {
+    let entries = std::fs::File::open("/proc/self/pagemap").expect("a page map");
+    let mut entry = [0; 8];
+    entries.read_exact_at(&mut entry, (address / 4096 * 8) as u64).expect("an entry");
+    u64::from_ne_bytes(entry) >> 63 == 1
 }
 
 impl Fake {
@@ -91,6 +108,16 @@ impl Fake {
         *self.gate.lock().expect("not poisoned") = Some(is_open);
         gate
     }
+
+    /// One waits, or has waited, for that.
+    pub(super) fn is_waited_at(&self) -> bool {
+        self.is_waited_at.load(Ordering::Relaxed)
+    }
+
+    /// It is taken out.
+    pub(super) fn take_out(&self) {
+        self.is_gone.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Registers for Fake {
@@ -106,11 +133,18 @@ impl Registers for Fake {
 
     fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<FakeRegion, VerbsError> {
         if let Some(gate) = self.gate.lock().expect("not poisoned").take() {
+            self.is_waited_at.store(true, Ordering::Relaxed);
             let _ = gate.recv_timeout(Duration::from_secs(5));
         }
         let thread = std::thread::current().name().unwrap_or_default().to_owned();
         let (base, cores) = (area.base().addr().get(), cores_of_this_thread());
-        self.asked.lock().expect("not poisoned").push(Asked { base, access, thread, cores });
+        self.asked.lock().expect("not poisoned").push(Asked {
+            base,
+            access,
+            thread,
+            cores,
+            is_resident: is_resident(base + area.bytes() - 1),
+        });
         let room = self.room.load(Ordering::Relaxed);
         self.room.store(room.saturating_sub(1), Ordering::Relaxed);
         if room == 0 {
@@ -118,5 +152,17 @@ impl Registers for Fake {
         }
         self.live.fetch_add(1, Ordering::Relaxed);
         Ok(FakeRegion(Arc::clone(&self.live)))
+    }
+
+    fn is_listed(&self) -> bool {
+        !self.is_gone.load(Ordering::Relaxed)
+    }
+
+    fn set_lost(&self) -> bool {
+        !self.is_lost.swap(true, Ordering::Relaxed)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
     }
 }

@@ -28,6 +28,15 @@ pub trait Registers: Debug + Send + Sync + Sized + 'static {
     /// # Errors
     /// [`VerbsError`].
     fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<Self::Region, VerbsError>;
+
+    /// The kernel has it still.
+    fn is_listed(&self) -> bool;
+
+    /// It is not used any more. True for the first who says so.
+    fn set_lost(&self) -> bool;
+
+    /// Somebody has said that.
+    fn is_lost(&self) -> bool;
 }
 
 impl Registers for Device {
@@ -43,6 +52,18 @@ impl Registers for Device {
 
     fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<MemoryRegion, VerbsError> {
         Device::register(self, area, access)
+    }
+
+    fn is_listed(&self) -> bool {
+        Device::is_listed(self)
+    }
+
+    fn set_lost(&self) -> bool {
+        Device::set_lost(self)
+    }
+
+    fn is_lost(&self) -> bool {
+        Device::is_lost(self)
     }
 }
 
@@ -109,6 +130,54 @@ fn find<R>(regions: &mut Vec<(usize, Weak<R>)>, base: usize) -> Option<Arc<R>> {
     regions.iter().filter(|(its, _)| *its == base).find_map(|(_, region)| region.upgrade())
 }
 
+/// The devices that memory may be registered with: those of the start, and those that come. One list for the
+/// core that takes new ones up and for the thread that registers disks which a reload adds. Keeps none alive.
+#[derive(Debug)]
+pub struct KnownDevices<D: Registers = Device>(Arc<Lock<Vec<Weak<SharedDevice<D>>>>>);
+
+impl<D: Registers> Clone for KnownDevices<D> {
+    fn clone(&self) -> Self {
+        KnownDevices(Arc::clone(&self.0))
+    }
+}
+
+impl<D: Registers> Default for KnownDevices<D> {
+    fn default() -> Self {
+        KnownDevices(Arc::default())
+    }
+}
+
+impl<D: Registers> KnownDevices<D> {
+    /// These, which may be none.
+    #[must_use]
+    pub fn new(devices: &[Arc<SharedDevice<D>>]) -> KnownDevices<D> {
+        KnownDevices(Arc::new(Lock::new(devices.iter().map(Arc::downgrade).collect())))
+    }
+
+    /// Neither one that is there nor one that was.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    /// One that comes, or is used from now on.
+    pub(super) fn add(&self, device: &Arc<SharedDevice<D>>) {
+        let mut known = self.0.lock();
+        known.retain(|it| it.strong_count() > 0);
+        if known.iter().all(|it| it.as_ptr() != Arc::as_ptr(device)) {
+            known.push(Arc::downgrade(device));
+        }
+    }
+
+    /// One that is used and still there, and not in `done`.
+    fn next(&self, done: &[Weak<SharedDevice<D>>]) -> Option<Arc<SharedDevice<D>>> {
+        // Not under the lock: whoever drops a device last closes it.
+        let known = self.0.lock().clone();
+        let mut others = known.iter().filter(|it| done.iter().all(|done| !done.ptr_eq(it)));
+        others.find_map(|it| it.upgrade().filter(|it| it.is_in_use() && !it.device().is_lost()))
+    }
+}
+
 /// Disks whose memory is registered with devices: while this is there, a core that registers it finds it
 /// done.
 #[derive(Debug)]
@@ -122,15 +191,15 @@ impl<D: Registers> RegisteredDisks<D> {
     /// for large disks, so not on a core that serves. What fails is left to the cores, which say so and try
     /// again.
     #[must_use]
-    pub fn register(devices: &[Weak<SharedDevice<D>>], disks: Vec<DiskArea>) -> RegisteredDisks<D> {
-        let mut regions = Vec::new();
-        let devices = devices.iter().filter_map(Weak::upgrade);
-        let devices: Vec<_> = devices.filter(|it| it.is_in_use()).collect();
-        if !devices.is_empty() {
-            disks.iter().for_each(|disk| settle_one(&format_args!("disk {}", disk.name), &disk.area));
-        }
-        for device in devices {
+    pub fn register(devices: &KnownDevices<D>, disks: Vec<DiskArea>) -> RegisteredDisks<D> {
+        let (mut regions, mut done) = (Vec::new(), Vec::new());
+        // One that comes meanwhile may be ready before its core hears of these disks, so it gets them too.
+        while let Some(device) = devices.next(&done) {
+            if done.is_empty() {
+                disks.iter().for_each(|disk| settle_one(&format_args!("disk {}", disk.name), &disk.area));
+            }
             regions.extend(disks.iter().filter_map(|disk| device.register(&disk.area).ok()));
+            done.push(Arc::downgrade(&device));
         }
         RegisteredDisks { disks, _regions: regions }
     }
@@ -217,7 +286,7 @@ mod tests {
     use spindle_reactor::mem::Pages;
 
     use super::*;
-    use crate::shell::fake::{fake, fake_iwarp};
+    use crate::shell::fake::{Fake, fake, fake_iwarp};
 
     #[test]
     fn memory_is_registered_with_the_access_that_the_device_needs_for_reads() {
@@ -245,5 +314,56 @@ mod tests {
         assert_eq!(shared.device().registered(), 0);
         shared.register(&areas[0]).expect("registered");
         assert_eq!(shared.device().asked().len(), 3);
+    }
+
+    fn used(name: &'static str) -> Arc<SharedDevice<Fake>> {
+        let device = SharedDevice::of(fake(name));
+        device.set_used();
+        device
+    }
+
+    fn disk() -> Vec<DiskArea> {
+        vec![DiskArea { name: "d".to_owned(), area: Area::map(1, Pages::Base).expect("memory") }]
+    }
+
+    #[test]
+    fn a_disk_that_a_reload_adds_is_registered_with_a_device_that_has_come_and_not_with_one_that_is_gone() {
+        let (first, late) = (used("first"), used("late"));
+        let known = KnownDevices::new(std::slice::from_ref(&first));
+        first.device().set_lost();
+        let shells = known.clone();
+        shells.add(&late);
+        shells.add(&late);
+        let registered = RegisteredDisks::register(&known, disk());
+        assert_eq!((first.device().registered(), late.device().asked().len()), (0, 1));
+        // What a core does then, or one that opens the device.
+        drop(late.register(&registered.disks()[0].area).expect("known"));
+        assert_eq!(late.device().asked().len(), 1);
+    }
+
+    #[test]
+    fn a_device_that_comes_while_disks_are_registered_gets_them_too() {
+        let (first, late) = (used("first"), used("late"));
+        let known = KnownDevices::new(std::slice::from_ref(&first));
+        let gate = first.device().close();
+        let its = known.clone();
+        let thread = std::thread::spawn(move || RegisteredDisks::register(&its, disk()));
+        while !first.device().is_waited_at() {
+            std::thread::yield_now();
+        }
+        known.add(&late);
+        drop(gate);
+        let _registered = thread.join().expect("no panic");
+        assert_eq!((first.device().registered(), late.device().registered()), (1, 1));
+    }
+
+    #[test]
+    fn the_list_keeps_no_device_and_forgets_those_that_are_gone() {
+        let (first, late) = (used("first"), used("late"));
+        let known = KnownDevices::new(std::slice::from_ref(&first));
+        drop(first);
+        assert!(known.next(&[]).is_none());
+        known.add(&late);
+        assert_eq!(known.0.lock().len(), 1);
     }
 }

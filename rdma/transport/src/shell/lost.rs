@@ -27,7 +27,7 @@ use super::device::DeviceCore;
 use super::ending::{End, Tells};
 use super::events::{Part, failed, told};
 use super::listeners::{BACKLOG, Why};
-use super::ready::Ready;
+use super::ready::{Ready, drop_gone};
 use super::{SharedDevice, Shell, ShellConfig, Source};
 use crate::controller::Conn;
 
@@ -137,6 +137,8 @@ impl Shell {
     pub fn on_message<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, message: DeviceMessage) {
         match message {
             DeviceMessage::Lost(serial) => {
+                // It is marked: one that waits here is not opened any more, but let go of.
+                self.open_waiting();
                 if let Some(index) = self.place_of(serial) {
                     self.lose(core, index);
                 }
@@ -151,10 +153,14 @@ impl Shell {
                     self.preparing.add_pools(&areas);
                 }
             }
+            DeviceMessage::Found(ready) if ready.shared().device().is_lost() => drop(ready),
             DeviceMessage::Found(ready) => {
+                let device = ready.shared().device().name();
+                self.waiting.remove(device);
                 if let Err(error) = self.open(&ready) {
-                    let device = ready.shared().device().name();
-                    tracing::error!(device, core = self.opening.core, %error, "RDMA device cannot be used");
+                    let core = self.opening.core;
+                    tracing::error!(device, core, error, "RDMA device cannot be used: it is tried again");
+                    self.waiting.add(ready);
                 }
             }
         }
@@ -181,12 +187,21 @@ impl Shell {
         channel.into_iter().chain(of_device).collect()
     }
 
-    /// Take up a device, with the memory of this core, which is registered.
+    /// Take up a device, with the memory of this core, which is registered. A disk whose memory cannot be
+    /// registered is tried again by itself.
     fn open(&mut self, ready: &Ready) -> Result<(), String> {
         let shared = ready.shared();
+        if shared.device().is_lost() {
+            return Err("it is gone".to_owned());
+        }
         let mut device = DeviceCore::new(shared, &self.opening).map_err(|error| error.to_string())?;
         for disk in &self.disks {
-            device.add_disk(disk).map_err(|error| format!("disk {}: {error}", disk.name))?;
+            let Err(error) = device.add_disk(disk) else { continue };
+            if !self.refused.contains(&disk.name) {
+                let (core, disk) = (self.opening.core, &disk.name);
+                tracing::error!(core, disk, %error, "memory of the disk cannot be registered: tried again");
+                self.refused.push(disk.clone());
+            }
         }
         // librdmacm, having looked for devices at a bad time, opens those that it has anew, and all that
         // comes from then on is of the new one.
@@ -296,6 +311,7 @@ impl Shell {
     /// Once in a while: what was lost or failed is tried again.
     pub(super) fn retry<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         self.retry_disks();
+        self.open_waiting();
         if !self.listens {
             return;
         }
@@ -304,12 +320,9 @@ impl Shell {
                 self.lose(core, index);
             }
         }
-        // Nobody hears what they tell: looked at.
-        let is_gone = |shared: &mut Arc<SharedDevice>| !shared.device().is_listed();
-        let unused = self.unused.extract_if(.., is_gone);
-        for gone in unused.chain(self.unopened.extract_if(.., is_gone)) {
-            gone.device().set_lost();
-        }
+        // Nobody hears what they tell: looked at. And nobody misses one that no listener is on.
+        drop_gone(&mut self.unused);
+        self.missing += drop_gone(&mut self.unopened) + self.preparing.lose_gone();
         if self.missing > 0 || !self.unopened.is_empty() || self.listeners.has_deaf() {
             self.search();
         }
@@ -322,6 +335,16 @@ impl Shell {
             }
         }
         self.listeners = listeners;
+    }
+
+    /// Devices that the others have, and this core could not open.
+    fn open_waiting(&mut self) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        for ready in waiting.again(|ready| self.open(ready)) {
+            let (device, core) = (ready.shared().device().name(), self.opening.core);
+            tracing::info!(device, core, "RDMA device can be used");
+        }
+        self.waiting = waiting;
     }
 
     /// Listen on an address again. `None`: it cannot be had, or its device is not there or not ready.
@@ -382,7 +405,7 @@ impl Shell {
 
     /// Use the devices that are ready by now, and have the other cores do so.
     pub(super) fn take_ready(&mut self) {
-        while let Some((shared, ended)) = self.preparing.next_done() {
+        while let Some((shared, ended)) = self.preparing.next_done(&self.disks) {
             let device = shared.device().name();
             match ended.and_then(|ready| self.open(&ready).map(|()| ready)) {
                 Ok(ready) => {

@@ -50,9 +50,9 @@ use ending::{Ending, SHORT_BOUND};
 use link::{Link, Parts, SEGMENTS_MAX};
 use listeners::Listeners;
 use lost::{Opening, RETRY_PERIOD};
-use ready::Preparations;
+use ready::{Preparations, Waiting};
 
-pub use keys::{RegisteredDisks, SharedDevice};
+pub use keys::{KnownDevices, RegisteredDisks, SharedDevice};
 pub use lost::{DeviceMessage, DiskArea};
 pub use ready::Ready;
 pub use request::{Request, Wanted, check};
@@ -136,6 +136,8 @@ pub struct Shell {
     unused: Vec<Arc<SharedDevice>>,
     /// Their memory is being registered.
     preparing: Preparations,
+    /// Of core 0, and this one could not open them so far.
+    waiting: Waiting,
     /// Found, and not usable so far.
     unopened: Vec<Arc<SharedDevice>>,
     has_refused: bool,
@@ -165,6 +167,8 @@ pub struct ShellSetup<'a> {
     pub core: usize,
     /// The machine's devices: [`SharedDevice::for_listeners`].
     pub devices: &'a [Arc<SharedDevice>],
+    /// Those that come are added to it.
+    pub known: &'a KnownDevices,
     /// This core listens for all.
     pub listens: bool,
     /// Memory of the core: its pools.
@@ -202,7 +206,8 @@ impl Shell {
             channel: CmChannel::new().map_err(|error| error.to_string())?,
             listeners: Listeners::default(),
             missing: 0,
-            preparing: Preparations::new(),
+            preparing: Preparations::new(setup.known.clone()),
+            waiting: Waiting::default(),
             unopened: Vec::new(),
             has_refused: false,
             disks: Vec::new(),

@@ -92,7 +92,8 @@ impl<D: Registers> SharedDevice<D> {
         self.marks().is_used.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_used(&self) {
+    /// True for the first who says so.
+    pub(super) fn set_used(&self) -> bool {
         let is_first = !self.marks().is_used.swap(true, Ordering::Relaxed);
         if is_first && self.device().limits().is_iwarp {
             let device = self.device().name();
@@ -101,6 +102,7 @@ impl<D: Registers> SharedDevice<D> {
                 "iWARP: hosts that connect over this device are able to write to all data in memory"
             );
         }
+        is_first
     }
 
     /// A core could not use it at the start: connections that come by it are refused.
@@ -201,7 +203,7 @@ mod tests {
 
     use super::*;
     use crate::shell::fake::{Fake, fake};
-    use crate::shell::keys::RegisteredDisks;
+    use crate::shell::keys::{KnownDevices, RegisteredDisks};
     use crate::shell::lost::DiskArea;
 
     #[test]
@@ -271,8 +273,7 @@ mod tests {
         all[2].marks().is_left_out.store(true, Ordering::Relaxed);
         let area = Area::map(1, Pages::Base).expect("memory");
         let disks = vec![DiskArea { name: "d".to_owned(), area }];
-        let weak: Vec<_> = all.iter().map(Arc::downgrade).collect();
-        let registered = RegisteredDisks::register(&weak, disks);
+        let registered = RegisteredDisks::register(&KnownDevices::new(&all), disks);
         let counts: Vec<_> = all.iter().map(|it| it.device().registered()).collect();
         assert_eq!(counts, [1, 0, 0]);
         drop(registered);
