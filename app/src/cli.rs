@@ -11,6 +11,7 @@ use spindle_nvme_pcie::{PciAddress, PciAddressError};
 
 use crate::bench::Access;
 use crate::bench::disk::DiskPlace;
+use crate::serve::control::SOCKET;
 use crate::size::Bytes;
 
 /// Spindle: a polled-mode NVMe-oF storage target.
@@ -32,6 +33,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Say what a target of this machine does: cores, traffic, connected hosts
     Status(StatusArgs),
+    /// Call a method of the control socket of a target of this machine
+    Ctl(CtlArgs),
     /// Print the discovery log of a target
     Discover(DiscoverArgs),
     /// Show the machine's NVMe drives, take some from the kernel, give them back
@@ -46,6 +49,9 @@ pub struct ServeArgs {
     /// The configuration; without it the built-in default is served
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Changes by the control socket are not written to the file, and are lost at the end of the process
+    #[arg(long)]
+    pub ephemeral: bool,
 }
 
 /// `spindle check`.
@@ -66,11 +72,25 @@ pub struct CheckArgs {
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     /// The socket of its configuration (control.socket)
-    #[arg(value_name = "SOCKET", default_value = "/run/spindle/control")]
+    #[arg(value_name = "SOCKET", default_value = SOCKET)]
     pub socket: PathBuf,
     /// Print one JSON object, of sums since its start, instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+/// `spindle ctl`.
+#[derive(Debug, Args)]
+pub struct CtlArgs {
+    /// The socket of its configuration (control.socket)
+    #[arg(long, value_name = "SOCKET", default_value = SOCKET)]
+    pub socket: PathBuf,
+    /// The method; without it all of them are printed with their parameters, as Markdown
+    #[arg(value_name = "METHOD")]
+    pub method: Option<String>,
+    /// Its parameters, as --name VALUE
+    #[arg(value_name = "PARAMETERS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub params: Vec<String>,
 }
 
 /// `spindle discover`.
@@ -464,10 +484,13 @@ mod tests {
 
     #[test]
     fn serve_needs_no_configuration_and_check_does() {
-        assert!(matches!(parse("spindle serve"), Ok(Command::Serve(ServeArgs { config: None }))));
+        assert!(matches!(
+            parse("spindle serve"),
+            Ok(Command::Serve(ServeArgs { config: None, ephemeral: false }))
+        ));
         assert!(matches!(
             parse("spindle serve -c a.toml"),
-            Ok(Command::Serve(ServeArgs { config: Some(_) }))
+            Ok(Command::Serve(ServeArgs { config: Some(_), ephemeral: false }))
         ));
         assert!(refusal("spindle check").contains("FILE"));
     }

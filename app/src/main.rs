@@ -1,7 +1,7 @@
 //! The `spindle` binary: the configuration, and the subcommands that use the other crates.
 //!
 //! ```text
-//!   main ── cli (what was asked) ──┬── serve, status            a target, and what it does
+//!   main ── cli (what was asked) ──┬── serve, status, ctl       a target, what it does, changes
 //!                                  ├── check, discover            its configuration, its log
 //!                                  ├── nvme                       its drives: the kernel's or ours
 //!                                  └── bench ──┬── a target     ─┐
@@ -18,11 +18,13 @@ mod bench;
 mod check;
 mod cli;
 mod config;
+mod ctl;
 mod discover;
 mod identity;
 mod log;
 mod nvme;
 mod report;
+mod rpc;
 mod serve;
 mod size;
 mod status;
@@ -55,6 +57,7 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Serve(args) => Ok(serve::run(&args)?),
         Command::Check(args) => Ok(check::run(&args)?),
         Command::Status(args) => Ok(status::run(&args)?),
+        Command::Ctl(args) => Ok(ctl::run(&args)?),
         Command::Discover(args) => Ok(discover::run(&args)?),
         Command::Nvme(args) => Ok(nvme::run(&args.command)?),
         Command::Bench(BenchArgs { command: None, target }) => Ok(bench::run::run(&target)?),

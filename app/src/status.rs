@@ -1,82 +1,34 @@
 //! `spindle status`: what a target of this machine does, asked at its control socket.
 
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::cli::StatusArgs;
 use crate::report::say;
-use crate::serve::control::STATUS;
+use crate::rpc::client::{CallError, call};
 use crate::size::Bytes;
 
-/// How long a target may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Over so long it is seen how busy cores are and what traffic there is.
 const SAMPLE: Duration = Duration::from_secs(1);
-
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum StatusError {
-    /// No target answers at the socket.
-    #[error("{path:?}: {source} (spindle serve answers where its configuration has control.socket)")]
-    Ask {
-        /// The socket's file.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// What answers there is not a target.
-    #[error("{path:?}: not an answer of spindle serve: {what}")]
-    Answer {
-        /// The socket's file.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
-}
 
 /// Ask, and print.
 ///
 /// # Errors
-/// [`StatusError`].
-pub fn run(args: &StatusArgs) -> Result<(), StatusError> {
-    let first = ask(&args.socket)?;
+/// [`CallError`].
+pub fn run(args: &StatusArgs) -> Result<(), CallError> {
+    let ask = || call(&args.socket, "spindle_get_status", Map::new());
+    let first = ask()?;
     if args.json {
         say!("{first}");
         return Ok(());
     }
     // Woken too early, it is a shorter time.
     std::thread::park_timeout(SAMPLE);
-    say!("{}", text(&first, &ask(&args.socket)?));
+    say!("{}", text(&first, &ask()?));
     Ok(())
-}
-
-fn ask(path: &Path) -> Result<Value, StatusError> {
-    let answer = exchange(path).map_err(|source| StatusError::Ask { path: path.to_owned(), source })?;
-    let wrong = |what: String| StatusError::Answer { path: path.to_owned(), what };
-    let value: Value = serde_json::from_str(&answer).map_err(|error| wrong(error.to_string()))?;
-    match value.get("error") {
-        Some(error) => Err(wrong(error.to_string())),
-        None => Ok(value),
-    }
-}
-
-fn exchange(path: &Path) -> std::io::Result<String> {
-    let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(format!("{STATUS}\n").as_bytes())?;
-    let mut answer = String::new();
-    match stream.read_to_string(&mut answer) {
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            Err(std::io::Error::other("no answer: the target may still be opening its disks"))
-        }
-        result => result.map(|_| answer),
-    }
 }
 
 /// Two answers as text: what changes is over the time between them.

@@ -198,6 +198,14 @@ impl ControllerShared {
         self.queues.iter().map(|word| word.load(Ordering::Acquire).count_ones()).sum()
     }
 
+    /// QID of each of them, ascending.
+    pub fn live_qids(&self) -> impl Iterator<Item = u16> {
+        let words = self.queues.iter().map(|word| word.load(Ordering::Acquire)).zip([0u16, 64]);
+        words.flat_map(|(word, first)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit + 1)
+        })
+    }
+
     /// It is of this subsystem and this host. Hosts without a name are told apart by their identifiers.
     fn is_of(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
         self.host_nqn == *host_nqn

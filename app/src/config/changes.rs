@@ -152,7 +152,8 @@ impl Plan {
         // Devices are opened, and memory is registered, for those that there are.
         let (was, is) = (previous.rdma_addresses(), self.rdma_addresses());
         fixed(changes, "listener.address, transport = \"rdma\"", &was, &is);
-        fixed(changes, "control.socket", &previous.control, &self.control);
+        fixed(changes, "control.socket", &previous.control.socket, &self.control.socket);
+        fixed(changes, "control.group", &previous.control.group, &self.control.group);
         let without_level = |plan: &Plan| LogPlan { level: super::LogLevel::Info, ..plan.log };
         fixed(changes, "log.format, peer_lines_per_s", &without_level(previous), &without_level(self));
     }

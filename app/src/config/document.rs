@@ -51,7 +51,7 @@ pub enum Value {
     Identity([u8; 16]),
     /// [`Kind::Address`].
     Address(SocketAddr),
-    /// [`Kind::Path`].
+    /// [`Kind::Path`], [`Kind::PathOrNone`].
     Path(PathBuf),
     /// [`Kind::PciAddress`].
     PciAddress(PciAddress),
@@ -348,6 +348,10 @@ fn scalar(kind: &Kind, value: &DeValue<'_>) -> Result<Value, Option<String>> {
             Some(address) => Some(Value::PciAddress(address.map_err(|error| Some(error.to_string()))?)),
             None => None,
         },
+        Kind::PathOrNone => {
+            let path = text.map(PathBuf::from);
+            path.filter(|path| path.is_absolute() || path.as_os_str().is_empty()).map(Value::Path)
+        }
         Kind::Path => text.map(PathBuf::from).filter(|path| path.is_absolute()).map(Value::Path),
         Kind::List(_) | Kind::Section(_) | Kind::Sections(_) => None,
     };

@@ -49,7 +49,7 @@ pub use origin::RemotePlan;
 pub use origin::{Found, Opened, Origin, Origins};
 pub use plan::{DiskKind, DiskPlan, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
 pub use reach::{connect_line, reachable};
-pub use schema::reference;
+pub use schema::{alternatives, reference};
 pub use snapshot::SnapshotError;
 
 use crate::size::Bytes;
@@ -80,6 +80,8 @@ disk = "ram0"
 #[derive(Debug, Clone)]
 pub struct Config {
     source: Option<PathBuf>,
+    /// As it was read.
+    text: String,
     plan: Plan,
 }
 
@@ -104,21 +106,38 @@ impl Config {
 
     fn read(path: &Path, machine: &Machine) -> Result<Config, ConfigErrors> {
         let text = text_of(path).map_err(|error| ConfigErrors::unreadable(path, &error))?;
-        Ok(Config { source: Some(path.to_owned()), plan: parse(&text, path, machine)? })
+        let plan = parse(&text, path, machine)?;
+        Ok(Config { source: Some(path.to_owned()), text, plan })
     }
 
     /// That of a text, for tests.
     #[cfg(test)]
     pub fn of(text: &str) -> Config {
         let plan = parse(text, Path::new("t.toml"), &Machine::with_endless_memory());
-        Config { source: None, plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
+        Config { source: None, text: text.to_owned(), plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
     }
 
     /// What runs without a file: one RAM disk of 1 GiB for any host on 127.0.0.1:4420.
     pub fn builtin() -> Config {
         // The disk takes memory as it is written, so a machine with less than 1 GiB may still begin with it.
         let plan = parse(BUILTIN, Path::new("the built-in configuration"), &Machine::with_endless_memory());
-        Config { source: None, plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
+        let text = BUILTIN.to_owned();
+        Config { source: None, text, plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
+    }
+
+    /// The same with another text, to be served.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn with_text(&self, text: String) -> Result<Config, ConfigErrors> {
+        let path = self.source.as_deref().unwrap_or(Path::new("configuration"));
+        let plan = parse(&text, path, &Machine::here())?;
+        Ok(Config { source: self.source.clone(), text, plan })
+    }
+
+    /// What it was read from.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// The file it was read from; `None` for the built-in.
@@ -136,7 +155,7 @@ impl Config {
 const TEXT_BYTES_MAX: u64 = 4 << 20;
 
 /// What the file says.
-fn text_of(path: &Path) -> io::Result<String> {
+pub fn text_of(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text)?;
     if text.len() as u64 > TEXT_BYTES_MAX {

@@ -30,7 +30,7 @@ pub struct Plan {
     pub rdma: spindle_rdma::shell::ShellConfig,
     /// Disks in the file's order; names are unique.
     pub disks: Vec<DiskPlan>,
-    /// Listeners in the file's order; addresses and names are unique, there is at least one.
+    /// Listeners in the file's order; addresses and names are unique.
     pub listeners: Vec<ListenerPlan>,
     /// Subsystems in the file's order; NQNs are unique.
     pub subsystems: Vec<SubsystemPlan>,
@@ -38,8 +38,8 @@ pub struct Plan {
     pub referrals: Vec<ReferralPlan>,
     /// What goes to standard error.
     pub log: LogPlan,
-    /// Where `spindle status` asks.
-    pub control: Option<PathBuf>,
+    /// Where operators ask.
+    pub control: ControlPlan,
     /// How long commands in flight get to end after SIGTERM.
     pub drain_deadline: Duration,
     /// What an operator should know though nothing is wrong.
@@ -240,7 +240,7 @@ pub struct SubsystemPlan {
     pub model: String,
     /// Who may connect.
     pub hosts: AllowedHosts,
-    /// Names of the listeners at which it is offered, at least one.
+    /// Names of the listeners at which it is offered.
     pub listeners: Vec<String>,
     /// Lowest and highest controller identifier.
     pub cntlid_range: (u16, u16),
@@ -268,6 +268,15 @@ pub struct ReferralPlan {
     pub transport: TransportKind,
     /// Address and port there.
     pub address: SocketAddr,
+}
+
+/// Where operators ask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ControlPlan {
+    /// The socket. `None`: where it is without a word; an empty path: there is none.
+    pub socket: Option<PathBuf>,
+    /// Whose members may use it.
+    pub group: Option<String>,
 }
 
 /// What goes to standard error.

@@ -69,6 +69,8 @@ pub enum Kind {
     Address,
     /// An absolute path.
     Path,
+    /// An absolute path, or the empty text for none.
+    PathOrNone,
     /// The address of a PCI function.
     PciAddress,
     /// A list of values.
@@ -126,12 +128,7 @@ pub static FILE: &[Key] = &[
     key("tcp", Kind::Section(TCP), Preset::Section, "NVMe/TCP."),
     key("rdma", Kind::Section(RDMA), Preset::Section, "NVMe/RDMA. Used when there is a listener for it."),
     key("disk", Kind::Sections(DISK), Preset::Section, "A disk of this machine."),
-    key(
-        "listener",
-        Kind::Sections(LISTENER),
-        Preset::Section,
-        "An address at which hosts connect. At least one.",
-    ),
+    key("listener", Kind::Sections(LISTENER), Preset::Section, "An address at which hosts connect."),
     key(
         "subsystem",
         Kind::Sections(SUBSYSTEM),
@@ -665,13 +662,22 @@ static LOG: &[Key] = &[
     ),
 ];
 
-static CONTROL: &[Key] = &[key(
-    "socket",
-    Kind::Path,
-    Preset::From("control in the directory that systemd makes (RuntimeDirectory=); otherwise none"),
-    "A Unix socket at which `spindle status` asks what the target does: cores, turns that took long, \
-     connected hosts, traffic. Its directory must exist; root and the user of this process may use it.",
-)];
+static CONTROL: &[Key] = &[
+    key(
+        "socket",
+        Kind::PathOrNone,
+        Preset::From("spindle.sock in the directory that systemd makes (RuntimeDirectory=), or /run/spindle"),
+        "A Unix socket at which `spindle ctl` and SPDK's rpc.py ask by JSON-RPC. Its directory must exist. \
+         \"\": there is none.",
+    ),
+    key(
+        "group",
+        NAME,
+        Preset::From("that of the process"),
+        "A group of /etc/group whose members may use the socket, besides root and the user of this process, \
+         who must be a member of it.",
+    ),
+];
 
 static SHUTDOWN: &[Key] = &[key(
     "deadline_ms",
@@ -707,6 +713,7 @@ impl fmt::Display for Kind {
             Kind::Nguid => f.write_str("32 hexadecimal digits, not all zeroes"),
             Kind::Address => f.write_str("an IP address and a port, like \"0.0.0.0:4420\" or \"[::]:4420\""),
             Kind::Path => f.write_str("an absolute path, like \"/var/lib/spindle/disk0.img\""),
+            Kind::PathOrNone => f.write_str("an absolute path, like \"/run/spindle/spindle.sock\", or \"\""),
             Kind::PciAddress => f.write_str("a PCI address, like \"0000:01:00.0\""),
             Kind::List(of) => write!(f, "a list, each {of}"),
             Kind::Section(_) => f.write_str("a section"),
@@ -741,6 +748,7 @@ impl Key {
             | Kind::Nguid
             | Kind::Address
             | Kind::Path
+            | Kind::PathOrNone
             | Kind::PciAddress
             | Kind::List(_) => None,
         }

@@ -119,11 +119,6 @@ impl Node {
         })
     }
 
-    /// True when the file has no section of this name, not even one of the wrong form.
-    pub fn has_no(&self, name: &str) -> bool {
-        self.sections(name).is_empty() && !self.malformed.contains(&name)
-    }
-
     /// All sections of this name.
     pub fn sections(&self, name: &str) -> &[Node] {
         self.children

@@ -1,178 +1,41 @@
-//! The control socket: what `spindle status` asks.
+//! The control socket's file: where it is, who may use it, and that it goes with the process.
 //!
-//! ```text
-//!   thread "control": accept ─> one line in, "status" ─> one line of JSON out ─> close
-//!                                            └ View: atomics of the cores, the registry, the snapshot
-//! ```
-//! Requests are answered one after the other, and each connection may take a second. Cores are not asked and
-//! do not notice.
-//!
-//! What it does not do: nothing can be changed by it, and it keeps no disk open.
+//! What is asked there is for [`crate::rpc`].
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
-use serde_json::{Value, json};
-use spindle_reactor::run::Turns;
-use spindle_target::shared::Registry;
-use spindle_target::snapshot::Snapshot;
+use super::view::View;
+use crate::rpc;
 
-/// The request that is known.
-pub const STATUS: &str = "status";
-/// How long a client may take for each step.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Longest request.
-const REQUEST_MAX: usize = 64;
-/// After a failure to accept, as without descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// A core as it is seen from outside.
-pub struct CoreView {
-    /// The CPU that it is pinned to.
-    pub cpu: Option<usize>,
-    /// What its turns took.
-    pub turns: Arc<Turns>,
+/// Where it is without `control.socket`: in the first directory that systemd has made for the service, or in
+/// the one that it would make.
+pub fn implied() -> PathBuf {
+    let directories = std::env::var("RUNTIME_DIRECTORY").unwrap_or_default();
+    in_directory(&directories).unwrap_or_else(|| PathBuf::from(SOCKET))
 }
 
-/// What there is to tell.
-pub struct View {
-    started: Instant,
-    /// In their order.
-    cores: Vec<CoreView>,
-    /// Connections of each core.
-    loads: Arc<[AtomicUsize]>,
-    registry: Arc<Registry>,
-    /// Locked while it is read. The last of its owners is never here: it shuts down the disks.
-    snapshot: Mutex<Weak<Snapshot>>,
-}
-
-impl View {
-    /// Of cores that have begun with this snapshot.
-    pub fn new(
-        cores: Vec<CoreView>,
-        loads: Arc<[AtomicUsize]>,
-        registry: Arc<Registry>,
-        snapshot: &Arc<Snapshot>,
-    ) -> View {
-        let snapshot = Mutex::new(Arc::downgrade(snapshot));
-        View { started: Instant::now(), cores, loads, registry, snapshot }
-    }
-
-    /// The cores change to this snapshot.
-    pub fn change_to(&self, next: &Arc<Snapshot>) {
-        *self.lock() = Arc::downgrade(next);
-    }
-
-    /// The snapshot goes: whoever asks from now on sees none.
-    pub fn end(&self) {
-        *self.lock() = Weak::new();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Weak<Snapshot>> {
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn status(&self) -> Value {
-        let lock = self.lock();
-        let snapshot = lock.upgrade();
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "pid": std::process::id(),
-            "uptime_ns": u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            "generation": snapshot.as_ref().map(|snapshot| snapshot.generation),
-            "cores": self.cores(),
-            "controllers": self.controllers(),
-            "namespaces": snapshot.map_or_else(Vec::new, |snapshot| namespaces(&snapshot)),
-        })
-    }
-
-    fn cores(&self) -> Vec<Value> {
-        let longest = |turns: &Turns| -> Vec<Value> {
-            let longest = turns.longest().into_iter();
-            longest
-                .map(|(parts, took)| {
-                    let parts: Vec<_> = turns.names(parts).collect();
-                    json!({ "parts": parts, "ns": took.as_u64() })
-                })
-                .collect()
-        };
-        let core = |(core, view): (usize, &CoreView)| {
-            json!({
-                "core": core,
-                "cpu": view.cpu,
-                "connections": self.loads.get(core).map_or(0, |load| load.load(Ordering::Relaxed)),
-                "busy_ns": view.turns.busy().as_u64(),
-                "long_turns": view.turns.long(),
-                "longest_turns": longest(&view.turns),
-            })
-        };
-        self.cores.iter().enumerate().map(core).collect()
-    }
-
-    fn controllers(&self) -> Vec<Value> {
-        let mut controllers = self.registry.all();
-        controllers.sort_by_key(|it| (it.subsystem_nqn.to_string(), it.cntlid));
-        let tell = |it: &Arc<spindle_target::shared::ControllerShared>| {
-            json!({
-                "host": it.host_nqn.to_string(),
-                "subsystem": it.subsystem_nqn.to_string(),
-                "controller": it.cntlid,
-                "core": it.admin_core,
-                "is_ready": it.is_ready(),
-                "io_queues": it.live_queues(),
-            })
-        };
-        controllers.iter().map(tell).collect()
-    }
-}
-
-fn namespaces(snapshot: &Snapshot) -> Vec<Value> {
-    let mut namespaces = Vec::new();
-    for subsystem in &snapshot.subsystems {
-        for namespace in subsystem.active() {
-            let (geometry, totals) = (namespace.geometry, namespace.counters.totals());
-            namespaces.push(json!({
-                "subsystem": subsystem.nqn.to_string(),
-                "nsid": namespace.nsid,
-                "disk": namespace.source.name(),
-                "kind": namespace.source.kind(),
-                "bytes": geometry.bytes(),
-                "block_bytes": geometry.block_bytes,
-                "reads": totals.reads,
-                "writes": totals.writes,
-                "bytes_read": totals.units_read.saturating_mul(512),
-                "bytes_written": totals.units_written.saturating_mul(512),
-                "media_errors": totals.media_errors,
-            }));
-        }
-    }
-    namespaces
-}
-
-/// Where it is without `control.socket`: in the first directory that systemd has made for the service.
-pub fn of_service() -> Option<PathBuf> {
-    in_directory(std::env::var_os("RUNTIME_DIRECTORY")?.to_str()?)
-}
-
-/// The socket at a path that no configuration names: a failure is a warning, as it must not keep disks from
-/// being served.
-pub fn bind_implied(path: PathBuf) -> Option<Control> {
-    Control::bind(&path)
-        .inspect_err(
-            |error| tracing::warn!(path = %path.display(), %error, "no status socket: cannot listen"),
-        )
+/// The socket at a path that no configuration names: a failure is told, and must not keep disks from being
+/// served.
+pub fn bind_implied(path: &Path, group: Option<&str>) -> Option<Control> {
+    // Only root can; others are told by what follows.
+    let _ = path.parent().map(std::fs::create_dir);
+    Control::bind(path, group)
+        .inspect_err(|error| tracing::info!(path = %path.display(), %error, "no control socket"))
         .ok()
 }
 
 fn in_directory(directories: &str) -> Option<PathBuf> {
     let first = directories.split(':').next().filter(|first| first.starts_with('/'))?;
-    Some(Path::new(first).join("control"))
+    Some(Path::new(first).join("spindle.sock"))
 }
+
+/// Where the socket is by default.
+pub const SOCKET: &str = "/run/spindle/spindle.sock";
 
 /// The socket; its file goes with this.
 pub struct Control {
@@ -183,23 +46,38 @@ pub struct Control {
 }
 
 impl Control {
-    /// Listen at `path`. A socket that no process listens on, which one that was killed has left, is
-    /// replaced.
+    /// Listen at `path`, for the members of `group` too. A socket that no process listens on, which one that
+    /// was killed has left, is replaced.
     ///
     /// # Errors
-    /// The system's; also where another process listens, or another file is there.
-    pub fn bind(path: &Path) -> std::io::Result<Control> {
+    /// The system's; also where another process listens, another file is there, or the group is not.
+    pub fn bind(path: &Path, group: Option<&str>) -> std::io::Result<Control> {
+        let group = group.map(group_id).transpose()?;
         let listener = listen(path)?;
-        Ok(Control { listener, path: path.to_owned(), file: file(path)? })
+        let control = Control { listener, path: path.to_owned(), file: file(path)? };
+        // From here on the file goes if something fails.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+        if group.is_some() {
+            std::os::unix::fs::chown(path, None, group)?;
+        }
+        Ok(control)
     }
 
-    /// Answer from now on, by a thread that goes with the process.
+    /// Answer from now on, by a thread that goes with the process; changes go to `orders`.
     ///
     /// # Errors
     /// The system's.
-    pub fn answer(&self, view: Arc<View>) -> std::io::Result<()> {
+    pub fn answer<O: From<rpc::Change> + Send + 'static>(
+        &self,
+        view: Arc<View>,
+        orders: Sender<O>,
+    ) -> std::io::Result<()> {
         let listener = self.listener.try_clone()?;
-        std::thread::Builder::new().name("control".to_owned()).spawn(move || answer(&listener, &view))?;
+        std::thread::Builder::new().name("control".to_owned()).spawn(move || {
+            if let Err(error) = rpc::answer(&listener, view, orders) {
+                tracing::error!(%error, "the control socket is not answered any more");
+            }
+        })?;
         Ok(())
     }
 }
@@ -218,7 +96,7 @@ fn file(path: &Path) -> std::io::Result<(u64, u64)> {
 }
 
 fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    let listener = match UnixListener::bind(path) {
+    match UnixListener::bind(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
             let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
             if !is_socket {
@@ -233,60 +111,44 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
             UnixListener::bind(path)
         }
         result => result,
-    }?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
-}
-
-fn answer(listener: &UnixListener, view: &View) {
-    loop {
-        match listener.accept() {
-            // An error: the client has gone or was too slow.
-            Ok((stream, _)) => drop(answer_one(stream, view)),
-            Err(_) => std::thread::park_timeout(PAUSE),
-        }
     }
 }
 
-fn answer_one(mut stream: UnixStream, view: &View) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let request = read_line(&mut stream)?;
-    let answer = match request.as_str() {
-        STATUS => view.status(),
-        other => json!({ "error": format!("request {other:?}: must be {STATUS:?}") }),
-    };
-    stream.write_all(format!("{answer}\n").as_bytes())
+/// The number of a group, by its name or as a number.
+fn group_id(group: &str) -> std::io::Result<u32> {
+    let groups = std::fs::read_to_string("/etc/group")?;
+    group_in(&groups, group).ok_or_else(|| std::io::Error::other(format!("there is no group {group:?}")))
 }
 
-/// Up to the first line feed, the end, or [`REQUEST_MAX`].
-fn read_line(stream: &mut UnixStream) -> std::io::Result<String> {
-    let end = Instant::now() + PATIENCE;
-    let mut line = Vec::new();
-    let mut piece = [0; REQUEST_MAX];
-    while line.len() < REQUEST_MAX && !line.contains(&b'\n') {
-        match stream.read(&mut piece)? {
-            0 => break,
-            _ if Instant::now() >= end => return Err(ErrorKind::TimedOut.into()),
-            count => line.extend_from_slice(&piece[..count]),
-        }
-    }
-    let first = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    Ok(String::from_utf8_lossy(first).into_owned())
+fn group_in(groups: &str, group: &str) -> Option<u32> {
+    let named = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
+    });
+    named.or_else(|| group.parse().ok())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
+    use serde_json::{Map, Value, json};
+    use spindle_target::snapshot::Snapshot;
+
     use super::*;
     use crate::config::{Config, DrivesHere};
+    use crate::rpc::client::call;
 
     fn snapshot() -> Arc<Snapshot> {
         Config::builtin().plan().snapshot(None, &DrivesHere, &[]).expect("opened")
     }
 
     fn start(path: &Path, snapshot: &Arc<Snapshot>) -> std::io::Result<Control> {
-        let control = Control::bind(path)?;
-        control.answer(Arc::new(View::new(Vec::new(), Arc::new([]), Arc::default(), snapshot)))?;
+        let control = Control::bind(path, None)?;
+        let config = Config::builtin();
+        let in_force = (config.plan(), snapshot);
+        let view = Arc::new(View::new(Vec::new(), Arc::new([]), Arc::default(), in_force));
+        control.answer(view, std::sync::mpsc::channel::<rpc::Change>().0)?;
         Ok(control)
     }
 
@@ -294,34 +156,79 @@ mod tests {
         std::env::temp_dir().join(format!("spindle-control-{}-{test}", std::process::id()))
     }
 
-    fn ask(path: &Path, request: &str) -> Value {
-        let mut stream = UnixStream::connect(path).expect("it listens");
-        stream.write_all(request.as_bytes()).expect("written");
-        let mut text = String::new();
-        stream.read_to_string(&mut text).expect("an answer");
-        serde_json::from_str(&text).expect("JSON")
+    fn status(path: &Path) -> Value {
+        call(path, "spindle_get_status", Map::new()).expect("answered")
     }
 
     #[test]
     fn it_is_in_the_first_directory_of_the_service() {
-        assert_eq!(in_directory("/run/a:/run/b"), Some(PathBuf::from("/run/a/control")));
+        assert_eq!(in_directory("/run/a:/run/b"), Some(PathBuf::from("/run/a/spindle.sock")));
         assert_eq!((in_directory(""), in_directory("a")), (None, None));
     }
 
     #[test]
-    fn an_unknown_request_is_refused_and_a_silent_client_does_not_block_others() {
+    fn an_unknown_method_is_refused_and_neither_silent_clients_nor_those_that_do_not_read_block_others() {
         let path = path("requests");
         let snapshot = snapshot();
         let control = start(&path, &snapshot).expect("listens");
-        let _silent = UnixStream::connect(&path).expect("it listens");
-        assert_eq!(ask(&path, "status\n")["namespaces"][0]["nsid"], 1);
-        let error = ask(&path, "stop\n")["error"].to_string();
-        assert!(error.contains("stop") && error.contains(STATUS), "{error}");
-        assert!(ask(&path, &"s".repeat(64)).get("error").is_some());
+        let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&path).expect("it listens")).collect();
+        let mut greedy = UnixStream::connect(&path).expect("it listens");
+        greedy.set_nonblocking(true).expect("an option");
+        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": "rpc_get_methods" }).to_string();
+        while greedy.write_all(request.as_bytes()).is_ok() {}
+        assert_eq!(status(&path)["namespaces"][0]["nsid"], 1);
+        let error = call(&path, "spindle_get_statu", Map::new()).expect_err("refused").to_string();
+        assert!(error.contains("did you mean \"spindle_get_status\"?"), "{error}");
+        drop((silent, greedy));
         let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(mode & 0o777, 0o660);
         drop(control);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn more_clients_than_there_is_room_for_take_the_place_of_those_that_are_idle() {
+        let path = path("crowd");
+        let snapshot = snapshot();
+        let _control = start(&path, &snapshot).expect("listens");
+        let first = UnixStream::connect(&path).expect("it listens");
+        let mut crowd: Vec<_> = (0..200).map(|_| UnixStream::connect(&path).expect("it listens")).collect();
+        assert_eq!(status(&path)["generation"], 1);
+        let mut last = crowd.pop().expect("one");
+        last.write_all(br#"{"jsonrpc":"2.0","id":1,"method":"spdk_get_version"}"#).expect("taken");
+        let mut answer = [0; 4096];
+        let count = last.read(&mut answer).expect("answered");
+        assert!(answer[..count].starts_with(b"{"));
+        let mut first = first;
+        assert_eq!(first.read(&mut answer).expect("the end"), 0);
+    }
+
+    #[test]
+    fn a_request_that_is_not_json_is_answered_and_ends_its_client() {
+        let path = path("broken");
+        let snapshot = snapshot();
+        let _control = start(&path, &snapshot).expect("listens");
+        let mut stream = UnixStream::connect(&path).expect("it listens");
+        let whole = br#"{"jsonrpc":"2.0","id":7,"method":"log_get_level"} status"#;
+        stream.write_all(whole).expect("taken");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("the end");
+        let answers: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!((&answers[0]["id"], &answers[0]["result"]), (&json!(7), &json!("NOTICE")));
+        assert_eq!(answers[1]["error"]["code"], -32700);
+    }
+
+    #[test]
+    fn the_group_of_the_socket_is_found_by_name_or_number() {
+        let groups = "root:x:0:\ndisk:x:6:a,b\nbroken\nx:y:z:\n";
+        assert_eq!(
+            ["disk", "root", "17", "x", "none"].map(|it| group_in(groups, it)),
+            [Some(6), Some(0), Some(17), None, None]
+        );
+        let path = path("group");
+        let error = Control::bind(&path, Some("no such group")).err().expect("refused").to_string();
+        assert!(error.contains("no such group") && !path.exists(), "{error}");
     }
 
     #[test]
@@ -332,18 +239,18 @@ mod tests {
         let control = start(&path, &snapshot).expect("no process listens");
         let error = start(&path, &snapshot).err().expect("in use").to_string();
         assert!(error.contains("another process"), "{error}");
-        assert_eq!(ask(&path, "status\n")["generation"], 1, "as before");
+        assert_eq!(status(&path)["generation"], 1, "as before");
         drop(control);
         std::fs::write(&path, "data").expect("written");
         let error = start(&path, &snapshot).err().expect("a file").to_string();
         assert!(error.contains("no socket"), "{error}");
         assert_eq!(std::fs::read(&path).expect("still there"), b"data");
         assert!(
-            bind_implied(path.clone()).is_none(),
+            bind_implied(&path, None).is_none(),
             "of a path that no configuration names that is no error"
         );
         std::fs::remove_file(&path).expect("removed");
-        assert!(bind_implied(path).is_some());
+        assert!(bind_implied(&path, None).is_some());
     }
 
     #[test]
@@ -352,17 +259,17 @@ mod tests {
         let snapshot = snapshot();
         let gone = Arc::downgrade(&snapshot);
         let control = start(&path, &snapshot).expect("listens");
-        assert_eq!(ask(&path, "status\n")["generation"], 1);
+        assert_eq!(status(&path)["generation"], 1);
         drop(snapshot);
         assert!(gone.upgrade().is_none());
-        assert_eq!(ask(&path, "status\n")["namespaces"].as_array().map(Vec::len), Some(0));
+        assert_eq!(status(&path)["namespaces"].as_array().map(Vec::len), Some(0));
         drop(control);
     }
 
     #[test]
     fn a_file_that_has_taken_the_place_of_the_socket_stays() {
         let path = path("place");
-        let control = Control::bind(&path).expect("listens");
+        let control = Control::bind(&path, None).expect("listens");
         std::fs::remove_file(&path).expect("removed");
         std::fs::write(&path, "data").expect("written");
         drop(control);

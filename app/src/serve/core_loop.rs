@@ -18,7 +18,7 @@ mod sockets;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 use spindle_rdma::shell as rdma;
 use spindle_reactor::clock::{Clock, wall_ms};
@@ -120,6 +120,8 @@ pub struct CoreSetup {
     pub listeners: Vec<Listening>,
     /// Connections of each core, so that the next goes to the one with the fewest.
     pub loads: Arc<[AtomicUsize]>,
+    /// Generation of the configuration that hosts of each core are shown.
+    pub shown: Arc<[AtomicU64]>,
     /// Connections that have not sent Connect.
     pub admission: Arc<Admission>,
     /// Sockets and batches.
@@ -214,7 +216,7 @@ impl CoreLoop {
         }
         // The last: what flushing brings goes to other cores and into the log with it.
         pollers.push(Box::new(Requests::new(setup.core, setup.peer_lines_per_s)));
-        let shared = Core::new(target, setup.core, setup.loads, setup.admission);
+        let shared = Core::new(target, setup.core, (setup.loads, setup.shown), setup.admission);
         Ok(CoreLoop { pollers, shared, reactor, stop: setup.stop, pool: area })
     }
 

@@ -4,7 +4,7 @@
 //!   main thread: plan -> snapshot (disks) -> listeners -> threads ─ ready? ─> start lines ─> signals
 //!     SIGHUP: read the file again, new snapshot to all cores
 //!     now and then: drives and far targets that are there at last, or have another size: the same
-//!     `spindle status`: a thread of its own answers (`control`)
+//!     the control socket: a thread of its own answers (`rpc`)
 //!     SIGTERM, SIGINT: Shutdown to all cores; a deadline; the end
 //! ```
 //!
@@ -15,18 +15,21 @@ pub mod control;
 pub mod core_loop;
 mod registrar;
 mod served;
+mod store;
+pub mod view;
 
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use self::control::{Control, CoreView, View};
+use self::control::Control;
 use self::served::Served;
+use self::view::{CoreView, View};
 use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, Handover, Listening, RdmaSetup};
 use registrar::{Next, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -43,7 +46,7 @@ use spindle_transport::admission::Admission;
 
 use crate::cli::ServeArgs;
 use crate::config::{Config, ConfigErrors, Origins, Plan, connect_line};
-use crate::log;
+use crate::{log, rpc};
 
 /// Why serving could not begin or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +96,10 @@ const FAILED_DEADLINE: Duration = Duration::from_secs(1);
 /// disks have in flight, and one that hangs must not keep the process.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
+/// How long a client of the control socket waits until its change is in force, and between two looks.
+const SHOWN_MAX: Duration = Duration::from_secs(30);
+const SHOWN_PERIOD: Duration = Duration::from_micros(200);
+
 /// How long drives may take to be shut down after a shutdown that did not go well, and to be opened until
 /// they can be.
 const DRIVES_MAX: Duration = Duration::from_secs(5);
@@ -118,7 +125,7 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         tracing::warn!("{note}");
     }
     allow_descriptors();
-    let end = serve(config, signals, &log);
+    let end = serve(args, config, signals, &log);
     // Drives are told that power may go, and until then the process stays, also where it could not start.
     // Not for ever where a core hangs.
     match &end {
@@ -129,30 +136,41 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
 }
 
 /// Open the disks, run the cores, and do what signals, drives and far targets ask for until it is time to go.
-fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<(), ServeError> {
+fn serve(
+    args: &ServeArgs,
+    config: Config,
+    signals: SignalsInfo,
+    log: &log::LogControl,
+) -> Result<(), ServeError> {
     // First of all: what it finds wrong ends nothing that has begun.
     let control = bind_control(config.plan())?;
-    let mut served = Served::open(config, Origins::here())?;
+    let mut served = Served::open(config, Origins::here(), args.ephemeral)?;
     let listeners = listen(&served.snapshot().listeners, &[], &[])?;
     served.listens_on(&listeners);
     let running = Running::start(served.plan(), served.snapshot(), listeners, &signals.handle())?;
+    let (send, orders) = mpsc::channel();
     if let Some(control) = &control
-        && let Err(error) = control.answer(Arc::clone(&running.view))
+        && let Err(error) = control.answer(Arc::clone(&running.view), send.clone())
     {
-        tracing::error!(%error, "spindle status is not answered: no thread for it");
+        tracing::error!(%error, "the control socket is not answered: no thread for it");
     }
     announce(served.snapshot(), TransportKind::Tcp);
     let handle = signals.handle();
-    let signals = forward(signals)?;
+    forward(signals, send)?;
     loop {
-        let next = match signals.recv_timeout(served.pause()) {
-            Ok(SIGHUP) => served.reload(log),
+        let next = match orders.recv_timeout(served.pause()) {
+            Ok(Order::Signal(SIGHUP)) => served.reload(log),
+            Ok(Order::Change(change)) => {
+                act_on(change, &mut served, &running, log);
+                None
+            }
             Err(RecvTimeoutError::Timeout) => served.look(Instant::now()),
-            // Disconnected: a core has failed. Without it a part of the hosts would wait for ever.
-            Ok(_) | Err(RecvTimeoutError::Disconnected) => break,
+            // The end of signals: a core has failed. Without it a part of the hosts would wait for ever.
+            Ok(Order::Signal(_) | Order::End) | Err(RecvTimeoutError::Disconnected) => break,
         };
         if let Some(next) = next {
-            running.change_to((next, served.take_listeners()));
+            let listeners = served.take_listeners();
+            running.change_to(served.plan(), (next, listeners));
         }
     }
     let mut deadline = served.plan().drain_deadline;
@@ -170,29 +188,65 @@ fn serve(config: Config, signals: SignalsInfo, log: &log::LogControl) -> Result<
     // A drive that is being opened is shut down as well, unless it does not become ready.
     let give_up = Instant::now() + DRIVES_MAX;
     while served.is_opening_drives() && Instant::now() < give_up {
-        if signals.recv_timeout(served.pause()) == Err(RecvTimeoutError::Disconnected) {
+        if matches!(orders.recv_timeout(served.pause()), Ok(Order::End) | Err(RecvTimeoutError::Disconnected))
+        {
             break;
         }
     }
     end
 }
 
-/// Where `spindle status` asks, if there is such a place.
+/// Where operators ask, if there is such a place.
 fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
-    let of_service = || control::bind_implied(control::of_service()?);
-    let Some(path) = plan.control.clone() else { return Ok(of_service()) };
-    Control::bind(&path).map(Some).map_err(|source| ServeError::Control { path, source })
+    let group = plan.control.group.as_deref();
+    match &plan.control.socket {
+        None => Ok(control::bind_implied(&control::implied(), group)),
+        Some(path) if path.as_os_str().is_empty() => Ok(None),
+        Some(path) => Control::bind(path, group)
+            .map(Some)
+            .map_err(|source| ServeError::Control { path: path.clone(), source }),
+    }
+}
+
+/// What the main thread is to do.
+enum Order {
+    Signal(i32),
+    Change(rpc::Change),
+    /// A core has failed.
+    End,
+}
+
+impl From<rpc::Change> for Order {
+    fn from(change: rpc::Change) -> Order {
+        Order::Change(change)
+    }
+}
+
+/// Do what a client of the control socket asks for, and tell it when all cores have it.
+fn act_on(change: rpc::Change, served: &mut Served, running: &Running, log: &log::LogControl) {
+    let done = served.change(log, |edit| (change.edit)(edit, &change.args));
+    let result = done.map(|(result, next)| {
+        if let Some(next) = next {
+            let (generation, listeners) = (next.generation, served.take_listeners());
+            running.change_to(served.plan(), (next, listeners));
+            running.wait_until_shown(generation);
+        }
+        result
+    });
+    change.answer(result);
 }
 
 /// The signals, until a core has failed. From a thread of their own, which goes with the process.
-fn forward(mut signals: SignalsInfo) -> Result<mpsc::Receiver<i32>, ServeError> {
-    let (send, receive) = mpsc::channel();
-    let run = move || signals.forever().try_for_each(|signal| send.send(signal));
+fn forward(mut signals: SignalsInfo, send: mpsc::Sender<Order>) -> Result<(), ServeError> {
+    let run = move || {
+        let _ = signals.forever().try_for_each(|signal| send.send(Order::Signal(signal)));
+        let _ = send.send(Order::End);
+    };
     std::thread::Builder::new()
         .name("signals".to_owned())
         .spawn(run)
         .map_err(|error| ServeError::Start(format!("thread of the signals: {error}")))?;
-    Ok(receive)
+    Ok(())
 }
 
 /// A connection is a descriptor: allow as many as the system lets us have.
@@ -211,6 +265,8 @@ struct Running {
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     view: Arc<View>,
+    /// Generation of the configuration that hosts of each core are shown.
+    shown: Arc<[AtomicU64]>,
     /// What the cores change to goes by it.
     registrar: Option<Registrar>,
 }
@@ -226,8 +282,8 @@ impl Running {
     }
 
     /// All cores change to this snapshot, and one of them listens on what is new in it.
-    fn change_to(&self, next: Next) {
-        self.view.change_to(&next.0);
+    fn change_to(&self, plan: &Plan, next: Next) {
+        self.view.change_to(plan, &next.0);
         let next = match &self.registrar {
             Some(registrar) => registrar.send(next),
             None => Err(next),
@@ -237,6 +293,16 @@ impl Running {
             let listeners = Handover::new((next.generation, listeners));
             self.send(ACCEPTOR..ACCEPTOR + 1, &CoreMessage::Listen(listeners));
             self.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
+        }
+    }
+
+    /// Until hosts of all cores are shown this configuration, or later ones; or [`SHOWN_MAX`], as where much
+    /// memory is registered for it.
+    fn wait_until_shown(&self, generation: u64) {
+        let end = Instant::now() + SHOWN_MAX;
+        let is_shown = || self.shown.iter().all(|shown| shown.load(Ordering::Acquire) >= generation);
+        while !is_shown() && Instant::now() < end {
+            std::thread::park_timeout(SHOWN_PERIOD);
         }
     }
 
@@ -309,6 +375,7 @@ fn start(
         .ok_or_else(|| ServeError::Start("no core is configured".to_owned()))?;
     let registry = Arc::new(Registry::default());
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
+    let shown: Arc<[AtomicU64]> = (0..cores).map(|_| AtomicU64::new(snapshot.generation)).collect();
     let admission = Admission::new(plan.limits.unconnected_per_address);
     let stop = Arc::new(AtomicBool::new(false));
     let mut listeners = Some(listeners);
@@ -329,6 +396,7 @@ fn start(
             registry: Arc::clone(&registry),
             listeners: listeners.take().unwrap_or_default(),
             loads: Arc::clone(&loads),
+            shown: Arc::clone(&shown),
             admission: Arc::clone(&admission),
             shell: plan.tcp.shell,
             conn: plan.tcp.conn,
@@ -356,10 +424,10 @@ fn start(
     let ready = wait_ready(cores, &is_ready).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
     let (pools, turns): (Vec<_>, Vec<_>) = ready.into_iter().map(|core| (core.pool, core.turns)).unzip();
     let seen = cpus.into_iter().zip(turns).map(|(cpu, turns)| CoreView { cpu, turns }).collect();
-    let view = Arc::new(View::new(seen, loads, registry, snapshot));
+    let view = Arc::new(View::new(seen, loads, registry, (plan, snapshot)));
     let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
     let registrar = Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?;
-    Ok(Running { remote, threads, stop, view, registrar: Some(registrar) })
+    Ok(Running { remote, threads, stop, view, shown, registrar: Some(registrar) })
 }
 
 /// Until each of so many cores has said that it works; what each said, in their order.
@@ -485,7 +553,13 @@ mod tests {
             remote: mailboxes[0].remote(),
             threads: vec![thread],
             stop: Arc::clone(&stop),
-            view: Arc::new(View::new(Vec::new(), Arc::new([]), Arc::default(), &snapshot)),
+            view: Arc::new(View::new(
+                Vec::new(),
+                Arc::new([]),
+                Arc::default(),
+                (Config::builtin().plan(), &snapshot),
+            )),
+            shown: Arc::new([]),
             registrar: None,
         };
         let error = running.shut_down(Duration::ZERO);

@@ -1,5 +1,6 @@
-//! [`Served`]: the configuration that is served, and what makes another of it: SIGHUP, a drive or a far
-//! target that was absent and is there now, a namespace of one that has another size.
+//! [`Served`]: the configuration that is served, and what makes another of it: SIGHUP, a change by the
+//! control socket, a drive or a far target that was absent and is there now, a namespace of one that has
+//! another size.
 //!
 //! Drives and far targets are opened in the background ([`tries`]), at the start as well as later: one that
 //! is broken takes minutes to say so, and the caller has signals to hear meanwhile. What opens is in the next
@@ -10,10 +11,11 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
@@ -21,8 +23,10 @@ use spindle_target::snapshot::{Listener, Snapshot};
 use self::tries::Tries;
 use super::ServeError;
 use super::core_loop::Listening;
-use crate::config::{Change, Config, Found, Opened, Origin, Origins, Plan, SnapshotError};
+use super::store::{Staged, difference};
+use crate::config::{Config, Found, Opened, Origin, Origins, Plan, SnapshotError, text_of};
 use crate::log::LogControl;
+use crate::rpc::{Edit, Failure};
 
 #[cfg(test)]
 mod tests;
@@ -36,9 +40,15 @@ const START_PERIOD: Duration = Duration::from_millis(5);
 /// that configuration, which waits for memory to be registered where there is RDMA.
 const CLOSING_MAX: Duration = Duration::from_secs(3);
 
+/// Why a configuration is not served, line by line; all is as it was.
+#[derive(Debug)]
+struct Refused(Vec<String>);
+
 /// What is served now.
 pub struct Served {
     config: Config,
+    /// Changes are not written to a file.
+    is_ephemeral: bool,
     snapshot: Arc<Snapshot>,
     tries: Tries,
     /// Why a new size cannot be served, as it was said: not said again.
@@ -57,12 +67,12 @@ fn known(listeners: &[Listening]) -> impl Iterator<Item = Known> {
 }
 
 impl Served {
-    /// Open what the file says: the first snapshot, with the drives that are there and the far targets that
-    /// answer soon.
+    /// Open what the file says, to which changes are written unless `is_ephemeral`: the first snapshot, with
+    /// the drives that are there and the far targets that answer soon.
     ///
     /// # Errors
     /// [`ServeError::Start`]. A drive that is absent, or a far target that is away, is none.
-    pub fn open(config: Config, origins: Origins) -> Result<Served, ServeError> {
+    pub fn open(config: Config, origins: Origins, is_ephemeral: bool) -> Result<Served, ServeError> {
         let failed = |error: SnapshotError| ServeError::Start(error.to_string());
         let begun = Instant::now();
         let mut tries = Tries::new(origins);
@@ -96,7 +106,7 @@ impl Served {
         // What is open is not tried any more, and a drive that is not there is opened once it is.
         tries.open(config.plan().absent(Some(&snapshot)), begun);
         let (why, listeners, known) = (String::new(), Vec::new(), Vec::new());
-        Ok(Served { config, snapshot, tries, why, listeners, known })
+        Ok(Served { config, is_ephemeral, snapshot, tries, why, listeners, known })
     }
 
     /// What is served now.
@@ -125,65 +135,117 @@ impl Served {
             tracing::warn!("SIGHUP: serving the built-in default, there is no file to read again");
             return None;
         };
-        let next = match Config::load(&path) {
-            Ok(next) => next,
-            Err(errors) => {
-                errors.lines().for_each(|line| tracing::error!("{line}"));
+        let next = Config::load(&path).map_err(|errors| Refused(errors.lines().collect()));
+        let applied = next.and_then(|next| self.apply(next, log, || Ok(())));
+        match applied {
+            Ok(snapshot) => Some(snapshot),
+            Err(Refused(why)) => {
+                why.iter().for_each(|line| tracing::error!("{line}"));
                 tracing::error!("SIGHUP: all stays as it was");
-                return None;
+                None
             }
+        }
+    }
+
+    /// Change the text of the configuration as `edit` says, keep it, and serve it. `Some`: the snapshot that
+    /// the cores are to change to; `None`: nothing is changed by it.
+    ///
+    /// # Errors
+    /// [`Failure`]; all is as it was.
+    pub fn change(
+        &mut self,
+        log: &LogControl,
+        edit: impl FnOnce(&mut Edit<'_>) -> Result<Value, Failure>,
+    ) -> Result<(Value, Option<Arc<Snapshot>>), Failure> {
+        let file = self.file_to_keep()?;
+        let text = self.config.text();
+        let document = text.parse().map_err(|error: toml_edit::TomlError| {
+            Failure::system(format!("the configuration cannot be changed: {error}"))
+        })?;
+        let mut edited = Edit { document, plan: self.config.plan() };
+        let result = edit(&mut edited)?;
+        let text = edited.document.to_string();
+        if text == self.config.text() {
+            return Ok((result, None));
+        }
+        let refused = |lines: Vec<String>| Failure::refused(lines.join("\n"));
+        let next = self.config.with_text(text).map_err(|errors| refused(errors.lines().collect()))?;
+        // On stable storage before anything is changed: what can fail is the rename.
+        let staged = file.map(|file| Staged::new(&file, next.text()));
+        let staged = staged.transpose().map_err(|error| {
+            Failure::system(format!("the configuration cannot be written, so nothing is changed: {error}"))
+        })?;
+        let keep = || staged.map_or(Ok(()), Staged::commit).map_err(|error| Refused(vec![error.to_string()]));
+        match self.apply(next, log, keep) {
+            Ok(snapshot) => Ok((result, Some(snapshot))),
+            Err(Refused(lines)) => Err(refused(lines)),
+        }
+    }
+
+    /// The file that a change is to be kept in; none where changes are not kept.
+    fn file_to_keep(&self) -> Result<Option<PathBuf>, Failure> {
+        if self.is_ephemeral {
+            return Ok(None);
+        }
+        let Some(path) = self.config.source() else {
+            return Err(Failure::system(
+                "there is no file (-c FILE) to keep a change in: start with one, or with --ephemeral to have \
+                 changes that are lost at the end of the process"
+                    .to_owned(),
+            ));
         };
+        let text = text_of(path).map_err(|error| Failure::system(format!("{}: {error}", path.display())))?;
+        if text != self.config.text() {
+            return Err(Failure::system(format!(
+                "{} was changed since it was read (SIGHUP reads it again):\n{}",
+                path.display(),
+                difference(self.config.text(), &text)
+            )));
+        }
+        Ok(Some(path.to_owned()))
+    }
+
+    /// Serve another configuration: all of it, or nothing. `keep` is called when nothing else can fail.
+    fn apply(
+        &mut self,
+        next: Config,
+        log: &LogControl,
+        keep: impl FnOnce() -> Result<(), Refused>,
+    ) -> Result<Arc<Snapshot>, Refused> {
         let is_open = |name: &str| self.snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
         let changes = next.plan().changes_from(self.config.plan(), &is_open);
-        for change in &changes {
-            if change.is_refused() {
-                tracing::warn!("reload: {change}");
-            } else {
-                tracing::info!("reload: {change}");
-            }
+        let refused: Vec<_> = changes.iter().filter(|change| change.is_refused()).collect();
+        if !refused.is_empty() {
+            return Err(Refused(refused.iter().map(ToString::to_string).collect()));
         }
-        if changes.iter().any(Change::is_refused) {
-            tracing::error!("SIGHUP: all stays as it was");
-            return None;
-        }
-        let notes = next.plan().notes.iter().filter(|note| !self.plan().notes.contains(note));
-        notes.for_each(|note| tracing::warn!("{note}"));
+        let because = |error: &dyn std::fmt::Display| Refused(vec![error.to_string()]);
         // Before anything is changed: an address that is in use is a refusal.
-        let sockets = match self.listen(next.plan()) {
-            Ok(sockets) => sockets,
-            Err(error) => {
-                tracing::error!("SIGHUP: all stays as it was: {error}");
-                return None;
-            }
-        };
+        let sockets = self.listen(next.plan()).map_err(|error| because(&error))?;
         // What is new and may be away is opened by the looks that follow. Other disks of a drive that is open
         // are there at once.
         let absent = next.plan().absent(Some(&self.snapshot));
         let opened: Vec<Opened> = absent.iter().filter_map(|origin| self.already_open(origin)).collect();
-        match next.plan().snapshot(Some(&self.snapshot), &*self.tries.origins().drives, &opened) {
-            Ok(snapshot) => {
-                log.set_level(next.plan().log.level);
-                tracing::info!(
-                    generation = snapshot.generation,
-                    changes = changes.len(),
-                    "configuration read again"
-                );
-                self.config = next;
-                self.known.retain(|(socket, _)| socket.strong_count() > 0);
-                self.known.extend(known(&sockets));
-                self.listeners = sockets;
-                self.snapshot = Arc::clone(&snapshot);
-                // Whoever asks for it may have mended a drive.
-                let now = Instant::now();
-                self.tries.again(now);
-                self.tries.open(self.absent(), now);
-                Some(snapshot)
-            }
-            Err(error) => {
-                tracing::error!("SIGHUP: all stays as it was: {error}");
-                None
-            }
+        let snapshot = next.plan().snapshot(Some(&self.snapshot), &*self.tries.origins().drives, &opened);
+        let snapshot = snapshot.map_err(|error| because(&error))?;
+        keep()?;
+        for change in &changes {
+            tracing::info!("reload: {change}");
         }
+        let notes = next.plan().notes.iter().filter(|note| !self.plan().notes.contains(note));
+        notes.for_each(|note| tracing::warn!("{note}"));
+        log.set_level(next.plan().log.level);
+        let generation = snapshot.generation;
+        tracing::info!(generation, changes = changes.len(), "configuration read again");
+        self.config = next;
+        self.known.retain(|(socket, _)| socket.strong_count() > 0);
+        self.known.extend(known(&sockets));
+        self.listeners = sockets;
+        self.snapshot = Arc::clone(&snapshot);
+        // Whoever asks for it may have mended a drive.
+        let now = Instant::now();
+        self.tries.again(now);
+        self.tries.open(self.absent(), now);
+        Ok(snapshot)
     }
 
     fn listen(&self, next: &Plan) -> Result<Vec<Listening>, ServeError> {

@@ -97,7 +97,7 @@ fn every_value_reaches_the_plan() {
     assert_eq!((conn.initialize_timeout.0, conn.close_timeout.0), (100_000_000, 101_000_000));
     let log = &plan.log;
     assert_eq!((log.level, log.format, log.peer_lines_per_s), (LogLevel::Trace, LogFormat::Json, 3));
-    assert_eq!((plan.drain_deadline, plan.control), (Duration::ZERO, Some("/run/a/socket".into())));
+    assert_eq!((plan.drain_deadline, plan.control.socket), (Duration::ZERO, Some("/run/a/socket".into())));
 }
 
 #[test]

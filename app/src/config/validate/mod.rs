@@ -26,7 +26,8 @@ use super::document::{Errors, Node, Place};
 use super::machine::Machine;
 use super::memory;
 use super::plan::{
-    DiskKind, DiskPlan, LimitsPlan, LogFormat, LogLevel, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
+    ControlPlan, DiskKind, DiskPlan, LimitsPlan, LogFormat, LogLevel, LogPlan, Plan, PoolPlan, ReactorPlan,
+    TcpPlan,
 };
 use super::schema;
 use super::tree::At;
@@ -73,7 +74,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         subsystems,
         referrals: subsystems::referrals(root),
         log: log(root.section("log")),
-        control: root.section("control").find("socket").map(|at| at.value),
+        control: control(root.section("control")),
         drain_deadline: Duration::from_millis(root.section("shutdown").get("deadline_ms")),
         notes: Vec::new(),
     };
@@ -86,6 +87,11 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         remark(&plan, machine, &mut notes);
     }
     Plan { notes, ..plan }
+}
+
+fn control(node: &Node) -> ControlPlan {
+    let (socket, group) = (node.find("socket"), node.find("group"));
+    ControlPlan { socket: socket.map(|at| at.value), group: group.map(|at| at.value) }
 }
 
 fn reactor(node: &Node, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) -> ReactorPlan {
@@ -385,6 +391,9 @@ fn remark_on_subsystems(plan: &Plan, notes: &mut Vec<String>) {
         {
             notes.push(format!("subsystem {}: hosts is empty, so nobody may connect", subsystem.nqn));
         }
+        if subsystem.listeners.is_empty() && !plan.listeners.is_empty() {
+            notes.push(format!("subsystem {}: listeners is empty, so no host finds it", subsystem.nqn));
+        }
         if subsystem.namespaces.is_empty() {
             notes.push(format!(
                 "subsystem {} has no [[subsystem.namespace]]: hosts find no disk in it",
@@ -396,6 +405,9 @@ fn remark_on_subsystems(plan: &Plan, notes: &mut Vec<String>) {
 
 /// What is allowed, but perhaps not meant.
 fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
+    if plan.listeners.is_empty() {
+        notes.push("there is no [[listener]]: no host can connect".to_owned());
+    }
     if plan.subsystems.is_empty() {
         notes.push("there is no [[subsystem]]: hosts find nothing here".to_owned());
     }

@@ -14,16 +14,9 @@ use super::super::schema;
 use super::super::tree::At;
 use crate::identity::{self, Data};
 
-/// The listeners of the file, at least one.
+/// The listeners of the file.
 pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<ListenerPlan> {
     let nodes = root.sections("listener");
-    if root.has_no("listener") {
-        let place = Place { field: "listener".to_owned(), ..Place::default() };
-        place.refuse(
-            errors,
-            "missing; there must be at least one [[listener]] with an address, like \"0.0.0.0:4420\"",
-        );
-    }
     let mut addresses: Vec<(TransportKind, At<SocketAddr>)> = Vec::new();
     let mut names = Unique::default();
     let mut listeners = Vec::new();
@@ -203,9 +196,6 @@ fn offered_at(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<S
     let Some(list) = node.find::<Vec<At<String>>>("listeners") else {
         return listeners.iter().map(|listener| listener.name.clone()).collect();
     };
-    if list.value.is_empty() {
-        list.place.refuse(errors, "must name at least one listener, or be left out for all");
-    }
     for name in &list.value {
         if !listeners.iter().any(|listener| listener.name == name.value) {
             let all = schema::alternatives(listeners.iter().map(|listener| format!("{:?}", listener.name)));

@@ -55,6 +55,7 @@ impl Poller<Core, CoreMessage> for Requests {
     ) -> Option<CoreMessage> {
         let CoreMessage::Target(message) = message else { return Some(message) };
         core.target.on_message(message);
+        core.tell_shown();
         None
     }
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::rate::RateLimit;
@@ -31,6 +31,8 @@ pub struct Core {
     core: usize,
     /// Connections of each core.
     loads: Arc<[AtomicUsize]>,
+    /// Generation of the configuration that hosts of each core are shown.
+    shown: Arc<[AtomicU64]>,
     admission: Arc<Admission>,
     refused_log: RateLimit,
     /// When a long turn may be told again, and how many were not.
@@ -43,7 +45,7 @@ impl Core {
     pub fn new(
         target: TargetCore<Conn>,
         core: usize,
-        loads: Arc<[AtomicUsize]>,
+        (loads, shown): (Arc<[AtomicUsize]>, Arc<[AtomicU64]>),
         admission: Arc<Admission>,
     ) -> Core {
         Core {
@@ -52,6 +54,7 @@ impl Core {
             arrivals: Arrivals::new(),
             core,
             loads,
+            shown,
             admission,
             refused_log: RateLimit::new(1, 5),
             long_log: (Nanos::ZERO, 0),
@@ -100,6 +103,11 @@ impl Core {
         if load.load(Ordering::Relaxed) != connections {
             load.store(connections, Ordering::Relaxed);
         }
+    }
+
+    /// Tell who waits for it which configuration hosts are shown.
+    pub fn tell_shown(&self) {
+        self.shown[self.core].store(self.target.shown().generation, Ordering::Release);
     }
 
     /// See [`TargetCore::make_room`]. `evict` says whether the connection was one of its own; if not, the

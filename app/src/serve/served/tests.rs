@@ -223,14 +223,14 @@ fn served(bays: &Arc<Bays>, drives: &[(&str, u32)]) -> Served {
     let drives_there: Arc<dyn DriveSource> = Arc::clone(bays) as _;
     let origins =
         Origins { drives: drives_there, remote: Arc::new(|_: &RemotePlan| panic!("there is none")) };
-    Served::open(config(drives), origins).unwrap_or_else(|error| panic!("{error}"))
+    Served::open(config(drives), origins, false).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn served_remotes(targets: &Arc<FarTargets>, hosts: &[u8]) -> Served {
     let its = Arc::clone(targets);
     let remote = Arc::new(move |plan: &RemotePlan| its.open(plan));
     let origins = Origins { drives: Arc::new(Bays::default()), remote };
-    Served::open(config_of_remotes(hosts), origins).unwrap_or_else(|error| panic!("{error}"))
+    Served::open(config_of_remotes(hosts), origins, false).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn nsids(snapshot: &Snapshot) -> Vec<u32> {
@@ -428,7 +428,8 @@ impl DriveSource for Together {
 fn the_start_opens_drives_at_once_and_each_once() {
     let drives = Arc::new(Together(Mutex::default(), std::sync::Condvar::new()));
     let origins = Origins { drives: Arc::clone(&drives) as _, ..Origins::here() };
-    let served = Served::open(config(&[(FIRST, 1), (SECOND, 1), (FIRST, 2)]), origins).expect("opened");
+    let served =
+        Served::open(config(&[(FIRST, 1), (SECOND, 1), (FIRST, 2)]), origins, false).expect("opened");
     assert_eq!((nsids(&served.snapshot), *locked(&drives.0)), (vec![1], 2));
     let told = served.tries.told();
     assert!(told.len() == 2 && told.iter().all(|why| why.contains("one of 2")), "{told:?}");
@@ -447,7 +448,7 @@ fn what_stands_in_the_way_of_a_drive_ends_the_start() {
         }
     }
     let origins = Origins { drives: Arc::new(InUse), ..Origins::here() };
-    let error = Served::open(config(&[(FIRST, 1)]), origins).err().expect("refused").to_string();
+    let error = Served::open(config(&[(FIRST, 1)]), origins, false).err().expect("refused").to_string();
     assert!(error.contains(FIRST) && error.contains("in use"), "{error}");
 }
 

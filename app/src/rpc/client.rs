@@ -1,0 +1,83 @@
+//! The other end: one request to a target of this machine.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::wire::{self, Text};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// No target answers at the socket.
+    #[error(
+        "{path:?}: {source} (is `spindle serve` running? control.socket in its configuration says where)"
+    )]
+    Ask {
+        /// The socket's file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// What answers there is not a target.
+    #[error("{path:?}: not an answer of spindle serve: {what}")]
+    Answer {
+        /// The socket's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The target says no.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Ask the target at `path`, and wait for what it answers.
+///
+/// # Errors
+/// [`CallError`].
+pub fn call(path: &Path, method: &str, params: Map<String, Value>) -> Result<Value, CallError> {
+    let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+    let wrong = |what: String| CallError::Answer { path: path.to_owned(), what };
+    let answer =
+        exchange(path, &request).map_err(|source| CallError::Ask { path: path.to_owned(), source })?;
+    let Text::Whole(mut answer, _) = answer else { return Err(wrong("not JSON".to_owned())) };
+    if let Some(error) = answer.get("error") {
+        let message = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
+        return Err(CallError::Refused(message));
+    }
+    match answer.get_mut("result") {
+        Some(result) => Ok(result.take()),
+        None => Err(wrong(format!("{answer}: neither a result nor an error"))),
+    }
+}
+
+fn exchange(path: &Path, request: &Value) -> std::io::Result<Text> {
+    let end = Instant::now() + PATIENCE;
+    let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(request.to_string().as_bytes())?;
+    let (mut answer, mut piece) = (Vec::new(), vec![0; 64 << 10]);
+    loop {
+        match stream.read(&mut piece) {
+            Ok(0) => return Err(std::io::Error::other("it hung up before it had answered")),
+            Ok(count) => answer.extend_from_slice(&piece[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Err(std::io::Error::other("no answer: the target may still be opening its disks"));
+            }
+            Err(error) => return Err(error),
+        }
+        match wire::answer(&answer) {
+            Text::Part if Instant::now() < end => {}
+            text @ (Text::Part | Text::Whole(..) | Text::Broken(_)) => return Ok(text),
+        }
+    }
+}

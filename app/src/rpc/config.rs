@@ -1,0 +1,105 @@
+//! `framework_get_config`: the calls that make what the configuration says, for whoever moves it.
+
+use serde_json::{Value, json};
+use spindle_target::snapshot::AllowedHosts;
+use spindle_transport::TransportKind;
+use uuid::Uuid;
+
+use super::Failure;
+use super::params::Args;
+use super::reads::{address, trtype};
+use crate::config::{DiskKind, DiskPlan, Plan, SubsystemPlan};
+use crate::serve::view::Look;
+
+pub fn config(look: &Look<'_>, args: &Args) -> Result<Value, Failure> {
+    let calls = match args.text("name").map(str::to_ascii_lowercase).as_deref() {
+        Some("bdev") => look.plan.disks.iter().map(disk).collect(),
+        _ => nvmf(&look.plan),
+    };
+    Ok(Value::Array(calls))
+}
+
+fn call(method: &str, params: Value) -> Value {
+    json!({ "method": method, "params": params })
+}
+
+/// The controller of a disk that an attach has named; any other keeps its name.
+fn controller(disk: &DiskPlan, namespace: u32) -> &str {
+    disk.name.strip_suffix(&format!("n{namespace}")).unwrap_or(&disk.name)
+}
+
+fn disk(disk: &DiskPlan) -> Value {
+    let (name, block_bytes) = (&disk.name, disk.block_bytes);
+    let blocks = disk.bytes / u64::from(block_bytes.max(1));
+    let sized = || json!({ "name": name, "num_blocks": blocks, "block_size": block_bytes });
+    match &disk.kind {
+        DiskKind::Ram { .. } => call("bdev_malloc_create", sized()),
+        DiskKind::Null => call("bdev_null_create", sized()),
+        DiskKind::File { path, is_read_only, .. } => call(
+            "bdev_aio_create",
+            json!({ "name": name, "filename": path, "block_size": block_bytes, "readonly": is_read_only }),
+        ),
+        DiskKind::Ng { path, is_read_only } => {
+            call("bdev_aio_create", json!({ "name": name, "filename": path, "readonly": is_read_only }))
+        }
+        DiskKind::Nvme { address, namespace } => call(
+            "bdev_nvme_attach_controller",
+            json!({
+                "name": controller(disk, *namespace), "trtype": "pcie",
+                "traddr": address.to_string(), "namespace": namespace,
+            }),
+        ),
+        DiskKind::Remote { target, namespace, .. } => {
+            let mut params = address(target.transport, target.address);
+            params["name"] = json!(controller(disk, *namespace));
+            params["subnqn"] = json!(target.nqn.to_string());
+            params["hostnqn"] = json!(target.host.nqn.to_string());
+            params["namespace"] = json!(namespace);
+            call("bdev_nvme_attach_controller", params)
+        }
+    }
+}
+
+fn nvmf(plan: &Plan) -> Vec<Value> {
+    let is_there = |kind: &TransportKind| {
+        *kind == TransportKind::Tcp || plan.listeners.iter().any(|listener| listener.transport == *kind)
+    };
+    let transports = TransportKind::ALL.into_iter().filter(is_there);
+    let mut calls: Vec<_> =
+        transports.map(|kind| call("nvmf_create_transport", json!({ "trtype": trtype(kind) }))).collect();
+    plan.subsystems.iter().for_each(|subsystem| subsystem_calls(plan, subsystem, &mut calls));
+    let referrals = plan.referrals.iter().map(|referral| address(referral.transport, referral.address));
+    calls.extend(referrals.map(|it| call("nvmf_discovery_add_referral", json!({ "address": it }))));
+    calls
+}
+
+fn subsystem_calls(plan: &Plan, subsystem: &SubsystemPlan, calls: &mut Vec<Value>) {
+    let nqn = subsystem.nqn.to_string();
+    calls.push(call(
+        "nvmf_create_subsystem",
+        json!({
+            "nqn": nqn,
+            "serial_number": subsystem.serial,
+            "model_number": subsystem.model,
+            "allow_any_host": subsystem.hosts == AllowedHosts::Any,
+            "min_cntlid": subsystem.cntlid_range.0,
+            "max_cntlid": subsystem.cntlid_range.1,
+        }),
+    ));
+    if let AllowedHosts::Only(hosts) = &subsystem.hosts {
+        let hosts = hosts.iter().map(|host| json!({ "nqn": nqn, "host": host.to_string() }));
+        calls.extend(hosts.map(|params| call("nvmf_subsystem_add_host", params)));
+    }
+    for namespace in &subsystem.namespaces {
+        let uuid = namespace.uuid.map(|it| Uuid::from_bytes(it).to_string());
+        let nguid = namespace.nguid.map(|it| Uuid::from_bytes(it).simple().to_string());
+        let inner = json!({
+            "bdev_name": namespace.disk, "nsid": namespace.nsid, "uuid": uuid, "nguid": nguid,
+        });
+        calls.push(call("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": inner })));
+    }
+    for listener in plan.listeners_of(subsystem) {
+        let at = address(listener.transport, listener.address);
+        calls.push(call("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": at })));
+    }
+}

@@ -1,0 +1,351 @@
+//! [`Edit`]: methods that change something change the text of the configuration, with its comments and its
+//! order. What they make is then checked like a file that was written by hand.
+
+use std::net::SocketAddr;
+
+use nvme_spec::nqn::Nqn;
+use serde_json::{Value, json};
+use spindle_target::snapshot::AllowedHosts;
+use spindle_transport::TransportKind;
+use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, value};
+
+use super::Failure;
+use super::params::{Args, nearest};
+use crate::config::{Plan, SubsystemPlan};
+
+type Answer = Result<Value, Failure>;
+
+/// The port that NVMe over Fabrics was given.
+const PORT: u16 = 4420;
+/// That of discovery services.
+const DISCOVERY_PORT: u16 = 8009;
+
+/// The text, and what it says before it is changed.
+pub struct Edit<'a> {
+    pub document: DocumentMut,
+    pub plan: &'a Plan,
+}
+
+impl Edit<'_> {
+    /// The sections of this name, which may be none.
+    pub fn sections(&mut self, name: &str) -> &mut ArrayOfTables {
+        sections(self.document.as_table_mut(), name)
+    }
+
+    /// The subsystem that a call names, in the plan.
+    fn subsystem(&self, args: &Args) -> Result<&SubsystemPlan, Failure> {
+        let nqn = args.nqn("nqn");
+        let found = self.plan.subsystems.iter().find(|subsystem| Some(subsystem.nqn) == nqn);
+        found.ok_or_else(|| {
+            let names: Vec<_> = self.plan.subsystems.iter().map(|it| it.nqn.to_string()).collect();
+            refuse_name(args, "nqn", "subsystem", &names)
+        })
+    }
+
+    /// Its section.
+    fn section(&mut self, nqn: &Nqn) -> Option<&mut Table> {
+        let is_it = |table: &&mut Table| text(table, "nqn").is_some_and(|it| it == nqn.to_string());
+        self.sections("subsystem").iter_mut().find(is_it)
+    }
+
+    /// The names of the listeners of a subsystem, as they stand in the file or as they would.
+    fn listeners(&mut self, subsystem: &SubsystemPlan) -> Option<&mut Array> {
+        let all = subsystem.listeners.iter().cloned().collect::<Array>();
+        let table = self.section(&subsystem.nqn)?;
+        table.entry("listeners").or_insert_with(|| value(all)).as_array_mut()
+    }
+}
+
+/// A text in a section.
+pub fn text<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
+    table.get(key)?.as_str()
+}
+
+fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
+    // One that is written in one line becomes sections.
+    if table.get(name).is_some_and(|item| !item.is_array_of_tables()) {
+        let inline = table.remove(name).and_then(|item| item.into_array_of_tables().ok());
+        table.insert(name, Item::ArrayOfTables(inline.unwrap_or_default()));
+    }
+    let item = table.entry(name).or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
+    match item {
+        Item::ArrayOfTables(tables) => tables,
+        Item::None | Item::Value(_) | Item::Table(_) => panic!("just made: sections"),
+    }
+}
+
+/// There is none of this name.
+pub fn refuse_name(args: &Args, field: &str, what: &str, names: &[String]) -> Failure {
+    let given = args.text(field).unwrap_or_default();
+    match nearest(given, names.iter().map(String::as_str)) {
+        Some(near) => args.refuse(field, format!("there is no such {what}; did you mean {near:?}?")),
+        None => args.refuse(field, format!("there is no such {what}")),
+    }
+}
+
+/// A whole number of the file.
+pub fn number(number: u64) -> Item {
+    value(i64::try_from(number).unwrap_or(i64::MAX))
+}
+
+pub fn create_transport(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let plan = edit.plan;
+    let is_there = |kind| plan.listeners.iter().any(|listener| listener.transport == kind);
+    if transport_of(args) == Some(TransportKind::Rdma) && !is_there(TransportKind::Rdma) {
+        let allowed = "RDMA devices are opened at the start, for the listeners that there are: put one with \
+                       transport = \"rdma\" into the file and restart";
+        return Err(args.refuse("trtype", allowed));
+    }
+    let fixed = [
+        ("max_queue_depth", u64::from(plan.limits.controller.queue_entries), "limits.queue_entries"),
+        ("max_io_qpairs_per_ctrlr", u64::from(plan.limits.io_queues_max), "limits.io_queues"),
+        ("in_capsule_data_size", u64::from(plan.tcp.conn.in_capsule_bytes), "tcp.in_capsule"),
+        ("max_io_size", u64::from(plan.limits.controller.transfer_bytes), "limits.transfer"),
+    ];
+    for (name, is, key) in fixed {
+        if args.whole(name).is_some_and(|wanted| wanted != is) {
+            return Err(args.refuse(name, format!("is {is}, by {key} in the file; restart to change it")));
+        }
+    }
+    Ok(json!(true))
+}
+
+pub fn create_subsystem(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    if edit.subsystem(args).is_ok() {
+        return Err(args.refuse("nqn", "there is a subsystem of this name"));
+    }
+    let mut table = Table::new();
+    table["nqn"] = value(args.text("nqn").unwrap_or_default());
+    for (from, to) in [("serial_number", "serial"), ("model_number", "model")] {
+        if let Some(text) = args.text(from) {
+            table[to] = value(text);
+        }
+    }
+    for (from, to) in [("min_cntlid", "cntlid_min"), ("max_cntlid", "cntlid_max")] {
+        if let Some(wanted) = args.whole(from) {
+            table[to] = number(wanted);
+        }
+    }
+    if args.flag("allow_any_host") {
+        table["allow_any_host"] = value(true);
+    } else {
+        table["hosts"] = value(Array::new());
+    }
+    table["listeners"] = value(Array::new());
+    edit.sections("subsystem").push(table);
+    Ok(json!(true))
+}
+
+pub fn delete_subsystem(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let nqn = edit.subsystem(args)?.nqn.to_string();
+    edit.sections("subsystem").retain(|table| text(table, "nqn") != Some(&nqn));
+    Ok(json!(true))
+}
+
+pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let (subsystem, namespace) = (edit.subsystem(args)?, args.object("namespace"));
+    let disks: Vec<_> = edit.plan.disks.iter().map(|disk| disk.name.clone()).collect();
+    let disk = namespace.text("bdev_name").unwrap_or_default().to_owned();
+    if !disks.contains(&disk) {
+        return Err(refuse_name(&namespace, "bdev_name", "disk", &disks));
+    }
+    let is_taken = |nsid: &u64| subsystem.namespaces.iter().any(|it| u64::from(it.nsid) == *nsid);
+    let nsid = match namespace.whole("nsid") {
+        Some(nsid) if is_taken(&nsid) => {
+            return Err(namespace.refuse("nsid", "the subsystem has a namespace of this number"));
+        }
+        Some(nsid) => nsid,
+        None => (1..).find(|nsid| !is_taken(nsid)).unwrap_or(1),
+    };
+    let nqn = subsystem.nqn;
+    let mut table = Table::new();
+    table["nsid"] = number(nsid);
+    table["disk"] = value(disk);
+    if let Some(uuid) = namespace.text("uuid") {
+        table["uuid"] = value(uuid);
+    }
+    if let Some(nguid) = namespace.text("nguid").and_then(super::params::nguid) {
+        table["nguid"] = value(nguid);
+    }
+    if let Some(section) = edit.section(&nqn) {
+        sections(section, "namespace").push(table);
+    }
+    Ok(json!(nsid))
+}
+
+pub fn remove_ns(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let subsystem = edit.subsystem(args)?;
+    let nsid = args.whole("nsid").unwrap_or(0);
+    if !subsystem.namespaces.iter().any(|it| u64::from(it.nsid) == nsid) {
+        return Err(args.refuse("nsid", "the subsystem has no namespace of this number"));
+    }
+    let nqn = subsystem.nqn;
+    if let Some(section) = edit.section(&nqn) {
+        let is_it = |table: &Table| table.get("nsid").and_then(Item::as_integer) == i64::try_from(nsid).ok();
+        sections(section, "namespace").retain(|table| !is_it(table));
+    }
+    Ok(json!(true))
+}
+
+pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let subsystem = edit.subsystem(args)?;
+    let (nqn, host) = (subsystem.nqn, args.nqn("host"));
+    match &subsystem.hosts {
+        AllowedHosts::Any => {
+            let allowed = "every host may connect; nvmf_subsystem_allow_any_host with allow_any_host = false \
+                           first";
+            return Err(args.refuse("host", allowed));
+        }
+        AllowedHosts::Only(hosts) if host.is_some_and(|host| hosts.contains(&host)) => {
+            return Ok(json!(true));
+        }
+        AllowedHosts::Only(_) => {}
+    }
+    if let Some(section) = edit.section(&nqn)
+        && let Some(hosts) = section.entry("hosts").or_insert_with(|| value(Array::new())).as_array_mut()
+    {
+        hosts.push(args.text("host").unwrap_or_default());
+    }
+    Ok(json!(true))
+}
+
+pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let subsystem = edit.subsystem(args)?;
+    let (nqn, host) = (subsystem.nqn, args.text("host").unwrap_or_default());
+    let is_there = match &subsystem.hosts {
+        AllowedHosts::Any => false,
+        AllowedHosts::Only(hosts) => hosts.iter().any(|it| it.to_string() == host),
+    };
+    if !is_there {
+        return Err(args.refuse("host", "is not in the list of hosts"));
+    }
+    let hosts = edit.section(&nqn).and_then(|section| section.get_mut("hosts")?.as_array_mut());
+    hosts.into_iter().for_each(|hosts| hosts.retain(|it| it.as_str() != Some(host)));
+    Ok(json!(true))
+}
+
+pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let (nqn, is_any) = (edit.subsystem(args)?.nqn, args.flag("allow_any_host"));
+    if let Some(section) = edit.section(&nqn) {
+        if is_any {
+            section.remove("hosts");
+            section["allow_any_host"] = value(true);
+        } else {
+            section.remove("allow_any_host");
+            section.entry("hosts").or_insert_with(|| value(Array::new()));
+        }
+    }
+    Ok(json!(true))
+}
+
+/// The transport that a call names.
+pub fn transport_of(args: &Args) -> Option<TransportKind> {
+    let name = args.text("trtype")?.to_ascii_lowercase();
+    match name.as_str() {
+        "rdma" => Some(TransportKind::Rdma),
+        "tcp" => Some(TransportKind::Tcp),
+        _ => None,
+    }
+}
+
+/// The endpoint in `listen_address`, or in the parameter of this name.
+fn endpoint(args: &Args, name: &str, port: u16) -> Result<(TransportKind, SocketAddr), Failure> {
+    let inner = args.object(name);
+    Ok((transport_of(&inner).unwrap_or(TransportKind::Tcp), inner.address(port)?))
+}
+
+fn transport_name(transport: TransportKind) -> &'static str {
+    match transport {
+        TransportKind::Tcp => "tcp",
+        TransportKind::Rdma => "rdma",
+    }
+}
+
+/// A section with an address.
+fn addressed((transport, address): (TransportKind, SocketAddr)) -> Table {
+    let mut table = Table::new();
+    table["address"] = value(address.to_string());
+    if transport != TransportKind::Tcp {
+        table["transport"] = value(transport_name(transport));
+    }
+    table
+}
+
+fn is_at(table: &Table, (transport, address): (TransportKind, SocketAddr)) -> bool {
+    let at = text(table, "address").and_then(|text| text.parse::<SocketAddr>().ok());
+    at == Some(address) && text(table, "transport").unwrap_or("tcp") == transport_name(transport)
+}
+
+pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let subsystem = edit.subsystem(args)?.clone();
+    let endpoint = endpoint(args, "listen_address", PORT)?;
+    let known = edit.plan.listeners.iter().find(|listener| listener.endpoint() == endpoint);
+    let name = match known {
+        Some(listener) => listener.name.clone(),
+        None => {
+            edit.sections("listener").push(addressed(endpoint));
+            match endpoint.0 {
+                TransportKind::Tcp => endpoint.1.to_string(),
+                TransportKind::Rdma => format!("rdma:{}", endpoint.1),
+            }
+        }
+    };
+    let is_everywhere = edit.section(&subsystem.nqn).is_some_and(|table| !table.contains_key("listeners"));
+    if !subsystem.listeners.contains(&name)
+        && !is_everywhere
+        && let Some(listeners) = edit.listeners(&subsystem)
+    {
+        listeners.push(name);
+    }
+    Ok(json!(true))
+}
+
+pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let subsystem = edit.subsystem(args)?.clone();
+    let endpoint = endpoint(args, "listen_address", PORT)?;
+    let known = edit.plan.listeners_of(&subsystem).find(|listener| listener.endpoint() == endpoint);
+    let Some(name) = known.map(|listener| listener.name.clone()) else {
+        return Err(args.refuse("listen_address", "the subsystem is not offered there"));
+    };
+    if let Some(listeners) = edit.listeners(&subsystem) {
+        listeners.retain(|it| it.as_str() != Some(&name));
+    }
+    let is_used = |other: &SubsystemPlan| other.nqn != subsystem.nqn && other.listeners.contains(&name);
+    if !edit.plan.subsystems.iter().any(is_used) {
+        edit.sections("listener").retain(|table| !is_at(table, endpoint));
+    }
+    Ok(json!(true))
+}
+
+pub fn add_referral(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let endpoint = endpoint(args, "address", DISCOVERY_PORT)?;
+    let mut known = edit.plan.referrals.iter();
+    if known.any(|referral| (referral.transport, referral.address) == endpoint) {
+        return Err(args.refuse("address", "there is such a referral"));
+    }
+    edit.sections("referral").push(addressed(endpoint));
+    Ok(json!(true))
+}
+
+pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let endpoint = endpoint(args, "address", DISCOVERY_PORT)?;
+    let mut known = edit.plan.referrals.iter();
+    if !known.any(|referral| (referral.transport, referral.address) == endpoint) {
+        return Err(args.refuse("address", "there is no such referral"));
+    }
+    edit.sections("referral").retain(|table| !is_at(table, endpoint));
+    Ok(json!(true))
+}
+
+pub fn set_log_level(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let level = match args.text("level").unwrap_or_default().to_ascii_uppercase().as_str() {
+        "ERROR" => "error",
+        "WARNING" => "warn",
+        "INFO" => "debug",
+        "DEBUG" => "trace",
+        _ => "info",
+    };
+    let log = edit.document.as_table_mut().entry("log").or_insert_with(|| Item::Table(Table::new()));
+    log["level"] = value(level);
+    Ok(json!(true))
+}

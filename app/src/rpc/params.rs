@@ -1,0 +1,331 @@
+//! Parameters of methods: which there are, what each may be, and [`Args`], what was given.
+//!
+//! Everything is checked before a method begins, and an error names the parameter, its value and what is
+//! allowed.
+
+use std::net::{IpAddr, SocketAddr};
+
+use nvme_spec::nqn::Nqn;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use super::Failure;
+use crate::config::alternatives;
+
+/// A parameter of a method.
+#[derive(Debug)]
+pub struct Param {
+    /// Its name.
+    pub name: &'static str,
+    /// What it may be.
+    pub kind: Kind,
+    /// The call must give it.
+    pub is_required: bool,
+    /// What it is for.
+    pub about: &'static str,
+}
+
+/// What a parameter may be.
+#[derive(Debug)]
+pub enum Kind {
+    /// `true` or `false`.
+    Flag,
+    /// A whole number.
+    Whole {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
+    /// One of these numbers.
+    Number(&'static [u64]),
+    /// Any text but the empty one.
+    Text,
+    /// One of these, in upper or lower case.
+    Word(&'static [&'static str]),
+    /// A list of texts.
+    Texts,
+    /// An NQN.
+    Nqn,
+    /// A UUID.
+    Uuid,
+    /// 16 bytes in hexadecimal digits.
+    Nguid,
+    /// Parameters of its own.
+    Object(&'static [Param]),
+    /// Only this value, as JSON text: what it asks for otherwise there is not here.
+    Only(&'static str),
+}
+
+/// A parameter that a call may leave out.
+pub const fn may(name: &'static str, kind: Kind, about: &'static str) -> Param {
+    Param { name, kind, is_required: false, about }
+}
+
+/// A parameter that a call must give.
+pub const fn must(name: &'static str, kind: Kind, about: &'static str) -> Param {
+    Param { name, kind, is_required: true, about }
+}
+
+/// The word nearest to `name`, if there is one that is near.
+pub fn nearest<'a>(name: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let distance = |word: &&str| strsim::damerau_levenshtein(name, word);
+    words.min_by_key(distance).filter(|word| distance(word) <= name.len().max(word.len()) / 3)
+}
+
+/// What was given, checked against the parameters of the method.
+#[derive(Debug, Default, PartialEq)]
+pub struct Args {
+    values: Map<String, Value>,
+    /// Path of the object that has them, with a point behind, or empty.
+    path: String,
+}
+
+impl Args {
+    /// # Errors
+    /// The first parameter that is unknown, missing or wrong.
+    pub fn new(given: Map<String, Value>, params: &'static [Param]) -> Result<Args, Failure> {
+        check(&given, params, "")?;
+        // A parameter that is null is one that is not given, as with SPDK.
+        let values = given.into_iter().filter(|(_, value)| !value.is_null()).collect();
+        Ok(Args { values, path: String::new() })
+    }
+
+    /// A flag; false where it is not given.
+    pub fn flag(&self, name: &str) -> bool {
+        self.values.get(name).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    /// A whole number.
+    pub fn whole(&self, name: &str) -> Option<u64> {
+        self.values.get(name).and_then(Value::as_u64)
+    }
+
+    /// A text.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.values.get(name).and_then(Value::as_str)
+    }
+
+    /// Texts; none where it is not given.
+    pub fn texts(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.values.get(name).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
+    }
+
+    /// A name that was checked.
+    pub fn nqn(&self, name: &str) -> Option<Nqn> {
+        Nqn::new(self.text(name)?).ok()
+    }
+
+    /// The parameters in a parameter; none where it is not given.
+    pub fn object(&self, name: &str) -> Args {
+        let values = self.values.get(name).and_then(Value::as_object).cloned().unwrap_or_default();
+        let values = values.into_iter().filter(|(_, value)| !value.is_null()).collect();
+        Args { values, path: format!("{}{name}.", self.path) }
+    }
+
+    /// An error of this parameter, or of what it is when it is not given.
+    pub fn refuse(&self, name: &str, allowed: impl Into<String>) -> Failure {
+        Failure::field(&format!("{}{name}", self.path), self.values.get(name), allowed)
+    }
+
+    /// The address that `traddr`, `trsvcid` and `adrfam` name.
+    ///
+    /// # Errors
+    /// The one that is wrong.
+    pub fn address(&self, port_without: u16) -> Result<SocketAddr, Failure> {
+        let text = self.text("traddr").unwrap_or_default();
+        let wrong = || self.refuse("traddr", "must be an IP address, like \"192.0.2.1\" or \"2001:db8::1\"");
+        let ip: IpAddr = text.parse().map_err(|_| wrong())?;
+        let family = self.text("adrfam").map(str::to_ascii_lowercase);
+        if family.is_some_and(|family| family != if ip.is_ipv4() { "ipv4" } else { "ipv6" }) {
+            return Err(self.refuse("adrfam", format!("must be that of traddr, {text}")));
+        }
+        let port = match self.text("trsvcid") {
+            None => port_without,
+            Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or_else(|| {
+                self.refuse("trsvcid", "must be a port in decimal digits, like \"4420\", and not 0")
+            })?,
+        };
+        Ok(SocketAddr::new(ip, port))
+    }
+}
+
+fn check(given: &Map<String, Value>, params: &'static [Param], path: &str) -> Result<(), Failure> {
+    for (name, value) in given {
+        let field = format!("{path}{name}");
+        let Some(param) = params.iter().find(|param| param.name == name) else {
+            return Err(Failure::field(&field, None, unknown(name, params)));
+        };
+        if !value.is_null() {
+            param.kind.check(&field, value)?;
+        }
+    }
+    let is_given = |param: &Param| given.get(param.name).is_some_and(|value| !value.is_null());
+    match params.iter().find(|param| param.is_required && !is_given(param)) {
+        Some(missing) => {
+            let allowed = format!("must be given: {}", missing.kind);
+            Err(Failure::field(&format!("{path}{}", missing.name), None, allowed))
+        }
+        None => Ok(()),
+    }
+}
+
+fn unknown(name: &str, params: &'static [Param]) -> String {
+    if params.is_empty() {
+        return "there are no parameters here".to_owned();
+    }
+    match nearest(name, params.iter().map(|param| param.name)) {
+        Some(near) => format!("there is no such parameter; did you mean {near:?}?"),
+        None => {
+            let names = params.iter().map(|param| format!("{:?}", param.name));
+            format!("there is no such parameter; it may be {}", alternatives(names))
+        }
+    }
+}
+
+impl Kind {
+    fn check(&self, field: &str, value: &Value) -> Result<(), Failure> {
+        let text = value.as_str();
+        let is_right = match self {
+            Kind::Flag => value.is_boolean(),
+            Kind::Whole { min, max } => value.as_u64().is_some_and(|it| (min..=max).contains(&&it)),
+            Kind::Number(numbers) => value.as_u64().is_some_and(|it| numbers.contains(&it)),
+            Kind::Text => text.is_some_and(|text| !text.is_empty()),
+            Kind::Word(words) => {
+                text.is_some_and(|text| words.iter().any(|word| word.eq_ignore_ascii_case(text)))
+            }
+            Kind::Texts => value.as_array().is_some_and(|list| list.iter().all(Value::is_string)),
+            Kind::Nqn => text.is_some_and(|text| Nqn::new(text).is_ok()),
+            Kind::Uuid => text.and_then(|text| Uuid::parse_str(text).ok()).is_some_and(|it| !it.is_nil()),
+            Kind::Nguid => text.is_some_and(|text| nguid(text).is_some()),
+            Kind::Object(params) => match value.as_object() {
+                Some(object) => return check(object, params, &format!("{field}.")),
+                None => false,
+            },
+            Kind::Only(only) => serde_json::from_str(only).is_ok_and(|only: Value| only == *value),
+        };
+        if is_right { Ok(()) } else { Err(Failure::field(field, Some(value), format!("must be {self}"))) }
+    }
+}
+
+/// 32 hexadecimal digits, with or without hyphens, in lower case; not all zeroes.
+pub fn nguid(text: &str) -> Option<String> {
+    let digits: String = text.chars().filter(|letter| *letter != '-').collect();
+    let is_hex = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_hex && digits.bytes().any(|byte| byte != b'0')).then(|| digits.to_ascii_lowercase())
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Kind::Flag => f.write_str("true or false"),
+            Kind::Whole { min, max: u64::MAX } => write!(f, "a whole number from {min}"),
+            Kind::Whole { min, max } => write!(f, "a whole number from {min} to {max}"),
+            Kind::Number(numbers) => f.write_str(&alternatives(numbers.iter().map(u64::to_string))),
+            Kind::Text => f.write_str("a string that is not empty"),
+            Kind::Word(words) => f.write_str(&alternatives(words.iter().map(|word| format!("{word:?}")))),
+            Kind::Texts => f.write_str("a list of strings"),
+            Kind::Nqn => f.write_str("an NQN, like \"nqn.2026-01.io.spindle:a\""),
+            Kind::Uuid => f.write_str("a UUID, not all zeroes"),
+            Kind::Nguid => f.write_str("32 hexadecimal digits, not all zeroes"),
+            Kind::Object(params) => {
+                let names: Vec<_> = params.iter().map(|param| param.name).collect();
+                write!(f, "an object with {}", names.join(", "))
+            }
+            Kind::Only(only) => write!(f, "{only}: there is nothing else here"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    static PARAMS: &[Param] = &[
+        must("nqn", Kind::Nqn, ""),
+        may("nsid", Kind::Whole { min: 1, max: 9 }, ""),
+        may("trtype", Kind::Word(&["tcp", "rdma"]), ""),
+        may("ana_reporting", Kind::Only("false"), ""),
+        may("address", Kind::Object(&[must("traddr", Kind::Text, ""), may("trsvcid", Kind::Text, "")]), ""),
+        may("uuid", Kind::Uuid, ""),
+        may("nguid", Kind::Nguid, ""),
+        may("names", Kind::Texts, ""),
+        may("flag", Kind::Flag, ""),
+    ];
+
+    fn args(value: Value) -> Result<Args, String> {
+        let Value::Object(given) = value else { panic!("an object") };
+        Args::new(given, PARAMS).map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn each_wrong_parameter_is_named_with_its_value_and_what_is_allowed() {
+        let cases = [
+            (json!({}), "nqn: must be given: an NQN"),
+            (json!({"nqn": null}), "nqn: must be given"),
+            (json!({"nqn": "a\u{1}"}), "nqn = \"a\\u0001\": must be an NQN"),
+            (json!({"nqn": 5}), "nqn = 5: must be an NQN"),
+            (json!({"nqn": "nqn.a", "nsib": 1}), "nsib: there is no such parameter; did you mean \"nsid\"?"),
+            (
+                json!({"nqn": "nqn.a", "something": 1}),
+                "something: there is no such parameter; it may be \"nqn\"",
+            ),
+            (json!({"nqn": "nqn.a", "nsid": 0}), "nsid = 0: must be a whole number from 1 to 9"),
+            (json!({"nqn": "nqn.a", "nsid": -1}), "nsid = -1: must be"),
+            (json!({"nqn": "nqn.a", "nsid": "1"}), "nsid = \"1\": must be"),
+            (json!({"nqn": "nqn.a", "nsid": 1.5}), "nsid = 1.5: must be"),
+            (json!({"nqn": "nqn.a", "trtype": "fc"}), "trtype = \"fc\": must be \"tcp\" or \"rdma\""),
+            (json!({"nqn": "nqn.a", "ana_reporting": true}), "ana_reporting = true: must be false: there is"),
+            (json!({"nqn": "nqn.a", "address": 1}), "address = 1: must be an object with traddr, trsvcid"),
+            (json!({"nqn": "nqn.a", "address": {}}), "address.traddr: must be given"),
+            (json!({"nqn": "nqn.a", "address": {"traddr": ""}}), "address.traddr = \"\": must be a string"),
+            (json!({"nqn": "nqn.a", "uuid": "1"}), "uuid = \"1\": must be a UUID"),
+            (json!({"nqn": "nqn.a", "nguid": "0".repeat(32)}), "must be 32 hexadecimal digits, not all"),
+            (json!({"nqn": "nqn.a", "names": ["a", 1]}), "names = [\"a\",1]: must be a list of strings"),
+            (json!({"nqn": "nqn.a", "flag": 1}), "flag = 1: must be true or false"),
+        ];
+        for (given, wanted) in cases {
+            let error = args(given.clone()).expect_err(wanted);
+            assert!(error.contains(wanted), "{given}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_right_is_there_in_its_type_and_null_is_not_given() {
+        let given = json!({
+            "nqn": "nqn.a", "nsid": 9, "trtype": "TCP", "ana_reporting": false, "flag": true, "uuid": null,
+            "address": {"traddr": "192.0.2.7", "trsvcid": "4421"}, "names": ["a", "b"],
+        });
+        let args = args(given).expect("right");
+        assert_eq!(
+            (args.whole("nsid"), args.text("trtype"), args.flag("flag")),
+            (Some(9), Some("TCP"), true)
+        );
+        assert!(args.text("uuid").is_none() && !args.flag("nothing"));
+        assert_eq!(args.texts("names").collect::<Vec<_>>(), ["a", "b"]);
+        let address = args.object("address").address(4420).expect("an address");
+        assert_eq!(address.to_string(), "192.0.2.7:4421");
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_refused_by_its_part() {
+        let of = |value: Value| {
+            let Value::Object(values) = value else { panic!("an object") };
+            let args = Args { values, path: "a.".to_owned() };
+            args.address(4420).map(|it| it.to_string()).map_err(|failure| failure.message)
+        };
+        assert_eq!(of(json!({"traddr": "::1"})), Ok("[::1]:4420".to_owned()));
+        assert_eq!(of(json!({"traddr": "::1", "adrfam": "IPv6"})), Ok("[::1]:4420".to_owned()));
+        for (value, wanted) in [
+            (json!({"traddr": "host"}), "a.traddr = \"host\""),
+            (json!({"traddr": "::1", "adrfam": "IPv4"}), "a.adrfam = \"IPv4\""),
+            (json!({"traddr": "::1", "trsvcid": "0"}), "a.trsvcid = \"0\""),
+            (json!({"traddr": "::1", "trsvcid": "99999"}), "a.trsvcid"),
+        ] {
+            let error = of(value).expect_err(wanted);
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+}

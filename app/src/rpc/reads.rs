@@ -1,0 +1,334 @@
+//! Methods that only look, in the shapes of SPDK's.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nvme_spec::nqn::Nqn;
+use serde_json::{Value, json};
+use spindle_disk::DiskSource;
+use spindle_target::counters::IoTotals;
+use spindle_target::shared::ControllerShared;
+use spindle_target::snapshot::{AllowedHosts, Listener, Snapshot, Subsystem};
+use spindle_transport::TransportKind;
+use uuid::Uuid;
+
+use super::Failure;
+use super::params::Args;
+use crate::config::LogLevel;
+use crate::serve::view::{CoreView, Look};
+
+type Answer = Result<Value, Failure>;
+
+/// Ticks a second: times are in nanoseconds.
+const TICK_RATE: u64 = 1_000_000_000;
+/// The name of the discovery subsystem (Base 2.0 section 4.5).
+const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+pub fn version(_: &Look<'_>, _: &Args) -> Answer {
+    let number = |text: &str| text.parse::<u64>().unwrap_or(0);
+    Ok(json!({
+        "version": concat!("Spindle v", env!("CARGO_PKG_VERSION")),
+        "fields": {
+            "major": number(env!("CARGO_PKG_VERSION_MAJOR")),
+            "minor": number(env!("CARGO_PKG_VERSION_MINOR")),
+            "patch": number(env!("CARGO_PKG_VERSION_PATCH")),
+            "suffix": env!("CARGO_PKG_VERSION_PRE"),
+        },
+    }))
+}
+
+pub fn reactors(look: &Look<'_>, _: &Args) -> Answer {
+    let uptime = look.view.uptime_ns();
+    let core = |(index, core): (usize, &CoreView)| {
+        let busy = core.turns.busy().as_u64();
+        json!({
+            "lcore": core.cpu.unwrap_or(index),
+            "busy": busy,
+            "idle": uptime.saturating_sub(busy),
+            "in_interrupt": false,
+            "lw_threads": [{ "name": format!("reactor-{index}"), "id": index + 1, "elapsed": uptime }],
+        })
+    };
+    let cores: Vec<_> = look.view.cores.iter().enumerate().map(core).collect();
+    Ok(json!({ "tick_rate": TICK_RATE, "pid": std::process::id(), "reactors": cores }))
+}
+
+pub fn parts(_: &Look<'_>, _: &Args) -> Answer {
+    Ok(json!([
+        { "subsystem": "bdev", "depends_on": [] },
+        { "subsystem": "nvmf", "depends_on": ["bdev"] },
+    ]))
+}
+
+pub fn transports(look: &Look<'_>, args: &Args) -> Answer {
+    let plan = &look.plan;
+    let is_there = |kind: &TransportKind| {
+        *kind == TransportKind::Tcp || plan.listeners.iter().any(|listener| listener.transport == *kind)
+    };
+    let transports = TransportKind::ALL.into_iter().filter(is_there).map(|kind| {
+        let controller = &plan.limits.controller;
+        json!({
+            "trtype": trtype(kind),
+            "max_queue_depth": controller.queue_entries,
+            "max_io_qpairs_per_ctrlr": plan.limits.io_queues_max,
+            "in_capsule_data_size": plan.tcp.conn.in_capsule_bytes,
+            "max_io_size": controller.transfer_bytes,
+            "abort_timeout_sec": 0,
+        })
+    });
+    let transports: Vec<_> = transports.collect();
+    let Some(wanted) = args.text("trtype") else { return Ok(json!(transports)) };
+    let is_wanted = |it: &&Value| it["trtype"].as_str().is_some_and(|it| it.eq_ignore_ascii_case(wanted));
+    match transports.iter().find(is_wanted) {
+        Some(transport) => Ok(json!([transport])),
+        None => Err(args.refuse("trtype", "must be a transport that is in use")),
+    }
+}
+
+pub fn trtype(kind: TransportKind) -> &'static str {
+    match kind {
+        TransportKind::Tcp => "TCP",
+        TransportKind::Rdma => "RDMA",
+    }
+}
+
+pub fn address(kind: TransportKind, address: SocketAddr) -> Value {
+    json!({
+        "trtype": trtype(kind),
+        "adrfam": if address.is_ipv4() { "IPv4" } else { "IPv6" },
+        "traddr": address.ip().to_string(),
+        "trsvcid": address.port().to_string(),
+    })
+}
+
+fn addresses<'a>(listeners: impl Iterator<Item = &'a Listener>) -> Vec<Value> {
+    listeners.filter(|it| it.is_open).map(|it| address(it.transport, it.address)).collect()
+}
+
+fn offered<'a>(snapshot: &'a Snapshot, subsystem: &'a Subsystem) -> impl Iterator<Item = &'a Listener> {
+    subsystem.listeners.iter().filter_map(|index| snapshot.listeners.get(*index))
+}
+
+pub fn subsystems(look: &Look<'_>, args: &Args) -> Answer {
+    let Some(snapshot) = &look.snapshot else { return Ok(json!([])) };
+    let own = snapshot.subsystems.iter().map(|subsystem| subsystem_of(snapshot, subsystem));
+    let discovery = json!({
+        "nqn": DISCOVERY_NQN,
+        "subtype": "Discovery",
+        "listen_addresses": addresses(snapshot.open_listeners()),
+        "allow_any_host": true,
+        "hosts": [],
+    });
+    let all: Vec<Value> = std::iter::once(discovery).chain(own).collect();
+    let Some(wanted) = args.text("nqn") else { return Ok(json!(all)) };
+    match all.iter().find(|it| it["nqn"] == wanted) {
+        Some(subsystem) => Ok(json!([subsystem])),
+        None => Err(no_subsystem(snapshot, args)),
+    }
+}
+
+fn subsystem_of(snapshot: &Snapshot, subsystem: &Subsystem) -> Value {
+    let hosts: Vec<_> = match &subsystem.hosts {
+        AllowedHosts::Any => Vec::new(),
+        AllowedHosts::Only(hosts) => hosts.iter().map(|host| json!({ "nqn": host.to_string() })).collect(),
+    };
+    let namespaces = subsystem.active().map(|namespace| {
+        json!({
+            "nsid": namespace.nsid,
+            "bdev_name": namespace.source.name(),
+            "name": namespace.source.name(),
+            "nguid": Uuid::from_bytes(namespace.nguid).simple().to_string().to_uppercase(),
+            "uuid": Uuid::from_bytes(namespace.uuid).to_string(),
+        })
+    });
+    json!({
+        "nqn": subsystem.nqn.to_string(),
+        "subtype": "NVMe",
+        "listen_addresses": addresses(offered(snapshot, subsystem)),
+        "allow_any_host": subsystem.hosts == AllowedHosts::Any,
+        "hosts": hosts,
+        "serial_number": subsystem.serial,
+        "model_number": subsystem.model,
+        "max_namespaces": spindle_target::snapshot::NSID_MAX,
+        "min_cntlid": subsystem.cntlid_range.0,
+        "max_cntlid": subsystem.cntlid_range.1,
+        "namespaces": namespaces.collect::<Vec<_>>(),
+    })
+}
+
+fn no_subsystem(snapshot: &Snapshot, args: &Args) -> Failure {
+    let names: Vec<String> = snapshot.subsystems.iter().map(|it| it.nqn.to_string()).collect();
+    let near = args.text("nqn").and_then(|nqn| super::params::nearest(nqn, names.iter().map(String::as_str)));
+    match near {
+        Some(near) => args.refuse("nqn", format!("there is no such subsystem; did you mean {near:?}?")),
+        None => args.refuse("nqn", "there is no such subsystem (nvmf_get_subsystems lists them)"),
+    }
+}
+
+/// The subsystem that is named, with its controllers in their order.
+fn of_subsystem(look: &Look<'_>, args: &Args) -> Result<(Nqn, Vec<Arc<ControllerShared>>), Failure> {
+    let Some(snapshot) = &look.snapshot else { return Err(args.refuse("nqn", "the target is ending")) };
+    let nqn = args.nqn("nqn").filter(|nqn| snapshot.subsystem(nqn).is_some());
+    let nqn = nqn.ok_or_else(|| no_subsystem(snapshot, args))?;
+    let mut controllers = look.view.registry.all();
+    controllers.retain(|it| it.subsystem_nqn == nqn);
+    controllers.sort_by_key(|it| it.cntlid);
+    Ok((nqn, controllers))
+}
+
+pub fn controllers(look: &Look<'_>, args: &Args) -> Answer {
+    let (_, controllers) = of_subsystem(look, args)?;
+    let controllers = controllers.iter().map(|it| {
+        json!({
+            "cntlid": it.cntlid,
+            "hostnqn": it.host_nqn.to_string(),
+            "hostid": Uuid::from_bytes(it.host_id).to_string(),
+            "num_io_qpairs": it.live_queues(),
+        })
+    });
+    Ok(json!(controllers.collect::<Vec<_>>()))
+}
+
+pub fn qpairs(look: &Look<'_>, args: &Args) -> Answer {
+    let (_, controllers) = of_subsystem(look, args)?;
+    let qpairs = controllers.iter().flat_map(|it| {
+        let qids = std::iter::once(0).chain(it.live_qids());
+        qids.map(|qid| {
+            json!({
+                "cntlid": it.cntlid,
+                "qid": qid,
+                "state": if it.is_ready() || qid == 0 { "active" } else { "inactive" },
+                "hostnqn": it.host_nqn.to_string(),
+            })
+        })
+        .collect::<Vec<_>>()
+    });
+    Ok(json!(qpairs.collect::<Vec<_>>()))
+}
+
+pub fn listeners(look: &Look<'_>, args: &Args) -> Answer {
+    let (nqn, _) = of_subsystem(look, args)?;
+    let Some(snapshot) = &look.snapshot else { return Ok(json!([])) };
+    let Some(subsystem) = snapshot.subsystem(&nqn) else { return Ok(json!([])) };
+    let listeners = addresses(offered(snapshot, subsystem)).into_iter().map(
+        |address| json!({ "address": address, "ana_states": [{ "ana_group": 1, "ana_state": "optimized" }] }),
+    );
+    Ok(json!(listeners.collect::<Vec<_>>()))
+}
+
+pub fn stats(look: &Look<'_>, _: &Args) -> Answer {
+    let controllers = look.view.registry.all();
+    let groups = look.view.cores.iter().enumerate().map(|(core, _)| {
+        let connections = look.view.loads.get(core).map_or(0, |load| load.load(Ordering::Relaxed));
+        let admin = controllers.iter().filter(|it| it.admin_core == core).count();
+        json!({
+            "name": format!("reactor-{core}"),
+            "current_admin_qpairs": admin,
+            "current_io_qpairs": connections.saturating_sub(admin),
+            "pending_bdev_io": 0,
+            "transports": TransportKind::ALL.map(|kind| json!({ "trtype": trtype(kind) })),
+        })
+    });
+    Ok(json!({ "tick_rate": TICK_RATE, "poll_groups": groups.collect::<Vec<_>>() }))
+}
+
+pub fn referrals(look: &Look<'_>, _: &Args) -> Answer {
+    let Some(snapshot) = &look.snapshot else { return Ok(json!([])) };
+    let referrals = snapshot.referrals.iter().map(|referral| {
+        json!({
+            "address": address(referral.transport, referral.address),
+            "secure_channel": false,
+            "subnqn": DISCOVERY_NQN,
+            "allow_any_host": true,
+            "hosts": [],
+        })
+    });
+    Ok(json!(referrals.collect::<Vec<_>>()))
+}
+
+/// As SPDK calls a disk of this kind.
+fn product(kind: &str) -> &'static str {
+    match kind {
+        "ram" => "Malloc disk",
+        "null" => "Null disk",
+        "file" => "URING bdev",
+        _ => "NVMe disk",
+    }
+}
+
+/// Open disks, those that a call names or all.
+fn disks(look: &Look<'_>, args: &Args) -> Result<Vec<Arc<dyn DiskSource>>, Failure> {
+    let Some(snapshot) = &look.snapshot else { return Ok(Vec::new()) };
+    let all: Vec<_> = snapshot.disks.iter().flatten().cloned().collect();
+    let named = args.text("name").map(|name| ("name", name));
+    let wanted: Vec<_> = named.into_iter().chain(args.texts("names").map(|name| ("names", name))).collect();
+    if wanted.is_empty() {
+        return Ok(all);
+    }
+    let find = |(field, name): (&str, &str)| {
+        let found = all.iter().find(|disk| disk.name() == name).cloned();
+        found.ok_or_else(|| match super::params::nearest(name, all.iter().map(|disk| disk.name())) {
+            Some(near) => args.refuse(field, format!("there is no disk {name:?}; did you mean {near:?}?")),
+            None => args.refuse(field, format!("there is no disk {name:?} (bdev_get_bdevs lists them)")),
+        })
+    };
+    wanted.into_iter().map(find).collect()
+}
+
+pub fn bdevs(look: &Look<'_>, args: &Args) -> Answer {
+    let snapshot = &look.snapshot;
+    let namespaces = || snapshot.iter().flat_map(|it| &it.subsystems).flat_map(|it| it.active());
+    let tell = |disk: &Arc<dyn DiskSource>| {
+        let geometry = disk.geometry();
+        let namespace = namespaces().find(|it| it.source.name() == disk.name());
+        json!({
+            "name": disk.name(),
+            "aliases": [],
+            "product_name": product(disk.kind()),
+            "block_size": geometry.block_bytes,
+            "num_blocks": geometry.block_count,
+            "uuid": namespace.map(|it| Uuid::from_bytes(it.uuid).to_string()),
+            "claimed": namespace.is_some(),
+            "claim_type": namespace.map(|_| "exclusive_write"),
+            "zoned": false,
+            "supported_io_types": {
+                "read": true, "write": !geometry.is_read_only, "unmap": geometry.can_deallocate,
+                "write_zeroes": !geometry.is_read_only, "flush": true, "compare": true,
+                "compare_and_write": geometry.can_compare_and_write,
+            },
+            "driver_specific": { "spindle": { "kind": disk.kind(), "bytes_used": disk.usage().bytes_used } },
+        })
+    };
+    Ok(json!(disks(look, args)?.iter().map(tell).collect::<Vec<_>>()))
+}
+
+pub fn iostat(look: &Look<'_>, args: &Args) -> Answer {
+    let snapshot = &look.snapshot;
+    let namespaces = || snapshot.iter().flat_map(|it| &it.subsystems).flat_map(|it| it.active());
+    let tell = |disk: &Arc<dyn DiskSource>| {
+        let namespace = namespaces().find(|it| it.source.name() == disk.name());
+        let totals = namespace.map_or_else(IoTotals::default, |it| it.counters.totals());
+        json!({
+            "name": disk.name(),
+            "bytes_read": totals.units_read.saturating_mul(512),
+            "num_read_ops": totals.reads,
+            "bytes_written": totals.units_written.saturating_mul(512),
+            "num_write_ops": totals.writes,
+            "num_media_errors": totals.media_errors,
+            "busy_ticks": totals.busy_ns,
+        })
+    };
+    let bdevs: Vec<_> = disks(look, args)?.iter().map(tell).collect();
+    Ok(json!({ "tick_rate": TICK_RATE, "ticks": look.view.uptime_ns(), "bdevs": bdevs }))
+}
+
+pub fn log_level(look: &Look<'_>, _: &Args) -> Answer {
+    Ok(json!(match look.plan.log.level {
+        LogLevel::Error => "ERROR",
+        LogLevel::Warn => "WARNING",
+        LogLevel::Info => "NOTICE",
+        LogLevel::Debug => "INFO",
+        LogLevel::Trace => "DEBUG",
+    }))
+}

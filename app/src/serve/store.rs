@@ -1,0 +1,124 @@
+//! The file of the configuration, written so that it is the old one or the new one whenever power fails or
+//! the process is killed.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// A text that is on stable storage beside the file that it is to be.
+pub struct Staged {
+    file: PathBuf,
+    beside: PathBuf,
+    is_done: bool,
+}
+
+impl Staged {
+    /// Write `text` beside `file`, with its owner and permissions.
+    ///
+    /// # Errors
+    /// The system's; nothing is left then.
+    pub fn new(file: &Path, text: &str) -> io::Result<Staged> {
+        // What a link leads to is written, not the link.
+        let file = std::fs::canonicalize(file)?;
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let beside = file.with_file_name(format!(".{name}.new"));
+        let was = std::fs::metadata(&file)?;
+        let staged = Staged { file, beside, is_done: false };
+        // One that a killed process has left is written over.
+        let options = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).to_owned();
+        let mut written = options.open(&staged.beside)?;
+        let now = written.metadata()?;
+        if (now.uid(), now.gid()) != (was.uid(), was.gid()) {
+            // Only root can give it to somebody else; the directory let us write, which is what counts.
+            let _ = std::os::unix::fs::fchown(&written, Some(was.uid()), Some(was.gid()));
+        }
+        written.set_permissions(std::fs::Permissions::from_mode(was.permissions().mode() & 0o7777))?;
+        written.write_all(text.as_bytes())?;
+        written.sync_all()?;
+        Ok(staged)
+    }
+
+    /// Put it in the place of the file.
+    ///
+    /// # Errors
+    /// The system's; the file is the old one then. That its folder could not be synced is none: the file is
+    /// the new one, though perhaps not after a loss of power.
+    pub fn commit(mut self) -> io::Result<()> {
+        std::fs::rename(&self.beside, &self.file)?;
+        self.is_done = true;
+        let folder = self.file.parent().unwrap_or(Path::new("/"));
+        if let Err(error) = File::open(folder).and_then(|folder| folder.sync_all()) {
+            tracing::warn!(folder = %folder.display(), %error, "the configuration's folder cannot be synced");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.is_done {
+            let _ = std::fs::remove_file(&self.beside);
+        }
+    }
+}
+
+/// Lines that only one of two texts has, the first of them: what somebody has changed.
+pub fn difference(before: &str, after: &str) -> String {
+    const LINES_MAX: usize = 10;
+    let only = |of: &str, other: &str, mark: char| -> Vec<String> {
+        let others: Vec<&str> = other.lines().collect();
+        let own = of.lines().filter(|line| !others.contains(line)).take(LINES_MAX);
+        own.map(|line| format!("{mark}{line}")).collect()
+    };
+    let lines = [only(before, after, '-'), only(after, before, '+')].concat();
+    if lines.is_empty() { "the order of its lines, or empty ones".to_owned() } else { lines.join("\n") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(test: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("spindle-store-{}-{test}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        folder
+    }
+
+    #[test]
+    fn the_new_text_takes_the_place_of_the_old_one_with_its_permissions_also_behind_a_link() {
+        let folder = folder("commit");
+        let (file, link) = (folder.join("real.toml"), folder.join("link.toml"));
+        std::fs::write(&file, "old").expect("written");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).expect("set");
+        std::os::unix::fs::symlink(&file, &link).expect("a link");
+        std::fs::write(folder.join(".real.toml.new"), "left by a killed process, and longer")
+            .expect("written");
+        let staged = Staged::new(&link, "new").expect("staged");
+        assert_eq!(std::fs::read_to_string(&file).expect("read"), "old");
+        staged.commit().expect("renamed");
+        assert_eq!(std::fs::read_to_string(&file).expect("read"), "new");
+        assert_eq!(std::fs::metadata(&file).expect("there").permissions().mode() & 0o7777, 0o640);
+        assert!(std::fs::symlink_metadata(&link).expect("there").is_symlink());
+        assert_eq!(std::fs::read_dir(&folder).expect("a folder").count(), 2);
+        std::fs::remove_dir_all(folder).expect("removed");
+    }
+
+    #[test]
+    fn what_is_not_committed_leaves_nothing() {
+        let folder = folder("drop");
+        let file = folder.join("a.toml");
+        std::fs::write(&file, "old").expect("written");
+        drop(Staged::new(&file, "new").expect("staged"));
+        assert_eq!(std::fs::read_to_string(&file).expect("read"), "old");
+        assert_eq!(std::fs::read_dir(&folder).expect("a folder").count(), 1);
+        assert!(Staged::new(&folder.join("none.toml"), "new").is_err());
+        std::fs::remove_dir_all(folder).expect("removed");
+    }
+
+    #[test]
+    fn a_difference_has_the_lines_of_both() {
+        assert_eq!(difference("a\nb\nc", "a\nx\nc"), "-b\n+x");
+        assert!(difference("a\nb", "b\na").contains("order"));
+    }
+}

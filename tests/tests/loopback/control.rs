@@ -1,0 +1,297 @@
+//! The control socket: a target that is built call by call, changes that stay, and what is refused.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use spindle_initiator::{Controller, Options};
+use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, Served, binary, config, free_port, target};
+
+use super::namespaces::wait_for_notice;
+use super::{RAM, V4, buf, connect, done, pool};
+
+/// A client of the socket.
+struct Client(UnixStream);
+
+impl Client {
+    fn new(socket: &Path) -> Client {
+        let end = Instant::now() + LONG;
+        loop {
+            match UnixStream::connect(socket) {
+                Ok(stream) => {
+                    stream.set_read_timeout(Some(LONG)).expect("an option");
+                    return Client(stream);
+                }
+                Err(error) => assert!(Instant::now() < end, "{socket:?}: {error}"),
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    fn send(&mut self, method: &str, params: &Value) {
+        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+        self.0.write_all(request.to_string().as_bytes()).expect("sent");
+    }
+
+    /// The answer; `None`: the target has hung up.
+    fn answer(&mut self) -> Option<Value> {
+        let (mut text, mut piece) = (Vec::new(), [0; 4096]);
+        loop {
+            let count = self.0.read(&mut piece).unwrap_or(0);
+            if count == 0 {
+                return None;
+            }
+            text.extend_from_slice(&piece[..count]);
+            if let Ok(value) = serde_json::from_slice(&text) {
+                return Some(value);
+            }
+        }
+    }
+
+    fn call(&mut self, method: &str, params: Value) -> Result<Value, String> {
+        self.send(method, &params);
+        let answer = self.answer().expect("an answer");
+        match answer.get("error") {
+            Some(error) => Err(error["message"].as_str().expect("a message").to_owned()),
+            None => Ok(answer["result"].clone()),
+        }
+    }
+
+    fn done(&mut self, method: &str, params: Value) -> Value {
+        self.call(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+}
+
+fn with_socket(text: &str, socket: &Path) -> String {
+    format!("[control]\nsocket = {socket:?}\n{text}")
+}
+
+/// A target that serves nothing yet has no line to wait for.
+struct Bare(Child);
+
+impl Bare {
+    fn start(file: &Path) -> Bare {
+        let command = Command::new(binary())
+            .args(["serve", "-c"])
+            .arg(file)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Bare(command.expect("spindle starts"))
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn listen_address(address: SocketAddr) -> Value {
+    json!({
+        "trtype": "TCP", "adrfam": "IPv4", "traddr": address.ip().to_string(),
+        "trsvcid": address.port().to_string(),
+    })
+}
+
+/// SPDK's order of calls.
+fn build(client: &mut Client, folder: &Folder, address: SocketAddr) {
+    let nqn = json!({ "nqn": SUBSYSTEM });
+    let with = |more: Value| {
+        let mut params = nqn.clone();
+        for (name, value) in more.as_object().expect("an object") {
+            params[name] = value.clone();
+        }
+        params
+    };
+    client.done("nvmf_create_transport", json!({ "trtype": "TCP", "no_srq": false, "c2h_success": true }));
+    let name = client.done("bdev_malloc_create", json!({ "num_blocks": 32768, "block_size": 512 }));
+    assert_eq!(name, "Malloc0");
+    let file = folder.file("disk.img");
+    std::fs::write(&file, vec![0; 16 << 20]).expect("written");
+    client.done("bdev_aio_create", json!({ "name": "aio0", "filename": file, "block_size": 4096 }));
+    client.done("nvmf_create_subsystem", with(json!({ "serial_number": "S1", "max_namespaces": 10 })));
+    let nsid = client.done("nvmf_subsystem_add_ns", with(json!({ "namespace": { "bdev_name": name } })));
+    assert_eq!(nsid, 1);
+    let namespace = json!({ "namespace": { "bdev_name": "aio0", "nsid": 5 } });
+    assert_eq!(client.done("nvmf_subsystem_add_ns", with(namespace)), 5);
+    client.done("nvmf_subsystem_add_listener", with(json!({ "listen_address": listen_address(address) })));
+    client.done("nvmf_subsystem_allow_any_host", with(json!({ "allow_any_host": true })));
+}
+
+#[test]
+fn a_target_is_built_call_by_call_from_nothing_and_is_the_same_after_a_restart() {
+    let (address, folder) = (free_port(V4), Folder::new("control-built"));
+    let socket = folder.file("sock");
+    let file = folder.write(&with_socket("# A comment that stays.\n", &socket));
+    let bare = Bare::start(&file);
+    let mut client = Client::new(&socket);
+    build(&mut client, &folder, address);
+    let (mut controller, mut queue) = connect(address);
+    assert_eq!(controller.namespaces().expect("a list"), [1, 5]);
+    let namespace = controller.namespace(5).expect("a namespace");
+    let ticket = queue.write(&namespace, 0, buf(&pool(), 4096, 1), true).expect("taken");
+    done(&mut queue, ticket);
+    let controllers = client.done("nvmf_subsystem_get_controllers", json!({ "nqn": SUBSYSTEM }));
+    assert_eq!(controllers[0]["num_io_qpairs"], 1, "{controllers}");
+    let qpairs = client.done("nvmf_subsystem_get_qpairs", json!({ "nqn": SUBSYSTEM }));
+    assert_eq!(qpairs.as_array().map(Vec::len), Some(2), "{qpairs}");
+    let stat = client.done("bdev_get_iostat", json!({ "name": "aio0" }));
+    assert_eq!(stat["bdevs"][0]["bytes_written"], 4096, "{stat}");
+    // A host is told of what changes under it.
+    client.done("nvmf_subsystem_remove_ns", json!({ "nqn": SUBSYSTEM, "nsid": 1 }));
+    wait_for_notice(&mut controller);
+    assert_eq!(controller.namespaces().expect("a list"), [5]);
+    let before = client.done("nvmf_get_subsystems", json!({}));
+    drop((controller, queue, bare));
+    let text = std::fs::read_to_string(&file).expect("the file");
+    assert!(text.contains("# A comment that stays."), "{text}");
+    let _bare = Bare::start(&file);
+    let mut client = Client::new(&socket);
+    assert_eq!(client.done("nvmf_get_subsystems", json!({})), before);
+}
+
+#[test]
+fn what_is_refused_leaves_file_and_target_as_they_were() {
+    let (address, folder) = (free_port(V4), Folder::new("control-refused"));
+    let socket = folder.file("sock");
+    let text = with_socket(&config(1, address, &[RAM.to_owned()]), &socket);
+    let mut served = folder.serve(&text);
+    let mut client = Client::new(&socket);
+    let file = folder.file("spindle.toml");
+    let cases = [
+        ("nvmf_create_subsystm", json!({}), "did you mean \"nvmf_create_subsystem\"?"),
+        ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 520 }), "must be 512 or 4096"),
+        (
+            "bdev_malloc_create",
+            json!({ "name": "d1", "num_blocks": 8, "block_size": 512 }),
+            "there is a disk",
+        ),
+        ("bdev_malloc_delete", json!({ "name": "d2" }), "there is no such disk"),
+        ("bdev_null_delete", json!({ "name": "d1" }), "is a disk of kind ram"),
+        ("bdev_aio_create", json!({ "name": "f", "filename": "/none/of/it" }), "path = \"/none/of/it\""),
+        ("nvmf_delete_subsystem", json!({ "nqn": "nqn.none" }), "there is no such subsystem"),
+        ("nvmf_create_subsystem", json!({ "nqn": SUBSYSTEM }), "there is a subsystem of this name"),
+        ("nvmf_subsystem_remove_ns", json!({ "nqn": SUBSYSTEM, "nsid": 2 }), "no namespace of this number"),
+        ("nvmf_subsystem_add_host", json!({ "nqn": SUBSYSTEM, "host": "nqn.h" }), "every host may connect"),
+        (
+            "nvmf_subsystem_add_listener",
+            json!({ "nqn": SUBSYSTEM, "listen_address": { "trtype": "rdma", "traddr": "127.0.0.1" } }),
+            "restart",
+        ),
+        (
+            "nvmf_subsystem_add_listener",
+            json!({ "nqn": SUBSYSTEM, "listen_address": { "trtype": "tcp", "traddr": "203.0.113.9" } }),
+            "203.0.113.9:4420: cannot listen",
+        ),
+        ("nvmf_create_transport", json!({ "trtype": "tcp", "max_queue_depth": 17 }), "limits.queue_entries"),
+    ];
+    for (method, params, wanted) in cases {
+        let error = client.call(method, params).expect_err(wanted);
+        assert!(error.contains(wanted), "{method}: {error}");
+        assert_eq!(std::fs::read_to_string(&file).expect("the file"), text, "{method}");
+    }
+    assert_eq!(client.done("spindle_get_status", json!({}))["generation"], 1);
+    // Changed by hand, the file is not written over.
+    let by_hand = text.replace("[control]", "# By hand.\n[control]");
+    std::fs::write(&file, &by_hand).expect("written");
+    let params = json!({ "num_blocks": 8, "block_size": 512 });
+    let error = client.call("bdev_malloc_create", params.clone()).expect_err("changed by hand");
+    assert!(error.contains("was changed since it was read") && error.contains("+# By hand."), "{error}");
+    served.signal(rustix::process::Signal::HUP);
+    served.wait_for("configuration read again");
+    client.done("bdev_malloc_create", params);
+    assert!(std::fs::read_to_string(&file).expect("the file").starts_with("# By hand."));
+    served.terminate();
+}
+
+#[test]
+fn after_kill_9_in_the_middle_of_changes_the_file_is_one_that_was_there_before_or_after_one_of_them() {
+    let (address, folder) = (free_port(V4), Folder::new("control-killed"));
+    let socket = folder.file("sock");
+    let file = folder.write(&with_socket(&config(1, address, &[RAM.to_owned()]), &socket));
+    let disks = |text: &str| text.matches("[[disk]]").count();
+    let mut kept = 1;
+    for round in 0..10_u64 {
+        let mut served = Served::start(&file);
+        let mut client = Client::new(&socket);
+        let bdevs = client.done("bdev_get_bdevs", json!({}));
+        assert_eq!(bdevs.as_array().map(Vec::len), Some(kept), "a restart serves what the file says");
+        let killer = std::thread::spawn({
+            let pid = served.pid();
+            move || {
+                std::thread::park_timeout(Duration::from_millis(round * 3));
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        });
+        let mut answered = kept;
+        for change in 0.. {
+            let name = format!("r{round}c{change}");
+            client.send("bdev_null_create", &json!({ "name": name, "num_blocks": 8, "block_size": 512 }));
+            match client.answer() {
+                Some(answer) => assert_eq!(answer["result"], name, "{answer}"),
+                None => break,
+            }
+            answered += 1;
+        }
+        killer.join().expect("no panic");
+        served.end();
+        let text = std::fs::read_to_string(&file).expect("the file");
+        kept = disks(&text);
+        // What was answered is kept; one more may be.
+        assert!(kept == answered || kept == answered + 1, "{answered} were answered, {kept} are kept");
+    }
+    assert!(kept > 10, "{kept}");
+}
+
+#[test]
+fn without_a_file_changes_are_made_only_where_they_may_be_lost() {
+    let folder = Folder::new("control-ephemeral");
+    let socket = folder.file("sock");
+    let file = folder.write(&with_socket("", &socket));
+    let ephemeral = Command::new(binary())
+        .args(["serve", "--ephemeral", "-c"])
+        .arg(&file)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let bare = Bare(ephemeral.expect("spindle starts"));
+    let mut client = Client::new(&socket);
+    let before = std::fs::read_to_string(&file).expect("the file");
+    client.done("bdev_null_create", json!({ "name": "n", "num_blocks": 8, "block_size": 512 }));
+    assert_eq!(client.done("bdev_get_bdevs", json!({}))[0]["name"], "n");
+    assert_eq!(std::fs::read_to_string(&file).expect("the file"), before);
+    drop(bare);
+}
+
+fn ctl(socket: &Path, words: &[&str]) -> (bool, String) {
+    let output = Command::new(binary()).arg("ctl").arg("--socket").arg(socket).args(words).output();
+    let output = output.expect("spindle starts");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn an_operator_calls_methods_by_spindle_ctl() {
+    let (address, folder) = (free_port(V4), Folder::new("control-ctl"));
+    let socket: PathBuf = folder.file("sock");
+    let served = folder.serve(&with_socket(&config(1, address, &[RAM.to_owned()]), &socket));
+    let host = "nqn.2026-01.io.spindle:host";
+    assert!(ctl(&socket, &["nvmf_subsystem_allow_any_host", "--nqn", SUBSYSTEM, "--allow-any-host=false"]).0);
+    let refused =
+        Controller::connect(&target(address), &Options::default()).map(drop).expect_err("nobody is allowed");
+    assert!(refused.to_string().contains("Connect"), "{refused}");
+    assert!(ctl(&socket, &["nvmf_subsystem_add_host", "--nqn", SUBSYSTEM, "--host", host]).0);
+    let (is_done, said) = ctl(&socket, &["nvmf_get_subsystems", "--nqn", SUBSYSTEM]);
+    assert!(is_done && said.contains(host), "{said}");
+    let (is_done, said) = ctl(&socket, &["log_set_level", "--level", "LOUD"]);
+    assert!(!is_done && said.contains("level = \"LOUD\": must be \"ERROR\""), "{said}");
+    assert!(ctl(&socket, &["log_set_level", "--level", "DEBUG"]).0);
+    assert_eq!(ctl(&socket, &["log_get_level"]), (true, "DEBUG\n".to_owned()));
+    served.terminate();
+}
