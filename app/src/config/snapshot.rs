@@ -41,6 +41,9 @@ pub enum SnapshotError {
     /// A disk could not get its new size.
     #[error(transparent)]
     Resize(#[from] ResizeError),
+    /// The configuration cannot be kept.
+    #[error("the configuration's file cannot be replaced: {0}")]
+    Keep(std::io::Error),
     /// Something differs that cannot change while the process runs.
     #[error("{field}: is fixed at the start; restart to change it")]
     Fixed {
@@ -110,12 +113,29 @@ impl Plan {
         drives: &dyn DriveSource,
         opened: &[Opened],
     ) -> Result<Arc<Snapshot>, SnapshotError> {
+        self.snapshot_kept(previous, drives, opened, &mut || Ok(()))
+    }
+
+    /// The same of a plan that `keep` keeps: it is called when all is ready and before any disk has another
+    /// size. A disk that is larger than its file says would be refused at the next start.
+    ///
+    /// # Errors
+    /// As there, and those of `keep`.
+    pub fn snapshot_kept(
+        &self,
+        previous: Option<&Snapshot>,
+        drives: &dyn DriveSource,
+        opened: &[Opened],
+        keep: &mut dyn FnMut() -> std::io::Result<()>,
+    ) -> Result<Arc<Snapshot>, SnapshotError> {
         if let Some(previous) = previous {
             SnapshotError::check_fixed(self, previous)?;
         }
         let listeners = self.listeners_after(previous)?;
         let disks = self.open_disks(previous, drives, opened)?;
-        Resizes::prepare(self.sizes(&disks))?.commit()?;
+        let resizes = Resizes::prepare(self.sizes(&disks))?;
+        keep().map_err(SnapshotError::Keep)?;
+        resizes.commit()?;
         let subsystems =
             self.subsystems.iter().map(|plan| self.subsystem(plan, &disks, &listeners, previous)).collect();
         let referrals = self.referrals.iter().zip(1..).map(|(referral, port_id)| Referral {

@@ -61,7 +61,8 @@ pub fn text<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
     table.get(key)?.as_str()
 }
 
-fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
+/// The sections of this name in a section.
+pub fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
     // One that is written in one line becomes sections.
     if table.get(name).is_some_and(|item| !item.is_array_of_tables()) {
         let inline = table.remove(name).and_then(|item| item.into_array_of_tables().ok());
@@ -81,6 +82,14 @@ pub fn refuse_name(args: &Args, field: &str, what: &str, names: &[String]) -> Fa
         Some(near) => args.refuse(field, format!("there is no such {what}; did you mean {near:?}?")),
         None => args.refuse(field, format!("there is no such {what}")),
     }
+}
+
+/// Give a key another value; what is written behind the value stays.
+pub fn set(table: &mut Table, key: &str, mut item: Item) {
+    if let (Some(Item::Value(before)), Item::Value(after)) = (table.get(key), &mut item) {
+        *after.decor_mut() = before.decor().clone();
+    }
+    table.insert(key, item);
 }
 
 /// A whole number of the file.
@@ -229,7 +238,7 @@ pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
     if let Some(section) = edit.section(&nqn) {
         if is_any {
             section.remove("hosts");
-            section["allow_any_host"] = value(true);
+            set(section, "allow_any_host", value(true));
         } else {
             section.remove("allow_any_host");
             section.entry("hosts").or_insert_with(|| value(Array::new()));
@@ -311,7 +320,8 @@ pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
         listeners.retain(|it| it.as_str() != Some(&name));
     }
     let is_used = |other: &SubsystemPlan| other.nqn != subsystem.nqn && other.listeners.contains(&name);
-    if !edit.plan.subsystems.iter().any(is_used) {
+    // Addresses over RDMA are fixed at the start.
+    if endpoint.0 == TransportKind::Tcp && !edit.plan.subsystems.iter().any(is_used) {
         edit.sections("listener").retain(|table| !is_at(table, endpoint));
     }
     Ok(json!(true))
@@ -346,6 +356,9 @@ pub fn set_log_level(edit: &mut Edit<'_>, args: &Args) -> Answer {
         _ => "info",
     };
     let log = edit.document.as_table_mut().entry("log").or_insert_with(|| Item::Table(Table::new()));
-    log["level"] = value(level);
+    match log {
+        Item::Table(log) => set(log, "level", value(level)),
+        Item::None | Item::Value(_) | Item::ArrayOfTables(_) => log["level"] = value(level),
+    }
     Ok(json!(true))
 }

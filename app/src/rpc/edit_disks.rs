@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 use spindle_transport::TransportKind;
-use toml_edit::{Item, Table, value};
+use toml_edit::{Table, value};
 
 use super::Failure;
-use super::edit::{Edit, number, refuse_name, text, transport_of};
+use super::edit::{Edit, number, refuse_name, sections, set, text, transport_of};
 use super::params::Args;
 use crate::config::DiskKind;
 
@@ -90,8 +90,8 @@ fn remove(edit: &mut Edit<'_>, names: &[String]) {
         |table: &Table, key: &str| text(table, key).is_some_and(|name| names.iter().any(|gone| gone == name));
     edit.sections("disk").retain(|table| !is_gone(table, "name"));
     for subsystem in edit.sections("subsystem").iter_mut() {
-        if let Some(namespaces) = subsystem.get_mut("namespace").and_then(Item::as_array_of_tables_mut) {
-            namespaces.retain(|table| !is_gone(table, "disk"));
+        if subsystem.contains_key("namespace") {
+            sections(subsystem, "namespace").retain(|table| !is_gone(table, "disk"));
         }
     }
 }
@@ -119,7 +119,7 @@ fn resize(edit: &mut Edit<'_>, args: &Args, kinds: &[&str]) -> Answer {
     let bytes = args.whole("new_size").unwrap_or(0).saturating_mul(MIB);
     let is_it = |table: &&mut Table| text(table, "name") == Some(&name);
     if let Some(table) = edit.sections("disk").iter_mut().find(is_it) {
-        table["size"] = number(bytes);
+        set(table, "size", number(bytes));
     }
     Ok(json!(true))
 }

@@ -12,6 +12,11 @@ use uuid::Uuid;
 use super::Failure;
 use crate::config::alternatives;
 
+/// Longest name of anything.
+const NAME_BYTES_MAX: usize = 256;
+/// Longest text: a path.
+const TEXT_BYTES_MAX: usize = 4096;
+
 /// A parameter of a method.
 #[derive(Debug)]
 pub struct Param {
@@ -69,8 +74,11 @@ pub const fn must(name: &'static str, kind: Kind, about: &'static str) -> Param 
 
 /// The word nearest to `name`, if there is one that is near.
 pub fn nearest<'a>(name: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let most = |word: &str| name.len().max(word.len()) / 3;
+    // Others are further away than that by their length alone, and take long to compare.
+    let may_be = |word: &&str| name.len() <= NAME_BYTES_MAX && word.len().abs_diff(name.len()) <= most(word);
     let distance = |word: &&str| strsim::damerau_levenshtein(name, word);
-    words.min_by_key(distance).filter(|word| distance(word) <= name.len().max(word.len()) / 3)
+    words.filter(may_be).min_by_key(distance).filter(|word| distance(word) <= most(word))
 }
 
 /// What was given, checked against the parameters of the method.
@@ -190,7 +198,7 @@ impl Kind {
             Kind::Flag => value.is_boolean(),
             Kind::Whole { min, max } => value.as_u64().is_some_and(|it| (min..=max).contains(&&it)),
             Kind::Number(numbers) => value.as_u64().is_some_and(|it| numbers.contains(&it)),
-            Kind::Text => text.is_some_and(|text| !text.is_empty()),
+            Kind::Text => text.is_some_and(|text| (1..=TEXT_BYTES_MAX).contains(&text.len())),
             Kind::Word(words) => {
                 text.is_some_and(|text| words.iter().any(|word| word.eq_ignore_ascii_case(text)))
             }
@@ -222,7 +230,7 @@ impl std::fmt::Display for Kind {
             Kind::Whole { min, max: u64::MAX } => write!(f, "a whole number from {min}"),
             Kind::Whole { min, max } => write!(f, "a whole number from {min} to {max}"),
             Kind::Number(numbers) => f.write_str(&alternatives(numbers.iter().map(u64::to_string))),
-            Kind::Text => f.write_str("a string that is not empty"),
+            Kind::Text => write!(f, "a string of 1 to {TEXT_BYTES_MAX} bytes"),
             Kind::Word(words) => f.write_str(&alternatives(words.iter().map(|word| format!("{word:?}")))),
             Kind::Texts => f.write_str("a list of strings"),
             Kind::Nqn => f.write_str("an NQN, like \"nqn.2026-01.io.spindle:a\""),

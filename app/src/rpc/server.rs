@@ -24,6 +24,8 @@ const CLIENTS_MAX: usize = 128;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// From a failure to accept, as without descriptors, to the next try.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Clients that are accepted before the others have their turn.
+const ACCEPTS_MAX: usize = 16;
 /// Bytes that are received at once.
 const PIECE_BYTES: usize = 16 << 10;
 
@@ -52,21 +54,25 @@ struct Client {
     change: Option<(Option<Value>, Work)>,
     /// It ends when all is sent.
     is_ending: bool,
-    /// When it last moved bytes.
+    /// When it last read some of an answer, or sent a request that is whole.
     moved: Instant,
+    /// When the request began that is not whole yet.
+    begun: Option<Instant>,
 }
 
-/// Answer the clients of a socket, for as long as the process lives. Changes go to `orders`.
+/// Answer the clients of a socket, for as long as the process lives. Changes go to `orders`; `waker` is for
+/// their answers.
 ///
 /// # Errors
 /// The system's, where there is no waiting on the socket.
 pub fn answer<O: From<Change>>(
     listener: &UnixListener,
+    waker: Waker,
     view: Arc<View>,
     orders: Sender<O>,
 ) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
-    let server = Server { view, orders, done: channel(), waker: Waker::new()? };
+    let server = Server { view, orders, done: channel(), waker };
     let (mut clients, mut number): (Vec<Client>, u64) = (Vec::new(), 0);
     loop {
         let can_accept = wait(listener, &server.waker, &clients)?;
@@ -93,7 +99,7 @@ fn wait(listener: &UnixListener, waker: &Waker, clients: &[Client]) -> std::io::
         PollFd::new(&client.stream, flags)
     }));
     // In time for those that have had their patience.
-    let timeout = clients.iter().any(Client::is_underway).then_some(PATIENCE / 10);
+    let timeout = clients.iter().any(|client| client.since().is_some()).then_some(PATIENCE / 10);
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match poll(&mut fds, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),
@@ -101,18 +107,19 @@ fn wait(listener: &UnixListener, waker: &Waker, clients: &[Client]) -> std::io::
     }
 }
 
-/// Accept those that wait. False where that has failed.
+/// Accept some of those that wait. False where that has failed.
 fn accept(listener: &UnixListener, clients: &mut Vec<Client>, number: &mut u64, now: Instant) -> bool {
-    loop {
+    for _ in 0..ACCEPTS_MAX {
         match listener.accept() {
             Ok((stream, _)) => {
                 if stream.set_nonblocking(true).is_err() {
                     continue;
                 }
                 if clients.len() == CLIENTS_MAX {
-                    let idle = clients.iter().enumerate().min_by_key(|(_, client)| client.moved);
-                    let idle = idle.map(|(index, _)| index);
-                    idle.into_iter().for_each(|index| drop(clients.swap_remove(index)));
+                    // One whose change is under way is to hear what came of it.
+                    let all = clients.iter().enumerate().filter(|(_, client)| client.change.is_none());
+                    let Some((index, _)) = all.min_by_key(|(_, client)| client.moved) else { continue };
+                    drop(clients.swap_remove(index));
                 }
                 *number += 1;
                 clients.push(Client::new(*number, stream, now));
@@ -122,40 +129,45 @@ fn accept(listener: &UnixListener, clients: &mut Vec<Client>, number: &mut u64, 
             Err(_) => return false,
         }
     }
+    true
 }
 
 impl Client {
     fn new(number: u64, stream: UnixStream, now: Instant) -> Client {
         let (input, output) = (Vec::new(), Vec::new());
-        Client { number, stream, input, output, sent: 0, change: None, is_ending: false, moved: now }
+        let (sent, change, is_ending, moved, begun) = (0, None, false, now, None);
+        Client { number, stream, input, output, sent, change, is_ending, moved, begun }
     }
 
     fn wants_send(&self) -> bool {
         self.sent < self.output.len()
     }
 
-    fn is_underway(&self) -> bool {
-        self.change.is_none() && (self.wants_send() || !self.input.is_empty())
+    /// Since when it is waited for.
+    fn since(&self) -> Option<Instant> {
+        let begun = if self.wants_send() { Some(self.moved) } else { self.begun };
+        begun.filter(|_| self.change.is_none())
     }
 
     /// Receive, answer, send. False: it is gone.
     fn turn<O: From<Change>>(&mut self, server: &Server<O>, now: Instant) -> bool {
-        while !self.wants_send() && self.change.is_none() {
-            match self.receive(now) {
-                Ok(true) => self.work(server),
-                Ok(false) => break,
+        // Once a turn: the others want theirs.
+        if !self.wants_send() && self.change.is_none() {
+            match self.receive() {
+                Ok(true) => self.work(server, now),
+                Ok(false) => {}
                 Err(_) => return false,
             }
         }
         if self.send(now).is_err() {
             return false;
         }
-        let is_late = self.is_underway() && now.duration_since(self.moved) >= PATIENCE;
+        let is_late = self.since().is_some_and(|since| now.duration_since(since) >= PATIENCE);
         !is_late && (self.wants_send() || !self.is_ending)
     }
 
     /// True when there may be a request. An end of the stream is one where nothing is to be sent.
-    fn receive(&mut self, now: Instant) -> std::io::Result<bool> {
+    fn receive(&mut self) -> std::io::Result<bool> {
         if self.is_ending {
             return Ok(false);
         }
@@ -164,7 +176,6 @@ impl Client {
             // A request that is not whole never will be. Those before it are answered.
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
-                self.moved = now;
                 self.input.extend_from_slice(&piece[..count]);
                 Ok(true)
             }
@@ -175,14 +186,20 @@ impl Client {
     }
 
     /// Answer what has come whole, up to the first change.
-    fn work<O: From<Change>>(&mut self, server: &Server<O>) {
+    fn work<O: From<Change>>(&mut self, server: &Server<O>, now: Instant) {
         let mut taken = 0;
-        while self.change.is_none()
-            && let Some(rest) = self.input.get(taken..)
-        {
+        loop {
+            // What is between requests is none: a client may be silent after it.
+            let rest = self.input.get(taken..).unwrap_or_default();
+            taken += rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+            let rest = self.input.get(taken..).unwrap_or_default();
+            if rest.is_empty() || self.change.is_some() {
+                break;
+            }
             match wire::next(rest) {
                 Text::Whole(value, bytes) => {
                     taken += bytes;
+                    (self.moved, self.begun) = (now, None);
                     self.go_on(server, Work::new(value));
                 }
                 Text::Part => break,
@@ -193,6 +210,7 @@ impl Client {
             }
         }
         self.input.drain(..taken);
+        self.begun = if self.input.is_empty() { None } else { Some(self.begun.unwrap_or(now)) };
     }
 
     /// Do the requests of a text, up to the first change.
@@ -222,7 +240,8 @@ impl Client {
         work.answer(id, result);
         self.go_on(server, work);
         if self.change.is_none() {
-            self.work(server);
+            self.begun = None;
+            self.work(server, self.moved);
         }
     }
 

@@ -175,7 +175,7 @@ pub static METHODS: &[Method] = &[
     change(
         "nvmf_subsystem_remove_listener",
         &[NQN, must("listen_address", Kind::Object(ADDRESS), "Where."), TGT_NAME],
-        "No longer offer it there. An address at which none is offered is not listened on any more.",
+        "No longer offer it there. Over TCP, an address at which none is offered any more is closed.",
         edit::remove_listener,
     ),
     read("nvmf_subsystem_get_controllers", &[NQN, TGT_NAME], "Who is connected.", reads::controllers),
@@ -215,7 +215,12 @@ pub static METHODS: &[Method] = &[
         edit_disks::create_malloc,
     ),
     change("bdev_malloc_delete", &[NAME], "Remove it and the namespace of it.", edit_disks::delete_malloc),
-    change("bdev_malloc_resize", &[NAME, NEW_SIZE], "Grow or cut it.", edit_disks::resize_malloc),
+    change(
+        "bdev_malloc_resize",
+        &[NAME, NEW_SIZE],
+        "Cut it, or grow it up to the size that it was made with.",
+        edit_disks::resize_malloc,
+    ),
     change(
         "bdev_null_create",
         &[

@@ -8,8 +8,11 @@ use serde_json::{Map, Value, json};
 
 use super::Failure;
 
-/// Longest text: a batch of some thousand requests.
+/// Longest text.
 pub const TEXT_BYTES_MAX: usize = 1 << 20;
+
+/// Most requests of a batch, whose answers are held until the last.
+const BATCH_MAX: usize = 64;
 
 /// What is at the beginning of the bytes that came.
 #[derive(Debug, PartialEq)]
@@ -114,8 +117,10 @@ impl Work {
         let Value::Array(mut left) = value else {
             return Work { left: vec![value], answers, is_batch: false };
         };
-        if left.is_empty() {
-            let failure = Failure::request("a batch must have at least one request".to_owned());
+        if left.is_empty() || left.len() > BATCH_MAX {
+            let what = format!("a batch of {} requests: must have 1 to {BATCH_MAX}", left.len());
+            let failure = Failure::request(what);
+            left.clear();
             return Work { left, answers: vec![failure.answer(Value::Null)], is_batch: false };
         }
         left.reverse();

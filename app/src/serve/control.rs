@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use rustix::fs::Mode;
+use spindle_reactor::net::Waker;
+
 use super::view::View;
 use crate::rpc;
 
@@ -21,10 +24,10 @@ pub fn implied() -> PathBuf {
 
 /// The socket at a path that no configuration names: a failure is told, and must not keep disks from being
 /// served.
-pub fn bind_implied(path: &Path, group: Option<&str>) -> Option<Control> {
+pub fn bind_implied(path: &Path) -> Option<Control> {
     // Only root can; others are told by what follows.
     let _ = path.parent().map(std::fs::create_dir);
-    Control::bind(path, group)
+    Control::bind(path, None)
         .inspect_err(|error| tracing::info!(path = %path.display(), %error, "no control socket"))
         .ok()
 }
@@ -53,13 +56,16 @@ impl Control {
     /// The system's; also where another process listens, another file is there, or the group is not.
     pub fn bind(path: &Path, group: Option<&str>) -> std::io::Result<Control> {
         let group = group.map(group_id).transpose()?;
-        let listener = listen(path)?;
+        let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+        let listener = listen(path);
+        rustix::process::umask(before);
+        let listener = listener?;
         let control = Control { listener, path: path.to_owned(), file: file(path)? };
-        // From here on the file goes if something fails.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+        // From here on the file goes if something fails. Until here it is its owner's alone.
         if group.is_some() {
             std::os::unix::fs::chown(path, None, group)?;
         }
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
         Ok(control)
     }
 
@@ -72,9 +78,9 @@ impl Control {
         view: Arc<View>,
         orders: Sender<O>,
     ) -> std::io::Result<()> {
-        let listener = self.listener.try_clone()?;
+        let (listener, waker) = (self.listener.try_clone()?, Waker::new()?);
         std::thread::Builder::new().name("control".to_owned()).spawn(move || {
-            if let Err(error) = rpc::answer(&listener, view, orders) {
+            if let Err(error) = rpc::answer(&listener, waker, view, orders) {
                 tracing::error!(%error, "the control socket is not answered any more");
             }
         })?;
@@ -220,6 +226,27 @@ mod tests {
     }
 
     #[test]
+    fn white_space_between_requests_is_none_however_long_and_batches_have_an_end() {
+        let path = path("white");
+        let snapshot = snapshot();
+        let _control = start(&path, &snapshot).expect("listens");
+        let mut stream = UnixStream::connect(&path).expect("it listens");
+        let blanks = vec![b'\n'; 4 << 20];
+        stream.write_all(&blanks).expect("taken");
+        let request = json!({ "jsonrpc": "2.0", "id": 7, "method": "log_get_level" });
+        stream.write_all(format!("{request}\n").as_bytes()).expect("taken");
+        let batch = Value::Array(vec![request; 65]).to_string();
+        stream.write_all(batch.as_bytes()).expect("taken");
+        stream.shutdown(std::net::Shutdown::Write).expect("an end");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("the end");
+        let answers: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!((&answers[0]["result"], answers.len()), (&json!("NOTICE"), 2));
+        assert_eq!(answers[1]["error"]["message"], "a batch of 65 requests: must have 1 to 64");
+    }
+
+    #[test]
     fn the_group_of_the_socket_is_found_by_name_or_number() {
         let groups = "root:x:0:\ndisk:x:6:a,b\nbroken\nx:y:z:\n";
         assert_eq!(
@@ -245,12 +272,9 @@ mod tests {
         let error = start(&path, &snapshot).err().expect("a file").to_string();
         assert!(error.contains("no socket"), "{error}");
         assert_eq!(std::fs::read(&path).expect("still there"), b"data");
-        assert!(
-            bind_implied(&path, None).is_none(),
-            "of a path that no configuration names that is no error"
-        );
+        assert!(bind_implied(&path).is_none(), "of a path that no configuration names that is no error");
         std::fs::remove_file(&path).expect("removed");
-        assert!(bind_implied(&path, None).is_some());
+        assert!(bind_implied(&path).is_some());
     }
 
     #[test]

@@ -97,7 +97,7 @@ const FAILED_DEADLINE: Duration = Duration::from_secs(1);
 const STOP_MAX: Duration = Duration::from_secs(2);
 
 /// How long a client of the control socket waits until its change is in force, and between two looks.
-const SHOWN_MAX: Duration = Duration::from_secs(30);
+const SHOWN_MAX: Duration = Duration::from_secs(10);
 const SHOWN_PERIOD: Duration = Duration::from_micros(200);
 
 /// How long drives may take to be shut down after a shutdown that did not go well, and to be opened until
@@ -156,12 +156,13 @@ fn serve(
     }
     announce(served.snapshot(), TransportKind::Tcp);
     let handle = signals.handle();
-    forward(signals, send)?;
+    let is_ending = Arc::new(AtomicBool::new(false));
+    forward(signals, send, Arc::clone(&is_ending))?;
     loop {
         let next = match orders.recv_timeout(served.pause()) {
             Ok(Order::Signal(SIGHUP)) => served.reload(log),
             Ok(Order::Change(change)) => {
-                act_on(change, &mut served, &running, log);
+                act_on(change, &mut served, &running, log, &is_ending);
                 None
             }
             Err(RecvTimeoutError::Timeout) => served.look(Instant::now()),
@@ -200,7 +201,12 @@ fn serve(
 fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
     let group = plan.control.group.as_deref();
     match &plan.control.socket {
-        None => Ok(control::bind_implied(&control::implied(), group)),
+        None if group.is_none() => Ok(control::bind_implied(&control::implied())),
+        None => {
+            let path = control::implied();
+            let bound = Control::bind(&path, group).map(Some);
+            bound.map_err(|source| ServeError::Control { path, source })
+        }
         Some(path) if path.as_os_str().is_empty() => Ok(None),
         Some(path) => Control::bind(path, group)
             .map(Some)
@@ -223,23 +229,43 @@ impl From<rpc::Change> for Order {
 }
 
 /// Do what a client of the control socket asks for, and tell it when all cores have it.
-fn act_on(change: rpc::Change, served: &mut Served, running: &Running, log: &log::LogControl) {
+fn act_on(
+    change: rpc::Change,
+    served: &mut Served,
+    running: &Running,
+    log: &log::LogControl,
+    is_ending: &AtomicBool,
+) {
+    if is_ending.load(Ordering::Acquire) {
+        return change.answer(Err(rpc::Failure::system("the target is ending".to_owned())));
+    }
     let done = served.change(log, |edit| (change.edit)(edit, &change.args));
-    let result = done.map(|(result, next)| {
-        if let Some(next) = next {
-            let (generation, listeners) = (next.generation, served.take_listeners());
-            running.change_to(served.plan(), (next, listeners));
-            running.wait_until_shown(generation);
+    let result = done.and_then(|(result, next)| {
+        let Some(next) = next else { return Ok(result) };
+        let (generation, listeners) = (next.generation, served.take_listeners());
+        running.change_to(served.plan(), (next, listeners));
+        if running.wait_until_shown(generation, is_ending) {
+            return Ok(result);
         }
-        result
+        let what = "the change is kept, and not in force on all cores yet (memory may be being registered)";
+        Err(rpc::Failure::system(what.to_owned()))
     });
     change.answer(result);
 }
 
 /// The signals, until a core has failed. From a thread of their own, which goes with the process.
-fn forward(mut signals: SignalsInfo, send: mpsc::Sender<Order>) -> Result<(), ServeError> {
+/// `is_ending` is raised at once, as changes may be waiting before the signal.
+fn forward(
+    mut signals: SignalsInfo,
+    send: mpsc::Sender<Order>,
+    is_ending: Arc<AtomicBool>,
+) -> Result<(), ServeError> {
     let run = move || {
-        let _ = signals.forever().try_for_each(|signal| send.send(Order::Signal(signal)));
+        let _ = signals.forever().try_for_each(|signal| {
+            is_ending.fetch_or(signal != SIGHUP, Ordering::AcqRel);
+            send.send(Order::Signal(signal))
+        });
+        is_ending.store(true, Ordering::Release);
         let _ = send.send(Order::End);
     };
     std::thread::Builder::new()
@@ -296,14 +322,18 @@ impl Running {
         }
     }
 
-    /// Until hosts of all cores are shown this configuration, or later ones; or [`SHOWN_MAX`], as where much
-    /// memory is registered for it.
-    fn wait_until_shown(&self, generation: u64) {
+    /// Until hosts of all cores are shown this configuration. False: not within [`SHOWN_MAX`], as where much
+    /// memory is registered for it, or the target is ending.
+    fn wait_until_shown(&self, generation: u64, is_ending: &AtomicBool) -> bool {
         let end = Instant::now() + SHOWN_MAX;
         let is_shown = || self.shown.iter().all(|shown| shown.load(Ordering::Acquire) >= generation);
-        while !is_shown() && Instant::now() < end {
+        while !is_shown() {
+            if Instant::now() >= end || is_ending.load(Ordering::Acquire) {
+                return false;
+            }
             std::thread::park_timeout(SHOWN_PERIOD);
         }
+        true
     }
 
     fn broadcast(&self, message: &CoreMessage) {

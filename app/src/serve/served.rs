@@ -40,9 +40,20 @@ const START_PERIOD: Duration = Duration::from_millis(5);
 /// that configuration, which waits for memory to be registered where there is RDMA.
 const CLOSING_MAX: Duration = Duration::from_secs(3);
 
-/// Why a configuration is not served, line by line; all is as it was.
+/// Why a configuration is not served; all is as it was.
 #[derive(Debug)]
-struct Refused(Vec<String>);
+enum Refused {
+    /// All that is wrong with it.
+    Lines(Vec<String>),
+    /// What has failed.
+    Cause(String),
+}
+
+impl Refused {
+    fn cause(error: impl std::fmt::Display) -> Refused {
+        Refused::Cause(error.to_string())
+    }
+}
 
 /// What is served now.
 pub struct Served {
@@ -135,16 +146,16 @@ impl Served {
             tracing::warn!("SIGHUP: serving the built-in default, there is no file to read again");
             return None;
         };
-        let next = Config::load(&path).map_err(|errors| Refused(errors.lines().collect()));
-        let applied = next.and_then(|next| self.apply(next, log, || Ok(())));
-        match applied {
-            Ok(snapshot) => Some(snapshot),
-            Err(Refused(why)) => {
-                why.iter().for_each(|line| tracing::error!("{line}"));
+        let next = Config::load(&path).map_err(|errors| Refused::Lines(errors.lines().collect()));
+        match next.and_then(|next| self.apply(next, log, &mut || Ok(()))) {
+            Ok(snapshot) => return Some(snapshot),
+            Err(Refused::Lines(lines)) => {
+                lines.iter().for_each(|line| tracing::error!("{line}"));
                 tracing::error!("SIGHUP: all stays as it was");
-                None
             }
+            Err(Refused::Cause(cause)) => tracing::error!("SIGHUP: all stays as it was: {cause}"),
         }
+        None
     }
 
     /// Change the text of the configuration as `edit` says, keep it, and serve it. `Some`: the snapshot that
@@ -171,14 +182,31 @@ impl Served {
         let refused = |lines: Vec<String>| Failure::refused(lines.join("\n"));
         let next = self.config.with_text(text).map_err(|errors| refused(errors.lines().collect()))?;
         // On stable storage before anything is changed: what can fail is the rename.
-        let staged = file.map(|file| Staged::new(&file, next.text()));
-        let staged = staged.transpose().map_err(|error| {
+        let staged = file.as_deref().map(|file| Staged::new(file, next.text()));
+        let mut staged = staged.transpose().map_err(|error| {
             Failure::system(format!("the configuration cannot be written, so nothing is changed: {error}"))
         })?;
-        let keep = || staged.map_or(Ok(()), Staged::commit).map_err(|error| Refused(vec![error.to_string()]));
-        match self.apply(next, log, keep) {
+        let old = self.config.text().to_owned();
+        let mut is_kept = false;
+        let mut keep = || {
+            // Whoever has saved the file since it was compared is not written over.
+            if file.as_deref().is_some_and(|file| text_of(file).is_ok_and(|text| text != old)) {
+                return Err(std::io::Error::other("it was changed meanwhile"));
+            }
+            is_kept = true;
+            staged.take().map_or(Ok(()), Staged::commit)
+        };
+        match self.apply(next, log, &mut keep) {
             Ok(snapshot) => Ok((result, Some(snapshot))),
-            Err(Refused(lines)) => Err(refused(lines)),
+            Err(refusal) => {
+                if is_kept && let Some(file) = &file {
+                    put_back(file, &old);
+                }
+                Err(match refusal {
+                    Refused::Lines(lines) => refused(lines),
+                    Refused::Cause(cause) => Failure::refused(cause),
+                })
+            }
         }
     }
 
@@ -205,29 +233,29 @@ impl Served {
         Ok(Some(path.to_owned()))
     }
 
-    /// Serve another configuration: all of it, or nothing. `keep` is called when nothing else can fail.
+    /// Serve another configuration: all of it, or nothing. `keep` is called when nothing else can fail but
+    /// that a disk gets its new size.
     fn apply(
         &mut self,
         next: Config,
         log: &LogControl,
-        keep: impl FnOnce() -> Result<(), Refused>,
+        keep: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> Result<Arc<Snapshot>, Refused> {
         let is_open = |name: &str| self.snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
         let changes = next.plan().changes_from(self.config.plan(), &is_open);
         let refused: Vec<_> = changes.iter().filter(|change| change.is_refused()).collect();
         if !refused.is_empty() {
-            return Err(Refused(refused.iter().map(ToString::to_string).collect()));
+            return Err(Refused::Lines(refused.iter().map(|change| format!("reload: {change}")).collect()));
         }
-        let because = |error: &dyn std::fmt::Display| Refused(vec![error.to_string()]);
         // Before anything is changed: an address that is in use is a refusal.
-        let sockets = self.listen(next.plan()).map_err(|error| because(&error))?;
+        let sockets = self.listen(next.plan()).map_err(Refused::cause)?;
         // What is new and may be away is opened by the looks that follow. Other disks of a drive that is open
         // are there at once.
         let absent = next.plan().absent(Some(&self.snapshot));
         let opened: Vec<Opened> = absent.iter().filter_map(|origin| self.already_open(origin)).collect();
-        let snapshot = next.plan().snapshot(Some(&self.snapshot), &*self.tries.origins().drives, &opened);
-        let snapshot = snapshot.map_err(|error| because(&error))?;
-        keep()?;
+        let drives = &*self.tries.origins().drives;
+        let snapshot = next.plan().snapshot_kept(Some(&self.snapshot), drives, &opened, keep);
+        let snapshot = snapshot.map_err(Refused::cause)?;
         for change in &changes {
             tracing::info!("reload: {change}");
         }
@@ -340,6 +368,14 @@ impl Served {
     /// What the snapshot lacks.
     fn absent(&self) -> Vec<Origin> {
         self.plan().absent(Some(&self.snapshot))
+    }
+}
+
+/// The text that the file had before a change that could not be made.
+fn put_back(file: &Path, text: &str) {
+    if let Err(error) = Staged::new(file, text).and_then(Staged::commit) {
+        let file = file.display();
+        tracing::error!(%file, %error, "the configuration before the change cannot be put back");
     }
 }
 
