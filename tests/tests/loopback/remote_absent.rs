@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::spawn;
+use std::time::Instant;
 
 use rustix::process::Signal;
 use spindle_initiator::Identity;
@@ -26,6 +27,19 @@ fn identity(address: SocketAddr, nsid: u32) -> Identity {
 /// With a line more in each namespace.
 fn identified(text: &str, line: &str) -> String {
     text.replace("disk = \"d1\"\n", &format!("disk = \"d1\"\n{line}\n"))
+}
+
+/// Until hosts are shown these namespaces: the log says so a moment before all cores have them.
+fn wait_until_shown(address: SocketAddr, nsids: &[u32]) {
+    let end = Instant::now() + LONG;
+    loop {
+        let (mut controller, _queue) = connect(address);
+        let shown = controller.namespaces().expect("a list");
+        if shown == nsids {
+            return;
+        }
+        assert!(Instant::now() < end, "{shown:?}");
+    }
 }
 
 fn kill(served: &mut Served) {
@@ -75,6 +89,7 @@ fn a_target_in_front_of_itself_finds_itself_and_its_disks_are_not_each_other() {
     let (address, folder) = (free_port(V4), Folder::new("front-self"));
     let mut served = folder.serve(&config(1, address, &[RAM.to_owned(), remote(address)]));
     served.wait_for("serving, as the far namespace is now");
+    wait_until_shown(address, &[1, 2]);
     let [far, near] = [1, 2].map(|nsid| identity(address, nsid));
     assert!(far.uuid != near.uuid && far.nguid != near.nguid, "Linux refuses duplicates: {far:?}");
     let (mut controller, mut queue) = connect(address);
@@ -172,9 +187,7 @@ fn a_far_target_with_another_medium_is_left_out_until_it_has_the_right_one() {
     kill(&mut far_served);
     let far_served = folders[0].serve(&right);
     front_served.wait_for("serving, as the far namespace is now");
-    let (mut controller, _queue) = connect(address);
-    assert_eq!(controller.namespaces().expect("a list"), [1]);
-    drop(controller);
+    wait_until_shown(address, &[1]);
     front_served.terminate();
     far_served.terminate();
 }
