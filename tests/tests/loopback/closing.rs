@@ -235,7 +235,7 @@ fn all_admin_buffers_are_there(address: SocketAddr) {
 fn serve(folder: &Folder, cores: usize, address: SocketAddr) -> Served {
     let disks = [RAM.to_owned(), folder.file_disk("disk", "16MiB")];
     let scarce = format!(
-        "[limits]\nconnections = {CONNECTIONS}\n[pool]\nadmin_count = {BUFFERS}\n\
+        "[control]\nsocket = \"\"\n[limits]\nconnections = {CONNECTIONS}\n[pool]\nadmin_count = {BUFFERS}\n\
          [[pool.zone]]\nbuffer = \"1MiB\"\ncount = {BUFFERS}\n"
     );
     folder.serve(&(config(cores, address, &disks) + &scarce))
