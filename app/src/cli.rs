@@ -2,17 +2,25 @@
 //!
 //! Only shapes and defaults live here; what an option does lives with the subcommand's module.
 
+mod ctl;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use spindle_nvme_pcie::{PciAddress, PciAddressError};
 
 use crate::bench::Access;
 use crate::bench::disk::DiskPlace;
 use crate::serve::control::SOCKET;
 use crate::size::Bytes;
+
+pub use ctl::{
+    CtlArgs, CtlCommand, DiskVerb, Endpoint, HostVerb, ListenerVerb, MemoryDisk, NamespaceVerb, NewDisk,
+    SubsystemVerb, Switch, Verb,
+};
 
 /// Spindle: a polled-mode NVMe-oF storage target.
 #[derive(Debug, Parser)]
@@ -33,7 +41,7 @@ pub enum Command {
     Check(CheckArgs),
     /// Say what a target of this machine does: cores, traffic, connected hosts
     Status(StatusArgs),
-    /// Call a method of the control socket of a target of this machine
+    /// Change a target of this machine while it runs, or ask it, at its control socket
     Ctl(CtlArgs),
     /// Print the discovery log of a target
     Discover(DiscoverArgs),
@@ -41,6 +49,8 @@ pub enum Command {
     Nvme(NvmeArgs),
     /// Measure a target, a local disk (`bench disk`) or bare sockets (`bench limit`)
     Bench(BenchArgs),
+    /// Print completions for a shell
+    Completions(CompletionsArgs),
 }
 
 /// `spindle serve`.
@@ -79,18 +89,12 @@ pub struct StatusArgs {
     pub json: bool,
 }
 
-/// `spindle ctl`.
+/// `spindle completions`.
 #[derive(Debug, Args)]
-pub struct CtlArgs {
-    /// The socket of its configuration (control.socket)
-    #[arg(long, value_name = "SOCKET", default_value = SOCKET)]
-    pub socket: PathBuf,
-    /// The method; without it all of them are printed with their parameters, as Markdown
-    #[arg(value_name = "METHOD")]
-    pub method: Option<String>,
-    /// Its parameters, as --name VALUE
-    #[arg(value_name = "PARAMETERS", trailing_var_arg = true, allow_hyphen_values = true)]
-    pub params: Vec<String>,
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: Shell,
 }
 
 /// `spindle discover`.

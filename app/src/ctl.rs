@@ -1,40 +1,133 @@
-//! `spindle ctl METHOD`: any method of the control socket, and its result as JSON.
+//! `spindle ctl`: verbs, made of calls of methods of the control socket; or any method, and its result as
+//! JSON.
+//!
+//! | file | what |
+//! |---|---|
+//! | `verbs`, `disks` | which methods a verb calls, with which parameters |
+//! | `show` | results as text |
 
+mod disks;
+mod show;
+#[cfg(test)]
+mod tests;
+mod verbs;
+
+use clap::CommandFactory;
 use serde_json::{Map, Value};
 
-use crate::cli::CtlArgs;
+use crate::cli::{Cli, CtlArgs, CtlCommand, StatusArgs};
 use crate::report::say;
 use crate::rpc::client::{CallError, call};
 use crate::rpc::methods::{METHODS, reference};
-use crate::rpc::params::{Kind, Param};
+use crate::rpc::params::{Kind, Param, nearest};
+use crate::status;
 
-/// Why a method was not called, or has no result.
+/// Why something was not done, or has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
     /// A parameter is not one.
     #[error("{0:?}: must be a parameter, as --name VALUE")]
     Parameter(String),
+    /// Neither a verb nor a method.
+    #[error("{name:?}: there is no such verb or method; {allowed}")]
+    Unknown {
+        /// What was given.
+        name: String,
+        /// What there is.
+        allowed: String,
+    },
+    /// A value that no method can be given.
+    #[error("{field} = {value}: {allowed}")]
+    Value {
+        /// Where it stands.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
     /// The call.
     #[error(transparent)]
     Call(#[from] CallError),
 }
 
+/// A call of a method.
+type Ask<'a> = &'a dyn Fn(&str, Value) -> Result<Value, CallError>;
+/// What a method gives, and what it is for people.
+type Answer = Result<(Value, String), CtlError>;
+
 /// Call, and print.
 ///
 /// # Errors
 /// [`CtlError`].
-pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
-    let Some(name) = &args.method else {
-        say!("{}", reference().trim_end());
-        return Ok(());
+pub fn run(mut args: CtlArgs) -> Result<(), CtlError> {
+    take_options(&mut args);
+    let ask = |name: &str, params: Value| {
+        let Value::Object(params) = params else { return call(&args.socket, name, Map::new()) };
+        call(&args.socket, name, params)
     };
-    let params = METHODS.iter().find(|method| method.name == name).map_or(&[][..], |it| it.params);
-    let result = call(&args.socket, name, parse(&args.params, params)?)?;
-    match result.as_str() {
-        Some(text) => say!("{text}"),
-        None => say!("{result:#}"),
+    let (result, text) = match &args.command {
+        None => {
+            say!("{}", reference().trim_end());
+            return Ok(());
+        }
+        Some(CtlCommand::Status) => {
+            return Ok(status::run(&StatusArgs { socket: args.socket, json: args.json })?);
+        }
+        Some(CtlCommand::Verb(verb)) => verbs::answer(verb, &ask)?,
+        Some(CtlCommand::Method(words)) => method(words, &ask)?,
+    };
+    if args.json {
+        say!("{result:#}");
+    } else {
+        say!("{text}");
     }
     Ok(())
+}
+
+/// `--socket` and `--json` behind a method are not its parameters: none has these names.
+fn take_options(args: &mut CtlArgs) {
+    let Some(CtlCommand::Method(words)) = &mut args.command else { return };
+    let mut rest = Vec::new();
+    let mut given = std::mem::take(words).into_iter();
+    while let Some(word) = given.next() {
+        match word.split_once('=') {
+            Some(("--socket", value)) => args.socket = value.into(),
+            None if word == "--socket" => args.socket = given.next().unwrap_or_default().into(),
+            None if word == "--json" => args.json = true,
+            Some(_) | None => rest.push(word),
+        }
+    }
+    *words = rest;
+}
+
+fn method(words: &[String], ask: Ask<'_>) -> Answer {
+    let (name, words) = words.split_first().map_or(("", words), |(name, words)| (name.as_str(), words));
+    let known = METHODS.iter().find(|method| method.name == name);
+    // A target may have methods that this one has not, but none without an underscore.
+    if known.is_none() && !name.contains('_') {
+        return Err(unknown(name));
+    }
+    if known.is_some() && words.iter().any(|word| word == "--help") {
+        let start = format!("| `{name}` |");
+        let row = reference().lines().find(|line| line.starts_with(&start)).unwrap_or_default().to_owned();
+        return Ok((Value::from(row.as_str()), row));
+    }
+    let result = ask(name, Value::Object(parse(words, known.map_or(&[][..], |it| it.params))?))?;
+    let text = result.as_str().map_or_else(|| format!("{result:#}"), str::to_owned);
+    Ok((result, text))
+}
+
+fn unknown(name: &str) -> CtlError {
+    let cli = Cli::command();
+    let verbs = cli.find_subcommand("ctl").into_iter().flat_map(clap::Command::get_subcommands);
+    let verbs: Vec<_> = verbs.map(clap::Command::get_name).collect();
+    let names = verbs.iter().copied().chain(METHODS.iter().map(|method| method.name));
+    let allowed = match nearest(name, names) {
+        Some(near) => format!("did you mean {near:?}?"),
+        None => format!("verbs are {}; `spindle ctl` prints the methods", verbs.join(", ")),
+    };
+    CtlError::Unknown { name: name.to_owned(), allowed }
 }
 
 /// `--name VALUE`, `--name=VALUE` and, for what is on or off, `--name`. A point leads into an object.
@@ -76,38 +169,5 @@ fn value_of(value: Option<&str>, kind: Option<&Kind>) -> Value {
         Some(Kind::Texts) if !value.starts_with('[') => value.split(',').map(Value::from).collect(),
         Some(Kind::Text | Kind::Word(_) | Kind::Nqn | Kind::Uuid | Kind::Nguid) => text(),
         _ => serde_json::from_str(value).unwrap_or_else(|_| text()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::rpc::params::{may, must};
-
-    static PARAMS: &[Param] = &[
-        must("nqn", Kind::Nqn, ""),
-        may("nsid", Kind::Whole { min: 1, max: 9 }, ""),
-        may("names", Kind::Texts, ""),
-        may("flag", Kind::Flag, ""),
-        may("listen_address", Kind::Object(&[must("trsvcid", Kind::Text, "")]), ""),
-    ];
-
-    fn given(words: &[&str]) -> Result<Value, String> {
-        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        parse(&words, PARAMS).map(Value::Object).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn each_parameter_gets_the_type_that_the_method_takes() {
-        let words =
-            ["--nqn", "7", "--nsid=3", "--flag", "--names", "a,b", "--listen-address.trsvcid", "4420"];
-        let wanted = json!({
-            "nqn": "7", "nsid": 3, "flag": true, "names": ["a", "b"], "listen_address": { "trsvcid": "4420" },
-        });
-        assert_eq!(given(&words), Ok(wanted));
-        assert_eq!(given(&["--other", "[1]", "--nsid", "x"]), Ok(json!({ "other": [1], "nsid": "x" })));
-        assert_eq!(given(&["nqn"]), Err("\"nqn\": must be a parameter, as --name VALUE".to_owned()));
     }
 }

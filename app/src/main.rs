@@ -17,6 +17,7 @@
 mod bench;
 mod check;
 mod cli;
+mod completions;
 mod config;
 mod ctl;
 mod discover;
@@ -57,7 +58,11 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Serve(args) => Ok(serve::run(&args)?),
         Command::Check(args) => Ok(check::run(&args)?),
         Command::Status(args) => Ok(status::run(&args)?),
-        Command::Ctl(args) => Ok(ctl::run(&args)?),
+        Command::Ctl(args) => Ok(ctl::run(args)?),
+        Command::Completions(args) => {
+            completions::run(&args);
+            Ok(())
+        }
         Command::Discover(args) => Ok(discover::run(&args)?),
         Command::Nvme(args) => Ok(nvme::run(&args.command)?),
         Command::Bench(BenchArgs { command: None, target }) => Ok(bench::run::run(&target)?),

@@ -48,7 +48,8 @@ fn text(first: &Value, second: &Value) -> String {
     text
 }
 
-fn table<const N: usize>(header: [&str; N]) -> Table {
+/// An empty table.
+pub fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
     table.set_header(header);
@@ -128,17 +129,23 @@ fn pairs<'a>(
     list(second, key).iter().enumerate().map(move |(at, value)| (list(first, key).get(at), value))
 }
 
-fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+/// The elements of a list; none where there is no list.
+pub fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-fn number(value: &Value, key: &str) -> u64 {
+/// A number; 0 where there is none.
+pub fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or(0)
 }
 
+/// A text; empty where there is none.
+pub fn word(value: &Value, key: &str) -> String {
+    clean(value[key].as_str().unwrap_or_default())
+}
+
 /// A text without what a terminal would obey: hosts name themselves.
-fn word(value: &Value, key: &str) -> String {
-    let text = value[key].as_str().unwrap_or_default();
+pub fn clean(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }
 

@@ -66,17 +66,29 @@ impl NamespaceCounters {
         &self.cores[core.min(self.cores.len() - 1)]
     }
 
+    /// What each core has done, in their order.
+    pub fn by_core(&self) -> impl Iterator<Item = IoTotals> {
+        self.cores.iter().map(|core| IoTotals {
+            units_read: core.units_read.load(Ordering::Relaxed),
+            units_written: core.units_written.load(Ordering::Relaxed),
+            reads: core.reads.load(Ordering::Relaxed),
+            writes: core.writes.load(Ordering::Relaxed),
+            media_errors: core.media_errors.load(Ordering::Relaxed),
+            busy_ns: core.busy_ns.load(Ordering::Relaxed),
+        })
+    }
+
     /// Of all cores.
     #[must_use]
     pub fn totals(&self) -> IoTotals {
         let mut totals = IoTotals::default();
-        for core in &self.cores {
-            totals.units_read += core.units_read.load(Ordering::Relaxed);
-            totals.units_written += core.units_written.load(Ordering::Relaxed);
-            totals.reads += core.reads.load(Ordering::Relaxed);
-            totals.writes += core.writes.load(Ordering::Relaxed);
-            totals.media_errors += core.media_errors.load(Ordering::Relaxed);
-            totals.busy_ns = totals.busy_ns.max(core.busy_ns.load(Ordering::Relaxed));
+        for core in self.by_core() {
+            totals.units_read += core.units_read;
+            totals.units_written += core.units_written;
+            totals.reads += core.reads;
+            totals.writes += core.writes;
+            totals.media_errors += core.media_errors;
+            totals.busy_ns = totals.busy_ns.max(core.busy_ns);
         }
         totals
     }

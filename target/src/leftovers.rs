@@ -69,7 +69,7 @@ impl Leftovers {
         qid: u16,
         now: Nanos,
     ) {
-        controller.queue_leaves();
+        controller.queue_leaves(qid);
         let until = Nanos(now.0.saturating_add(LEFTOVER_MAX.0));
         self.0.push(Leftover { owner, commands, controller, qid, until, is_stray: false });
     }

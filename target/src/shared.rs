@@ -11,11 +11,23 @@ use std::sync::{Arc, MutexGuard};
 use nvme_spec::nqn::Nqn;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::slab::Slot;
+use spindle_transport::Peer;
 
 use crate::snapshot::Subsystem;
 
 /// Most I/O queues of one controller; a bit each in [`ControllerShared`]'s map.
 pub const IO_QUEUES_MAX: u16 = 128;
+
+/// A queue of a controller, for operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueEnds {
+    /// 0: the admin queue.
+    pub qid: u16,
+    /// The core that has its connection.
+    pub core: usize,
+    /// The connection.
+    pub peer: Peer,
+}
 
 /// A controller as all cores see it.
 #[derive(Debug)]
@@ -38,6 +50,8 @@ pub struct ControllerShared {
     is_gone: AtomicBool,
     /// I/O queues that are live, or that have left something at a disk (a bit each, qid - 1).
     queues: [AtomicU64; 2],
+    /// Connections of its queues. Locked at Connect, at the end of a queue, and by operators.
+    ends: Lock<Vec<QueueEnds>>,
     /// How many of them are not live any more.
     leaving: AtomicU32,
     /// How many queues that are gone have something at a disk that nobody waits for any more.
@@ -66,6 +80,7 @@ impl ControllerShared {
             is_ready: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
             queues: [const { AtomicU64::new(0) }; 2],
+            ends: Lock::default(),
             leaving: AtomicU32::new(0),
             strays: AtomicU32::new(0),
             former_token: AtomicU64::new(0),
@@ -150,15 +165,30 @@ impl ControllerShared {
         is_free
     }
 
+    /// A queue that was claimed, or the admin queue, has this connection.
+    pub fn note_ends(&self, ends: QueueEnds) {
+        self.ends.lock().push(ends);
+    }
+
+    /// Connections of its queues, by QID.
+    #[must_use]
+    pub fn ends(&self) -> Vec<QueueEnds> {
+        let mut ends = self.ends.lock().clone();
+        ends.sort_unstable_by_key(|it| it.qid);
+        ends
+    }
+
     /// I/O queue `qid` is gone.
     pub fn release_queue(&self, qid: u16) {
+        self.ends.lock().retain(|it| it.qid != qid);
         if let Some((word, bit)) = Self::bit(qid) {
             self.queues[word].fetch_and(!bit, Ordering::AcqRel);
         }
     }
 
-    /// An I/O queue is gone, and has left something at a disk: its identifier stays taken.
-    pub fn queue_leaves(&self) {
+    /// I/O queue `qid` is gone, and has left something at a disk: its identifier stays taken.
+    pub fn queue_leaves(&self, qid: u16) {
+        self.ends.lock().retain(|it| it.qid != qid);
         self.leaving.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -444,7 +474,7 @@ mod tests {
         registry.remove(&old);
         assert_eq!(registry.former(&new), Former::Ending, "two live queues");
         old.release_queue(1);
-        old.queue_leaves();
+        old.queue_leaves(2);
         assert_eq!(registry.former(&new), Former::Ending);
         old.queue_strays(2);
         assert_eq!((registry.former(&new), old.live_queues()), (Former::MayLand, 0));

@@ -95,6 +95,8 @@ pub enum Change {
 
 const AT_START: &str = "is fixed at the start; restart to change it";
 const DISK_IDENTITY: &str = "would be another disk under the same name; give it a new name";
+const NO_DEVICES: &str = "no listener was on RDMA at the start, so no device is open; restart to add one";
+const RECEIVES: &str = "receives were made at the start for less, and are shared; restart to change it";
 const HOST_IDENTITY: &str = "hosts know the disk by it; restart when none is connected";
 
 impl Change {
@@ -104,19 +106,27 @@ impl Change {
     }
 }
 
+/// What a process that runs has, and its plan does not say.
+pub struct Has<'a> {
+    /// Only these disks are open: another one may become anything.
+    pub is_open: &'a dyn Fn(&str) -> bool,
+    /// See [`Plan::rdma_capsule`], of the plan at the start.
+    pub rdma_capsule: Option<u32>,
+}
+
 impl Plan {
-    /// What running this plan instead of `previous` changes, in the order in which it is said, where all
-    /// disks of that one are open.
+    /// What running this plan instead of `previous` changes, in the order in which it is said, where that one
+    /// was started and all of its disks are open.
     pub fn changes(&self, previous: &Plan) -> Vec<Change> {
-        self.changes_from(previous, &|_| true)
+        self.changes_from(previous, &Has { is_open: &|_| true, rdma_capsule: previous.rdma_capsule() })
     }
 
-    /// The same where only those disks are open: another one may become anything.
-    pub fn changes_from(&self, previous: &Plan, is_open: &dyn Fn(&str) -> bool) -> Vec<Change> {
+    /// The same of a process that has this.
+    pub fn changes_from(&self, previous: &Plan, has: &Has<'_>) -> Vec<Change> {
         let mut changes = Vec::new();
         self.fixed(previous, &mut changes);
-        self.disk_changes(previous, is_open, &mut changes);
-        self.listener_changes(previous, &mut changes);
+        self.disk_changes(previous, has.is_open, &mut changes);
+        self.listener_changes(previous, has.rdma_capsule, &mut changes);
         self.subsystem_changes(previous, &mut changes);
         for referral in &self.referrals {
             if !previous.referrals.contains(referral) {
@@ -149,9 +159,6 @@ impl Plan {
         fixed(changes, "limits.disk_commands", &from.disk_commands, &to.disk_commands);
         fixed(changes, "rdma", &previous.rdma, &self.rdma);
         fixed(changes, "tcp", &without_in_capsule(previous), &without_in_capsule(self));
-        // Devices are opened, and memory is registered, for those that there are.
-        let (was, is) = (previous.rdma_addresses(), self.rdma_addresses());
-        fixed(changes, "listener.address, transport = \"rdma\"", &was, &is);
         fixed(changes, "control.socket", &previous.control.socket, &self.control.socket);
         fixed(changes, "control.group", &previous.control.group, &self.control.group);
         let without_level = |plan: &Plan| LogPlan { level: super::LogLevel::Info, ..plan.log };
@@ -186,22 +193,39 @@ impl Plan {
         }
     }
 
-    /// Of TCP: the others are fixed.
-    fn listener_changes(&self, previous: &Plan, changes: &mut Vec<Change>) {
-        let tcp = |plan: &Plan| -> Vec<_> {
-            let endpoints = plan.listeners.iter().map(ListenerPlan::endpoint);
-            endpoints.filter(|(transport, _)| *transport == TransportKind::Tcp).collect()
-        };
-        let (was, is) = (tcp(previous), tcp(self));
-        let added = is.iter().filter(|endpoint| !was.contains(endpoint));
-        changes.extend(added.map(|(transport, address)| Change::ListenerAdded(*transport, *address)));
-        let removed = was.iter().filter(|endpoint| !is.contains(endpoint));
-        changes.extend(removed.map(|(transport, address)| Change::ListenerRemoved(*transport, *address)));
+    /// Most in-capsule data for which a process that starts with this plan has receives over RDMA. `None`: no
+    /// listener is on RDMA, so no device is opened.
+    pub fn rdma_capsule(&self) -> Option<u32> {
+        let mut listeners = self.listeners.iter();
+        listeners.any(|it| it.transport == TransportKind::Rdma).then(|| {
+            let largest = self.listeners.iter().map(|it| it.in_capsule_bytes).max();
+            largest.map_or(0, |largest| largest.max(self.tcp.conn.in_capsule_bytes))
+        })
     }
 
-    /// The addresses on which it listens over RDMA, in order.
-    pub(super) fn rdma_addresses(&self) -> Vec<SocketAddr> {
-        rdma_addresses(self.listeners.iter().map(ListenerPlan::endpoint))
+    fn listener_changes(&self, previous: &Plan, rdma_capsule: Option<u32>, changes: &mut Vec<Change>) {
+        let find = |plan: &Plan, it: &ListenerPlan| {
+            plan.listeners.iter().find(|other| other.endpoint() == it.endpoint()).cloned()
+        };
+        for it in &self.listeners {
+            let (before, is_rdma) = (find(previous, it), it.transport == TransportKind::Rdma);
+            let field = |name: &str| format!("listener {}: {name}", it.address);
+            let was = before.as_ref().map_or(0, |before| before.in_capsule_bytes);
+            let is = it.in_capsule_bytes;
+            match (before, rdma_capsule) {
+                (None, None) if is_rdma => {
+                    refuse(changes, &field("transport"), &"none", &"rdma", NO_DEVICES);
+                }
+                (_, Some(largest)) if is_rdma && was != is && is > largest => {
+                    refuse(changes, &field("in_capsule"), &was, &is, RECEIVES);
+                }
+                (None, _) => changes.push(Change::ListenerAdded(it.transport, it.address)),
+                (Some(_), _) => set(changes, &field("in_capsule"), &was, &is),
+            }
+        }
+        for it in previous.listeners.iter().filter(|it| find(self, it).is_none()) {
+            changes.push(Change::ListenerRemoved(it.transport, it.address));
+        }
     }
 
     fn subsystem_changes(&self, previous: &Plan, changes: &mut Vec<Change>) {
@@ -247,18 +271,6 @@ impl Plan {
         set(changes, "discovery.keep_alive_ms", &keep_alive(previous), &keep_alive(self));
         set(changes, "log.level", &previous.log.level, &self.log.level);
         set(changes, "shutdown.deadline_ms", &previous.drain_deadline, &self.drain_deadline);
-        for listener in &self.listeners {
-            let same = |other: &&ListenerPlan| other.endpoint() == listener.endpoint();
-            if let Some(before) = previous.listeners.iter().find(same) {
-                let field = format!("listener {}: in_capsule", listener.address);
-                let (was, is) = (&before.in_capsule_bytes, &listener.in_capsule_bytes);
-                match listener.transport {
-                    TransportKind::Tcp => set(changes, &field, was, is),
-                    // The receives that a core's connections share have room for what it was.
-                    TransportKind::Rdma => fixed(changes, &field, was, is),
-                }
-            }
-        }
     }
 }
 
@@ -290,16 +302,6 @@ impl SubsystemPlan {
             }
         }
     }
-}
-
-/// The addresses of RDMA among these, in order.
-pub(super) fn rdma_addresses(
-    endpoints: impl Iterator<Item = (TransportKind, SocketAddr)>,
-) -> Vec<SocketAddr> {
-    let is_rdma = |(transport, _): &(TransportKind, SocketAddr)| *transport == TransportKind::Rdma;
-    let mut addresses: Vec<_> = endpoints.filter(is_rdma).map(|(_, address)| address).collect();
-    addresses.sort();
-    addresses
 }
 
 /// All of NVMe/TCP but what listeners have of their own.

@@ -38,7 +38,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-pub use changes::{Change, Hosts};
+pub use changes::{Change, Has, Hosts};
 #[cfg(test)]
 pub use drives::{DriveSource, DrivesHere};
 pub use error::ConfigErrors;

@@ -44,12 +44,6 @@ pub enum SnapshotError {
     /// The configuration cannot be kept.
     #[error("the configuration's file cannot be replaced: {0}")]
     Keep(std::io::Error),
-    /// Something differs that cannot change while the process runs.
-    #[error("{field}: is fixed at the start; restart to change it")]
-    Fixed {
-        /// The field.
-        field: &'static str,
-    },
     /// Each address has a port identifier for as long as the process runs.
     #[error("listener: 65535 addresses have been listened on since the start, more have no PORTID; restart")]
     Listeners,
@@ -63,47 +57,14 @@ pub enum SnapshotError {
         /// What the medium is.
         allowed: String,
     },
-    /// A disk of this name is open, and is another one.
-    #[error(
-        "disk {disk:?}: is a {is} disk with blocks of {block_bytes} bytes now; give the other disk another \
-         name"
-    )]
-    Another {
-        /// The disk.
-        disk: String,
-        /// Its kind now.
-        is: &'static str,
-        /// Its block size now.
-        block_bytes: u32,
-    },
-}
-
-impl SnapshotError {
-    /// What the snapshot before has and this plan cannot have otherwise: devices were opened for these
-    /// addresses, and connections were made for these limits. [`Plan::changes`] refuses it earlier, with all
-    /// else that is fixed.
-    fn check_fixed(plan: &Plan, previous: &Snapshot) -> Result<(), SnapshotError> {
-        let (limits, before) = (&plan.limits.controller, &previous.limits);
-        let was = super::changes::rdma_addresses(previous.open_listeners().map(Listener::endpoint));
-        if plan.rdma_addresses() != was {
-            return Err(SnapshotError::Fixed { field: "listener.address" });
-        }
-        if limits.queue_entries != before.queue_entries {
-            return Err(SnapshotError::Fixed { field: "limits.queue_entries" });
-        }
-        if limits.transfer_bytes != before.transfer_bytes {
-            return Err(SnapshotError::Fixed { field: "limits.transfer" });
-        }
-        Ok(())
-    }
 }
 
 type Source = Arc<dyn DiskSource>;
 
 impl Plan {
-    /// The snapshot of this plan that follows `previous`: its disks are opened, made, carried over or
-    /// resized. Of drives and other targets it has what was there before and what is in `opened`; the drives
-    /// themselves come from `drives`.
+    /// The snapshot of this plan that follows `previous`, where [`Plan::changes`] refuses nothing: its disks
+    /// are opened, made, carried over or resized. Of drives and other targets it has what was there before
+    /// and what is in `opened`; the drives themselves come from `drives`.
     ///
     /// # Errors
     /// [`SnapshotError`], naming the disk.
@@ -128,9 +89,6 @@ impl Plan {
         opened: &[Opened],
         keep: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> Result<Arc<Snapshot>, SnapshotError> {
-        if let Some(previous) = previous {
-            SnapshotError::check_fixed(self, previous)?;
-        }
         let listeners = self.listeners_after(previous)?;
         let disks = self.open_disks(previous, drives, opened)?;
         let resizes = Resizes::prepare(self.sizes(&disks))?;
@@ -206,7 +164,7 @@ impl Plan {
         let mut new = Vec::with_capacity(self.disks.len());
         for plan in &self.disks {
             match disks.iter().flatten().find(|disk| disk.name() == plan.name) {
-                Some(disk) => check_same(plan, disk)?,
+                Some(disk) => check_medium(plan, disk, false)?,
                 None => new.push(plan),
             }
         }
@@ -346,15 +304,6 @@ pub(super) fn check_medium_id(disk: &str, wanted: Option<&str>, ids: &[String]) 
     let Some(wanted) = wanted.filter(|wanted| ids.iter().all(|id| id != wanted)) else { return Ok(()) };
     let (disk, wanted) = (disk.to_owned(), wanted.to_owned());
     Err(SnapshotError::Medium { disk, wanted, allowed: medium_refusal("what is there", ids) })
-}
-
-fn check_same(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
-    check_medium(plan, disk, false)?;
-    let (is, block_bytes) = (disk.kind(), disk.geometry().block_bytes);
-    if is == plan.kind.name() && (plan.kind.is_shaped_by_drive() || block_bytes == plan.block_bytes) {
-        return Ok(());
-    }
-    Err(SnapshotError::Another { disk: plan.name.clone(), is, block_bytes })
 }
 
 /// `None`: it is absent.

@@ -93,9 +93,12 @@ fn subsystem_calls(plan: &Plan, subsystem: &SubsystemPlan, calls: &mut Vec<Value
     for namespace in &subsystem.namespaces {
         let uuid = namespace.uuid.map(|it| Uuid::from_bytes(it).to_string());
         let nguid = namespace.nguid.map(|it| Uuid::from_bytes(it).simple().to_string());
-        let inner = json!({
-            "bdev_name": namespace.disk, "nsid": namespace.nsid, "uuid": uuid, "nguid": nguid,
-        });
+        let mut inner = json!({ "bdev_name": namespace.disk, "nsid": namespace.nsid });
+        for (name, identity) in [("uuid", uuid), ("nguid", nguid)] {
+            if let Some(identity) = identity {
+                inner[name] = identity.into();
+            }
+        }
         calls.push(call("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": inner })));
     }
     for listener in plan.listeners_of(subsystem) {

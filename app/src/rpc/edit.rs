@@ -320,8 +320,7 @@ pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
         listeners.retain(|it| it.as_str() != Some(&name));
     }
     let is_used = |other: &SubsystemPlan| other.nqn != subsystem.nqn && other.listeners.contains(&name);
-    // Addresses over RDMA are fixed at the start.
-    if endpoint.0 == TransportKind::Tcp && !edit.plan.subsystems.iter().any(is_used) {
+    if !edit.plan.subsystems.iter().any(is_used) {
         edit.sections("listener").retain(|table| !is_at(table, endpoint));
     }
     Ok(json!(true))

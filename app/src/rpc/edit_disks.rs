@@ -2,12 +2,13 @@
 
 use serde_json::{Value, json};
 use spindle_transport::TransportKind;
-use toml_edit::{Table, value};
+use toml_edit::{Item, Table, value};
 
 use super::Failure;
 use super::edit::{Edit, number, refuse_name, sections, set, text, transport_of};
 use super::params::Args;
 use crate::config::DiskKind;
+use crate::size::Bytes;
 
 type Answer = Result<Value, Failure>;
 
@@ -24,6 +25,11 @@ fn disk(edit: &Edit<'_>, args: &Args, name: &str, kind: &str) -> Result<Table, F
     Ok(table)
 }
 
+/// A size as people write it.
+fn size_text(bytes: u64) -> Item {
+    value(Bytes::new(bytes).to_string().replace(' ', ""))
+}
+
 /// `num_blocks` blocks of `block_size` bytes.
 fn size(args: &Args, table: &mut Table) -> Result<(), Failure> {
     let (blocks, block_bytes) =
@@ -31,7 +37,7 @@ fn size(args: &Args, table: &mut Table) -> Result<(), Failure> {
     let Some(bytes) = blocks.checked_mul(block_bytes).filter(|bytes| i64::try_from(*bytes).is_ok()) else {
         return Err(args.refuse("num_blocks", "must be less than 2^63 bytes in all"));
     };
-    table["size"] = number(bytes);
+    table["size"] = size_text(bytes);
     table["block_bytes"] = number(block_bytes);
     Ok(())
 }
@@ -119,7 +125,7 @@ fn resize(edit: &mut Edit<'_>, args: &Args, kinds: &[&str]) -> Answer {
     let bytes = args.whole("new_size").unwrap_or(0).saturating_mul(MIB);
     let is_it = |table: &&mut Table| text(table, "name") == Some(&name);
     if let Some(table) = edit.sections("disk").iter_mut().find(is_it) {
-        set(table, "size", number(bytes));
+        set(table, "size", size_text(bytes));
     }
     Ok(json!(true))
 }

@@ -47,7 +47,7 @@ pub fn reactors(look: &Look<'_>, _: &Args) -> Answer {
             "busy": busy,
             "idle": uptime.saturating_sub(busy),
             "in_interrupt": false,
-            "lw_threads": [{ "name": format!("reactor-{index}"), "id": index + 1, "elapsed": uptime }],
+            "lw_threads": [{ "name": thread(index), "id": index + 1, "elapsed": uptime }],
         })
     };
     let cores: Vec<_> = look.view.cores.iter().enumerate().map(core).collect();
@@ -84,6 +84,11 @@ pub fn transports(look: &Look<'_>, args: &Args) -> Answer {
         Some(transport) => Ok(json!([transport])),
         None => Err(args.refuse("trtype", "must be a transport that is in use")),
     }
+}
+
+/// The name of a core's thread.
+fn thread(core: usize) -> String {
+    format!("reactor-{core}")
 }
 
 pub fn trtype(kind: TransportKind) -> &'static str {
@@ -192,18 +197,19 @@ pub fn controllers(look: &Look<'_>, args: &Args) -> Answer {
 
 pub fn qpairs(look: &Look<'_>, args: &Args) -> Answer {
     let (_, controllers) = of_subsystem(look, args)?;
-    let qpairs = controllers.iter().flat_map(|it| {
-        let qids = std::iter::once(0).chain(it.live_qids());
-        qids.map(|qid| {
+    let qpairs = controllers.iter().flat_map(|it| it.ends().into_iter().map(move |queue| (it, queue))).map(
+        |(it, queue)| {
             json!({
                 "cntlid": it.cntlid,
-                "qid": qid,
-                "state": if it.is_ready() || qid == 0 { "active" } else { "inactive" },
+                "qid": queue.qid,
+                "state": if it.is_ready() || queue.qid == 0 { "active" } else { "inactive" },
+                "thread": thread(queue.core),
                 "hostnqn": it.host_nqn.to_string(),
+                "listen_address": address(queue.peer.transport, queue.peer.local),
+                "peer_address": address(queue.peer.transport, queue.peer.remote),
             })
-        })
-        .collect::<Vec<_>>()
-    });
+        },
+    );
     Ok(json!(qpairs.collect::<Vec<_>>()))
 }
 
@@ -223,7 +229,7 @@ pub fn stats(look: &Look<'_>, _: &Args) -> Answer {
         let connections = look.view.loads.get(core).map_or(0, |load| load.load(Ordering::Relaxed));
         let admin = controllers.iter().filter(|it| it.admin_core == core).count();
         json!({
-            "name": format!("reactor-{core}"),
+            "name": thread(core),
             "current_admin_qpairs": admin,
             "current_io_qpairs": connections.saturating_sub(admin),
             "pending_bdev_io": 0,
@@ -303,21 +309,29 @@ pub fn bdevs(look: &Look<'_>, args: &Args) -> Answer {
     Ok(json!(disks(look, args)?.iter().map(tell).collect::<Vec<_>>()))
 }
 
+fn traffic((key, of): (&str, Value), totals: IoTotals) -> Value {
+    json!({
+        key: of,
+        "bytes_read": totals.units_read.saturating_mul(512),
+        "num_read_ops": totals.reads,
+        "bytes_written": totals.units_written.saturating_mul(512),
+        "num_write_ops": totals.writes,
+        "num_media_errors": totals.media_errors,
+        "busy_ticks": totals.busy_ns,
+    })
+}
+
 pub fn iostat(look: &Look<'_>, args: &Args) -> Answer {
     let snapshot = &look.snapshot;
     let namespaces = || snapshot.iter().flat_map(|it| &it.subsystems).flat_map(|it| it.active());
     let tell = |disk: &Arc<dyn DiskSource>| {
-        let namespace = namespaces().find(|it| it.source.name() == disk.name());
-        let totals = namespace.map_or_else(IoTotals::default, |it| it.counters.totals());
-        json!({
-            "name": disk.name(),
-            "bytes_read": totals.units_read.saturating_mul(512),
-            "num_read_ops": totals.reads,
-            "bytes_written": totals.units_written.saturating_mul(512),
-            "num_write_ops": totals.writes,
-            "num_media_errors": totals.media_errors,
-            "busy_ticks": totals.busy_ns,
-        })
+        let counters = namespaces().find(|it| it.source.name() == disk.name()).map(|it| &it.counters);
+        if args.flag("per_channel") {
+            let cores = counters.into_iter().flat_map(|it| it.by_core()).enumerate();
+            let channels = cores.map(|(core, totals)| traffic(("thread_id", json!(core + 1)), totals));
+            return json!({ "name": disk.name(), "channels": channels.collect::<Vec<_>>() });
+        }
+        traffic(("name", json!(disk.name())), counters.map_or_else(IoTotals::default, |it| it.totals()))
     };
     let bdevs: Vec<_> = disks(look, args)?.iter().map(tell).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "ticks": look.view.uptime_ns(), "bdevs": bdevs }))

@@ -175,7 +175,7 @@ pub static METHODS: &[Method] = &[
     change(
         "nvmf_subsystem_remove_listener",
         &[NQN, must("listen_address", Kind::Object(ADDRESS), "Where."), TGT_NAME],
-        "No longer offer it there. Over TCP, an address at which none is offered any more is closed.",
+        "No longer offer it there. An address at which none is offered any more is closed.",
         edit::remove_listener,
     ),
     read("nvmf_subsystem_get_controllers", &[NQN, TGT_NAME], "Who is connected.", reads::controllers),
@@ -304,7 +304,7 @@ pub static METHODS: &[Method] = &[
         &[
             may("name", Kind::Text, "Only this one."),
             may("names", Kind::Texts, "Only these."),
-            may("per_channel", OFF, "Sums of all cores."),
+            may("per_channel", Kind::Flag, "Of each core, as channels."),
             may("reset_mode", Kind::Only("\"none\""), "Counters are never reset."),
         ],
         "Traffic of each disk since the process was started.",

@@ -92,6 +92,8 @@ pub struct RdmaSetup {
     pub devices: Arc<[Arc<rdma::SharedDevice>]>,
     /// The same, and those that come; the registrar has it too.
     pub known: rdma::KnownDevices,
+    /// Most in-capsule data that receives have room for.
+    pub in_capsule_bytes: u32,
     /// Addresses to listen on, with their index in the snapshot: on this core.
     pub listeners: Vec<(SocketAddr, usize)>,
 }
@@ -188,7 +190,7 @@ impl CoreLoop {
         if !setup.rdma.devices.is_empty() {
             let areas = [pool.area(), admin_pool.area()];
             let watcher = reactor.watcher(ADAPTERS_PLACE);
-            adapters = Some(Adapters::new(&setup, &snapshot, &areas, watcher)?);
+            adapters = Some(Adapters::new(&setup, snapshot.generation, &areas, watcher)?);
         }
         let generation = snapshot.generation;
         let target = TargetCore::new(CoreSettings {

@@ -513,7 +513,8 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
         }
     }
     let known = KnownDevices::new(&devices);
-    Ok(RdmaSetup { shell: plan.rdma, devices: devices.into(), known, listeners })
+    let in_capsule_bytes = plan.rdma_capsule().unwrap_or(0);
+    Ok(RdmaSetup { shell: plan.rdma, devices: devices.into(), known, in_capsule_bytes, listeners })
 }
 
 /// Listeners of a transport, NQNs and the line that a host types.

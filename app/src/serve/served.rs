@@ -17,14 +17,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use spindle_nvme_pcie::PciAddress;
+use spindle_rdma::shell::check_address;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
+use spindle_transport::TransportKind;
 
 use self::tries::Tries;
 use super::ServeError;
 use super::core_loop::Listening;
 use super::store::{Staged, difference};
-use crate::config::{Config, Found, Opened, Origin, Origins, Plan, SnapshotError, text_of};
+use crate::config::{Change, Config, Found, Has, Opened, Origin, Origins, Plan, SnapshotError, text_of};
 use crate::log::LogControl;
 use crate::rpc::{Edit, Failure};
 
@@ -60,6 +62,8 @@ pub struct Served {
     config: Config,
     /// Changes are not written to a file.
     is_ephemeral: bool,
+    /// Of the plan at the start.
+    rdma_capsule: Option<u32>,
     snapshot: Arc<Snapshot>,
     tries: Tries,
     /// Why a new size cannot be served, as it was said: not said again.
@@ -117,7 +121,8 @@ impl Served {
         // What is open is not tried any more, and a drive that is not there is opened once it is.
         tries.open(config.plan().absent(Some(&snapshot)), begun);
         let (why, listeners, known) = (String::new(), Vec::new(), Vec::new());
-        Ok(Served { config, is_ephemeral, snapshot, tries, why, listeners, known })
+        let rdma_capsule = config.plan().rdma_capsule();
+        Ok(Served { config, is_ephemeral, rdma_capsule, snapshot, tries, why, listeners, known })
     }
 
     /// What is served now.
@@ -242,13 +247,15 @@ impl Served {
         keep: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> Result<Arc<Snapshot>, Refused> {
         let is_open = |name: &str| self.snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
-        let changes = next.plan().changes_from(self.config.plan(), &is_open);
+        let has = Has { is_open: &is_open, rdma_capsule: self.rdma_capsule };
+        let changes = next.plan().changes_from(self.config.plan(), &has);
         let refused: Vec<_> = changes.iter().filter(|change| change.is_refused()).collect();
         if !refused.is_empty() {
             return Err(Refused::Lines(refused.iter().map(|change| format!("reload: {change}")).collect()));
         }
         // Before anything is changed: an address that is in use is a refusal.
         let sockets = self.listen(next.plan()).map_err(Refused::cause)?;
+        self.check_rdma(&changes).map_err(Refused::cause)?;
         // What is new and may be away is opened by the looks that follow. Other disks of a drive that is open
         // are there at once.
         let absent = next.plan().absent(Some(&self.snapshot));
@@ -292,6 +299,26 @@ impl Served {
                 result => return result,
             }
         }
+    }
+
+    /// New addresses over RDMA can be listened on. The core that listens takes them when it has let go of the
+    /// others, and tries again until it can.
+    fn check_rdma(&self, changes: &[Change]) -> Result<(), ServeError> {
+        for change in changes {
+            let Change::ListenerAdded(TransportKind::Rdma, address) = *change else { continue };
+            let gives_it_up = |other: &Change| {
+                let Change::ListenerRemoved(TransportKind::Rdma, it) = other else { return false };
+                it.port() == address.port()
+            };
+            let is_closing = changes.iter().any(gives_it_up) || self.has_closed(address);
+            if let Err(source) = check_address(address) {
+                let why = std::io::Error::from_raw_os_error(source.errno).kind();
+                if !(is_closing && why == ErrorKind::AddrInUse) {
+                    return Err(ServeError::ListenRdma { address, source });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A listener may change between all addresses and one of them: those that this reload takes away are not

@@ -21,7 +21,7 @@ use crate::controller::{self, ConnectRefusal, Connected, Context, Effect, Need, 
 use crate::env::{AbortFrom, Env, Message};
 use crate::leftovers::LEFTOVER_MAX;
 use crate::notice::Notice;
-use crate::shared::ControllerShared;
+use crate::shared::{ControllerShared, QueueEnds};
 
 /// Bytes of Connect's data.
 const CONNECT_BYTES: u32 = 1024;
@@ -210,6 +210,7 @@ impl<T: Transport> Qpair<T> {
         let (entries, is_sq_flow_off) = match connected {
             Connected::Admin { controller, entries, sq_flow_off } => {
                 controller.shared.set_admin_queue(env.current);
+                controller.shared.note_ends(QueueEnds { qid: 0, core: env.core, peer: self.peer });
                 self.role = Role::Admin(controller);
                 (entries, sq_flow_off)
             }
@@ -218,6 +219,7 @@ impl<T: Transport> Qpair<T> {
                     env.notice(Notice::OtherHostId { host: shared.host_nqn, cntlid: shared.cntlid, qid });
                 }
                 let Some(subsystem) = env.snapshot.subsystem(&shared.subsystem_nqn).cloned() else { return };
+                shared.note_ends(QueueEnds { qid, core: env.core, peer: self.peer });
                 self.role = Role::Io(IoRole { shared, qid, subsystem });
                 (entries, sq_flow_off)
             }

@@ -3,14 +3,15 @@
 //! `commands`: the matrix of commands and disks. `closing`: abrupt closes in every state. `restart`: kill -9,
 //! reload. `listeners`: they come and go. `initiators`: what others' initiators do. `descriptors`,
 //! `unread_log`: what the machine may run out of. `namespaces`, `drain`, `discovery`, `smart`: what they say.
-//! `full_sockets`: buffers smaller than a reply. `unconnected`: peers that never send Connect. `control`: the
-//! control socket.
+//! `full_sockets`: buffers smaller than a reply. `unconnected`: peers that never send Connect. `control`,
+//! `control_verbs`: the control socket.
 #![forbid(unsafe_code)]
 
 mod closing;
 mod commands;
 mod conf;
 mod control;
+mod control_verbs;
 mod descriptors;
 mod discovery;
 mod drain;

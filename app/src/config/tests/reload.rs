@@ -7,7 +7,7 @@ use spindle_target::snapshot::{DiskId, Snapshot};
 
 use super::*;
 use crate::config::snapshot::SnapshotError;
-use crate::config::{Change, DiskKind, DrivesHere, Origin};
+use crate::config::{Change, DiskKind, DrivesHere, Has, Origin};
 
 fn snapshot(plan: &Plan, previous: Option<&Snapshot>) -> Arc<Snapshot> {
     plan.snapshot(previous, &DrivesHere, &[]).unwrap_or_else(|error| panic!("{error}"))
@@ -214,9 +214,6 @@ fn what_cannot_be_opened_or_resized_is_named() {
     let larger = plan(&two_disks().replace("64MiB", "128MiB"));
     let error = refusal(&larger, Some(&first)).to_string();
     assert!(error.starts_with("disk \"a\": size = 134217728 bytes: "), "{error}");
-    let another = plan(&two_disks().replacen("kind = \"ram\"", "kind = \"null\"", 1));
-    let error = refusal(&another, Some(&first));
-    assert!(matches!(&error, SnapshotError::Another { disk, .. } if disk == "a"), "{error}");
     let directory = Directory::new();
     let path = directory.file("f", 4096);
     let file =
@@ -227,17 +224,8 @@ fn what_cannot_be_opened_or_resized_is_named() {
 }
 
 #[test]
-fn a_snapshot_does_not_change_what_connections_were_made_with() {
+fn the_order_of_listeners_in_the_file_may_change() {
     let text = two_disks();
-    let first = snapshot(&plan(&text), None);
-    for (more, field) in [
-        ("[[listener]]\naddress = \"127.0.0.1:4421\"\ntransport = \"rdma\"", "listener.address"),
-        ("[limits]\nqueue_entries = 64", "limits.queue_entries"),
-        ("[limits]\ntransfer = \"64KiB\"", "limits.transfer"),
-    ] {
-        let error = refusal(&plan(&format!("{text}{more}\n")), Some(&first)).to_string();
-        assert_eq!(error, format!("{field}: is fixed at the start; restart to change it"));
-    }
     let one = "[[listener]]\naddress = \"127.0.0.1:4421\"\n";
     let first = snapshot(&plan(&[one, &text].concat()), None);
     let second = snapshot(&plan(&[&text, one].concat()), Some(&first));
@@ -285,6 +273,7 @@ fn a_reload_lists_what_it_does() {
             "disk \"a\" resized from 64 MiB to 32 MiB",
             "disk \"c\" added",
             "disk \"b\" removed",
+            "listener 127.0.0.1:4420: in_capsule from 4096 to 8192",
             "subsystem nqn.2026-01.test:s: namespace 2 removed, disk \"b\"",
             "subsystem nqn.2026-01.test:s: hosts from any to nqn.a:h",
             "subsystem nqn.2026-01.test:s: namespace 2 added, disk \"c\"",
@@ -292,7 +281,6 @@ fn a_reload_lists_what_it_does() {
             "referral to 10.0.0.2:8009 added",
             "log.level from Info to Debug",
             "shutdown.deadline_ms from 10s to 1ms",
-            "listener 127.0.0.1:4420: in_capsule from 4096 to 8192",
         ]
     );
     let elsewhere = changes(&from, &from.replace("127.0.0.1:4420", "127.0.0.1:4421"));
@@ -329,7 +317,10 @@ fn a_reload_refuses_by_name_what_cannot_change() {
         assert!(found.contains(&format!("{expected}: refused, {fixed}")), "{expected} in {found:?}");
     }
     for (more, field) in [
-        ("[[listener]]\naddress = \"127.0.0.1:4421\"\ntransport = \"rdma\"", "listener.address"),
+        (
+            "[[listener]]\naddress = \"127.0.0.1:4421\"\ntransport = \"rdma\"",
+            "listener 127.0.0.1:4421: transport from \"none\" to \"rdma\": refused, no listener was on RDMA",
+        ),
         ("[tcp]\nreceive_batch = \"64KiB\"", "tcp"),
         ("[log]\nformat = \"json\"", "log.format"),
         ("[pool]\nadmin_count = 64", "pool.admin_buffer, admin_count"),
@@ -340,11 +331,6 @@ fn a_reload_refuses_by_name_what_cannot_change() {
             changes.iter().find(|change| change.is_refused()).map(Change::to_string).unwrap_or_default();
         assert!(found.starts_with(field), "{field} in {found:?}");
     }
-    let more = "[[listener]]\naddress = \"127.0.0.1:4421\"\ntransport = \"rdma\"\nin_capsule =";
-    let rdma = |bytes: u32| format!("{from}{more} {bytes}\n");
-    let changes = plan(&rdma(8192)).changes(&plan(&rdma(4096)));
-    let found: Vec<_> = changes.iter().map(Change::to_string).collect();
-    assert_eq!(found, [format!("listener 127.0.0.1:4421: in_capsule from 4096 to 8192: refused, {fixed}")]);
     let blocks = refused(from.replacen("size =", "block_bytes = 4096\nsize =", 1));
     assert_eq!(
         blocks,
@@ -353,6 +339,32 @@ fn a_reload_refuses_by_name_what_cannot_change() {
     );
     let serial = refused(from.replace("allow_any", "serial = \"A\"\nallow_any"));
     assert!(serial[0].starts_with("subsystem nqn.2026-01.test:s: serial from \"SPDL"), "{serial:?}");
+}
+
+#[test]
+fn rdma_listeners_come_and_go_where_there_was_one_at_the_start_with_what_receives_have_room_for() {
+    let at = |port: u16, bytes: u32| {
+        format!("[[listener]]\naddress = \"127.0.0.1:{port}\"\ntransport = \"rdma\"\nin_capsule = {bytes}\n")
+    };
+    let with = |listeners: &[String]| plan(&[LISTENER.to_owned(), listeners.concat()].concat());
+    let first = with(&[at(4421, 16384)]);
+    let said = |to: &Plan, from: &Plan| {
+        let has = Has { is_open: &|_| true, rdma_capsule: first.rdma_capsule() };
+        to.changes_from(from, &has).iter().map(Change::to_string).collect::<Vec<_>>()
+    };
+    let none = with(&[]);
+    assert_eq!((first.rdma_capsule(), none.rdma_capsule()), (Some(16384), None));
+    assert_eq!(said(&none, &first), ["listener 127.0.0.1:4421 (rdma) removed"]);
+    assert_eq!(said(&with(&[at(4422, 16384)]), &none), ["listener 127.0.0.1:4422 (rdma) added"]);
+    let smaller = said(&with(&[at(4421, 4096)]), &first);
+    assert_eq!(smaller, ["listener 127.0.0.1:4421: in_capsule from 16384 to 4096"]);
+    for from in [&first, &none] {
+        let larger = said(&with(&[at(4421, 32768)]), from);
+        assert!(
+            larger.len() == 1 && larger[0].contains("to 32768: refused, receives were made"),
+            "{larger:?}"
+        );
+    }
 }
 
 #[test]

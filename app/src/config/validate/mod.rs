@@ -49,8 +49,9 @@ const ZONES_DEFAULT: [ZoneSpec; 7] = [
 const ZONES_MAX: usize = 16;
 const ZONE_BYTES_MAX: u64 = 1 << 30;
 
-/// Files that are open besides connections: disks, listeners, what each core waits with.
-const FILES_BESIDES: u64 = 64;
+/// Files that are open besides connections: disks, listeners, what each core waits with, and 128 clients of
+/// the control socket.
+const FILES_BESIDES: u64 = 64 + 128;
 
 /// The plan of the file with this tree on this machine. To be used only when `errors` stays empty.
 pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {

@@ -23,6 +23,8 @@ pub struct Adapters {
     shell: Shell,
     watcher: Watcher,
     conn: ConnConfig,
+    /// The generation that the listeners are of.
+    as_of: u64,
 }
 
 impl Adapters {
@@ -33,12 +35,11 @@ impl Adapters {
     /// [`ServeError`] with the reason.
     pub fn new(
         setup: &CoreSetup,
-        snapshot: &Snapshot,
+        generation: u64,
         areas: &[Area],
         watcher: Watcher,
     ) -> Result<Adapters, ServeError> {
         let failed = |error: &dyn std::fmt::Display| ServeError::Start(format!("RDMA: {error}"));
-        let in_capsule = snapshot.listeners.iter().map(|listener| listener.in_capsule_bytes);
         let mut shell = Shell::new(&ShellSetup {
             config: setup.rdma.shell,
             core: setup.core,
@@ -47,7 +48,7 @@ impl Adapters {
             listens: !setup.rdma.listeners.is_empty(),
             areas,
             connections: setup.connections,
-            in_capsule_bytes: in_capsule.max().unwrap_or(0),
+            in_capsule_bytes: setup.rdma.in_capsule_bytes,
             entries_max: setup.conn.queue_entries,
         })
         .map_err(|error| failed(&error))?;
@@ -58,7 +59,7 @@ impl Adapters {
         for (source, descriptor) in shell.take_descriptors() {
             watcher.add(descriptor, key(source), Interest::READ).map_err(|error| failed(&error))?;
         }
-        Ok(Adapters { shell, watcher, conn: setup.conn })
+        Ok(Adapters { shell, watcher, conn: setup.conn, as_of: generation })
     }
 
     /// The disks' memory can be used. The first time also the listeners are opened.
@@ -81,6 +82,16 @@ impl Adapters {
         if !opened.is_empty() {
             announce(core.target.snapshot(), TransportKind::Rdma);
         }
+    }
+
+    /// All cores have another configuration: listen on its addresses, and on no other.
+    #[cold]
+    fn change(&mut self, shown: &Snapshot) {
+        self.as_of = shown.generation;
+        let listeners = shown.listeners.iter().enumerate();
+        let wanted = listeners.filter(|(_, it)| it.is_open && it.transport == TransportKind::Rdma);
+        let wanted: Vec<_> = wanted.map(|(index, it)| (it.address, index)).collect();
+        self.shell.set_listeners(&wanted);
     }
 
     /// Wait for what a new device has to tell, too.
@@ -140,6 +151,10 @@ impl Poller<Core, CoreMessage> for Adapters {
     }
 
     fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
+        // Hosts are told at the same time.
+        if core.target.shown().generation != self.as_of {
+            self.change(core.target.shown());
+        }
         let mut has_worked = self.shell.poll(&mut core.target, turn.now);
         while let Some(message) = self.shell.next_message() {
             turn.send_to_others(&CoreMessage::Rdma(message));

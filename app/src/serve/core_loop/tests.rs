@@ -35,6 +35,7 @@ fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
             shell: plan.rdma,
             devices: Arc::default(),
             known: rdma::KnownDevices::default(),
+            in_capsule_bytes: 0,
             listeners: Vec::new(),
         },
         peer_lines_per_s: 1,

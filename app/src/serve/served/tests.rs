@@ -330,13 +330,14 @@ fn why_a_new_size_cannot_be_served_is_known_until_it_can() {
     let mut served = served(&bays, &[(FIRST, 1)]);
     let now = Instant::now();
     let blocks = served.snapshot.subsystems[0].namespace(2).expect("there").geometry.block_count;
-    let right = std::mem::replace(&mut served.config, Config::of(&OF_ANOTHER_KIND.replace("FIRST", FIRST)));
+    let another = format!("nvme = \"{FIRST}\"\nnamespace = 1\nmedium_id = \"another\"\n");
+    let right = std::mem::replace(&mut served.config, config_of(&[another]));
     drive.emulator.set_namespace_blocks(1, blocks * 2);
     wait(|| {
         assert!(served.look(now).is_none());
         !served.why.is_empty()
     });
-    assert!(served.why.contains("d1"), "{}", served.why);
+    assert!(served.why.contains("another"), "{}", served.why);
     // The drive takes it back: there is nothing to say, and if it comes again it is said again.
     drive.emulator.set_namespace_blocks(1, blocks);
     wait(|| {
@@ -350,29 +351,6 @@ fn why_a_new_size_cannot_be_served_is_known_until_it_can() {
     assert_eq!(served.why, "");
     finish(served);
 }
-
-/// The same with a disk `d1` that is none of memory.
-const OF_ANOTHER_KIND: &str = r#"
-[[listener]]
-address = "127.0.0.1:4420"
-[[disk]]
-name = "d1"
-kind = "null"
-size = "1MiB"
-[[disk]]
-name = "d2"
-nvme = "FIRST"
-namespace = 1
-[[subsystem]]
-nqn = "nqn.2026-01.test:served"
-allow_any_host = true
-[[subsystem.namespace]]
-nsid = 1
-disk = "d1"
-[[subsystem.namespace]]
-nsid = 2
-disk = "d2"
-"#;
 
 #[test]
 fn a_drive_without_its_namespace_is_not_the_others_harm() {

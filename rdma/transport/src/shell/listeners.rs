@@ -3,10 +3,18 @@
 
 use std::net::SocketAddr;
 
-use spindle_rdma_verbs::{CmId, CmToken, VerbsError};
+use spindle_rdma_verbs::{CmChannel, CmId, CmToken, VerbsError};
 
 /// Requests that may wait to be accepted.
 pub(super) const BACKLOG: u32 = 1024;
+
+/// Whether an address can be listened on: it is taken, and given back.
+///
+/// # Errors
+/// [`VerbsError`]: it is in use, or no RDMA device has it.
+pub fn check_address(address: SocketAddr) -> Result<(), VerbsError> {
+    CmId::new(&CmChannel::new()?)?.bind(address)
+}
 
 /// The identifier of a listener; in tests another than librdmacm's. Dropped, it gives its address back.
 pub(super) trait Hears {
@@ -37,6 +45,8 @@ impl Hears for CmId {
 /// Why an address is not listened on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Why {
+    /// It is new, and was not tried yet.
+    New,
     /// Its device is gone.
     Device,
     /// It is on another port or device now.
@@ -117,6 +127,19 @@ impl<L: Hears> Listeners<L> {
         listening.chain(self.deaf.iter().map(|it| it.address)).any(|it| it.ip().is_unspecified())
     }
 
+    /// Listen on these addresses, with their index in the configuration, and on no others. New ones are
+    /// listened on when they are tried [`Listeners::again`].
+    pub(super) fn keep(&mut self, wanted: &[(SocketAddr, usize)]) {
+        self.listening.retain(|it| wanted.contains(&(it.address, it.index)));
+        self.deaf.retain(|it| wanted.contains(&(it.address, it.index)));
+        for (address, index) in wanted {
+            let of_listening = self.listening.iter().map(|it| it.index);
+            if !of_listening.chain(self.deaf.iter().map(|it| it.index)).any(|known| known == *index) {
+                self.deaf.push(Deaf { address: *address, index: *index, why: Why::New });
+            }
+        }
+    }
+
     /// Listeners on a device that is gone hear nothing any more.
     pub(super) fn deafen(&mut self, device: &str) {
         let is_on = |it: &mut Listening<L>| it.id.device_name().is_some_and(|name| name == device);
@@ -134,15 +157,16 @@ impl<L: Hears> Listeners<L> {
 
     /// Try again those that are not listened on. `hear` gives a new listener where a device hears it. Gives
     /// those that are back.
-    pub(super) fn again(&mut self, mut hear: impl FnMut(SocketAddr) -> Option<L>) -> Vec<Deaf> {
+    pub(super) fn again(&mut self, mut hear: impl FnMut(SocketAddr, Why) -> Option<L>) -> Vec<Deaf> {
         let mut back = Vec::new();
         for deaf in std::mem::take(&mut self.deaf) {
-            let Deaf { address, index, .. } = deaf;
-            match hear(address) {
+            let Deaf { address, index, why } = deaf;
+            match hear(address, why) {
                 Some(id) => {
                     self.listening.push(Listening { id, address, index, is_open: true });
                     back.push(deaf);
                 }
+                None if why == Why::New => self.deaf.push(Deaf { why: Why::Refused, ..deaf }),
                 None => self.deaf.push(deaf),
             }
         }
@@ -222,16 +246,16 @@ mod tests {
         assert!(listeners.of(tokens[1]).is_none() && listeners.has_deaf());
         let mut tries = 0;
         // Its new device is not ready at first.
-        assert_eq!(listeners.again(|_| None), []);
+        assert_eq!(listeners.again(|_, _| None), []);
         assert!(listeners.has_deaf());
-        let back = listeners.again(|address| {
+        let back = listeners.again(|address, _| {
             tries += 1;
             bind(&taken, address, "b")
         });
         assert_eq!(back, [Deaf { address: address(4421), index: 1, why: Why::Moved }]);
         assert!(tries == 1 && !listeners.has_deaf(), "the address was free, and is heard");
         listeners.deafen("b");
-        let back = listeners.again(|address| bind(&taken, address, "a"));
+        let back = listeners.again(|address, _| bind(&taken, address, "a"));
         assert_eq!(back.iter().map(|it| it.index).collect::<Vec<_>>(), [2, 1], "it is on b now");
     }
 
@@ -245,11 +269,36 @@ mod tests {
             [2]
         );
         assert_eq!(*taken.borrow(), [address(4422)], "their addresses are free");
-        let back = listeners.again(|address| bind(&taken, address, "a"));
+        let back = listeners.again(|address, _| bind(&taken, address, "a"));
         assert_eq!(
             back.iter().map(|it| (it.index, it.why)).collect::<Vec<_>>(),
             [(0, Why::Device), (1, Why::Device)]
         );
+    }
+
+    #[test]
+    fn other_addresses_are_listened_on_once_those_that_are_not_wanted_are_free() {
+        let taken = Taken::default();
+        let (mut listeners, tokens) = listeners(&taken);
+        listeners.deafen("b");
+        listeners.keep(&[(address(4421), 1), (address(4430), 3)]);
+        assert_eq!(*taken.borrow(), [address(4421)], "the others are free, and are not tried again");
+        assert!(listeners.of(tokens[1]).is_some() && listeners.has_deaf());
+        let tried = |listeners: &mut Listeners<Fake>, device: Option<&'static str>| {
+            let mut tried = Vec::new();
+            let back = listeners.again(|address, why| {
+                tried.push((address, why));
+                device.and_then(|device| bind(&taken, address, device))
+            });
+            (tried, back.iter().map(|it| (it.index, it.why)).collect::<Vec<_>>())
+        };
+        assert_eq!(tried(&mut listeners, None), (vec![(address(4430), Why::New)], vec![]));
+        let back = tried(&mut listeners, Some("a"));
+        assert_eq!(back, (vec![(address(4430), Why::Refused)], vec![(3, Why::Refused)]));
+        listeners.keep(&[]);
+        assert!(taken.borrow().is_empty() && !listeners.has_deaf());
+        listeners.keep(&[(address(4430), 3)]);
+        assert_eq!(tried(&mut listeners, Some("a")).1, [(3, Why::New)], "it is back in its old place");
     }
 
     #[test]
@@ -262,7 +311,7 @@ mod tests {
         listeners.add(id, everywhere, 7);
         assert!(listeners.start()[0].1.is_err());
         assert!(taken.borrow().is_empty() && listeners.is_on_all() && listeners.start().is_empty());
-        let back = listeners.again(|address| bind(&taken, address, ""));
+        let back = listeners.again(|address, _| bind(&taken, address, ""));
         assert_eq!(back, [Deaf { address: everywhere, index: 7, why: Why::Refused }]);
         assert!(listeners.is_on_all() && !listeners.has_deaf());
     }

@@ -327,9 +327,17 @@ impl Shell {
             self.search();
         }
         let mut listeners = std::mem::take(&mut self.listeners);
-        for back in listeners.again(|address| self.hear(address)) {
+        let hear = |address, why| {
+            let heard = self.hear(address);
+            if heard.is_none() && why == Why::New {
+                tracing::warn!(%address, "not listened on over RDMA yet: it is tried again");
+            }
+            heard
+        };
+        for back in listeners.again(hear) {
             let address = back.address;
             match back.why {
+                Why::New => tracing::info!(%address, "listening (NVMe/RDMA, discovery included)"),
                 Why::Device => tracing::info!(%address, "RDMA device is back: listening again"),
                 Why::Moved | Why::Refused => tracing::info!(%address, "listening again over RDMA"),
             }

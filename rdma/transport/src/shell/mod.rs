@@ -53,6 +53,7 @@ use lost::{Opening, RETRY_PERIOD};
 use ready::{Preparations, Waiting};
 
 pub use keys::{KnownDevices, RegisteredDisks, SharedDevice};
+pub use listeners::check_address;
 pub use lost::{DeviceMessage, DiskArea};
 pub use ready::Ready;
 pub use request::{Request, Wanted, check};
@@ -246,6 +247,16 @@ impl Shell {
     /// Listen on the addresses that were taken. Gives what came of each; one that failed is tried again.
     pub fn start_listening(&mut self) -> Vec<(SocketAddr, Result<(), VerbsError>)> {
         self.listeners.start()
+    }
+
+    /// Listen on these addresses, with their index in the configuration, and on no others: on the core that
+    /// listens. One that cannot be listened on is tried again.
+    #[cold]
+    pub fn set_listeners(&mut self, wanted: &[(SocketAddr, usize)]) {
+        if self.listens {
+            self.listeners.keep(wanted);
+            self.next_retry = Nanos::ZERO;
+        }
     }
 
     /// A descriptor of this kind is readable. Only those are read: each look in vain is a system call.

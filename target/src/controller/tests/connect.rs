@@ -148,7 +148,7 @@ fn what_a_host_without_a_name_left_keeps_only_the_same_host_waiting() {
     let (connected, _) = unnamed(1).make(&world).unwrap();
     let Connected::Admin { mut controller, .. } = connected else { panic!("{connected:?}") };
     assert!(controller.shared.claim_queue(1));
-    controller.shared.queue_leaves();
+    controller.shared.queue_leaves(1);
     let shared = Arc::clone(&controller.shared);
     controller.remove(&world.registry);
     assert_eq!(unnamed(1).refused(&world).status, Status::CONNECT_CONTROLLER_BUSY);

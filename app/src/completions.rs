@@ -1,0 +1,65 @@
+//! `spindle completions SHELL`: what a shell completes, methods of the control socket included.
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, Command, CommandFactory};
+
+use crate::cli::{Cli, CompletionsArgs};
+use crate::report::say;
+use crate::rpc::methods::METHODS;
+use crate::rpc::params::{Kind, Param};
+
+/// Print them.
+pub fn run(args: &CompletionsArgs) {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command(), "spindle", &mut script);
+    say!("{}", String::from_utf8_lossy(&script).trim_end());
+}
+
+/// The command line, with methods as commands of `spindle ctl`.
+fn command() -> Command {
+    let method = |name, about, params| Command::new(name).about(about).args(options("", params));
+    let methods = METHODS.iter().map(|it| method(it.name, it.about, it.params));
+    let cli = Cli::command().mut_subcommand("ctl", |ctl| ctl.subcommands(methods));
+    // `help` would have all commands a second time.
+    cli.disable_help_subcommand(true)
+}
+
+/// Parameters as options; a point leads into an object.
+fn options(path: &str, params: &'static [Param]) -> Vec<Arg> {
+    let option = |param: &'static Param| {
+        let name = format!("{path}{}", param.name);
+        if let Kind::Object(inner) = param.kind {
+            return options(&format!("{name}."), inner);
+        }
+        let option = Arg::new(name.clone()).long(name).help(param.about);
+        vec![if let Kind::Word(words) = param.kind {
+            option.value_parser(PossibleValuesParser::new(words))
+        } else {
+            option
+        }]
+    };
+    params.iter().flat_map(option).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+    use clap_complete::Shell;
+
+    use super::*;
+
+    #[test]
+    fn every_shell_completes_verbs_methods_and_their_parameters() {
+        command().debug_assert();
+        for shell in Shell::value_variants() {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut command(), "spindle", &mut script);
+            let script = String::from_utf8(script).expect("text");
+            // For fish, options are left out below the second command.
+            let option = if *shell == Shell::Fish { "subsystem" } else { "any-host" };
+            for wanted in ["connections", option, "bdev_malloc_create", "listen_address.traddr"] {
+                assert!(script.contains(wanted), "{shell}: {wanted}");
+            }
+        }
+    }
+}
