@@ -65,6 +65,12 @@ impl Drop for LogControl {
 }
 
 impl LogControl {
+    /// Of a log that nobody reads, for tests.
+    #[cfg(test)]
+    pub fn unread() -> LogControl {
+        LogControl { filter: None, queue: Queue::new(1).0 }
+    }
+
     /// Write lines of this level and more urgent ones from now on. Without effect while `SPINDLE_LOG` is set.
     pub fn set_level(&self, level: LogLevel) {
         if let Some(filter) = &self.filter {

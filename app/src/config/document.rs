@@ -22,7 +22,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 use uuid::Uuid;
 
 use super::error::ConfigError;
-use super::schema::{self, Key, Kind, Preset};
+use super::schema::{self, Key, Kind, Preset, SOCKET_BYTES_MAX};
 use crate::size::Bytes;
 
 /// Where in the file something stands, and how.
@@ -51,7 +51,7 @@ pub enum Value {
     Identity([u8; 16]),
     /// [`Kind::Address`].
     Address(SocketAddr),
-    /// [`Kind::Path`], [`Kind::PathOrNone`].
+    /// [`Kind::Path`], [`Kind::SocketOrNone`].
     Path(PathBuf),
     /// [`Kind::PciAddress`].
     PciAddress(PciAddress),
@@ -348,9 +348,11 @@ fn scalar(kind: &Kind, value: &DeValue<'_>) -> Result<Value, Option<String>> {
             Some(address) => Some(Value::PciAddress(address.map_err(|error| Some(error.to_string()))?)),
             None => None,
         },
-        Kind::PathOrNone => {
-            let path = text.map(PathBuf::from);
-            path.filter(|path| path.is_absolute() || path.as_os_str().is_empty()).map(Value::Path)
+        Kind::SocketOrNone => {
+            let is_one =
+                |text: &&str| text.starts_with('/') && text.len() <= SOCKET_BYTES_MAX && !text.contains('\0');
+            let text = text.filter(|text| text.is_empty() || is_one(text));
+            text.map(|text| Value::Path(text.into()))
         }
         Kind::Path => text.map(PathBuf::from).filter(|path| path.is_absolute()).map(Value::Path),
         Kind::List(_) | Kind::Section(_) | Kind::Sections(_) => None,

@@ -69,8 +69,8 @@ pub enum Kind {
     Address,
     /// An absolute path.
     Path,
-    /// An absolute path, or the empty text for none.
-    PathOrNone,
+    /// The absolute path of a socket, or the empty text for none.
+    SocketOrNone,
     /// The address of a PCI function.
     PciAddress,
     /// A list of values.
@@ -101,6 +101,8 @@ const DISK_BYTES_MAX: u64 = 1 << 62;
 /// Largest transfer: what one buffer can have in frames of 4 KiB, `SEGMENTS_MAX` less one for each ragged
 /// end.
 pub const TRANSFER_BYTES_MAX: u64 = (spindle_reactor::mem::SEGMENTS_MAX as u64 - 2) * 4096;
+/// Longest path of a socket: what the address of one has room for, less the NUL behind it.
+pub const SOCKET_BYTES_MAX: usize = 107;
 /// Highest controller identifier; those above are reserved (Base 2.0 section 5.17.2.1, CNTLID).
 const CNTLID_MAX: u64 = 0xffef;
 /// Largest number of a processor core that Linux knows.
@@ -665,7 +667,7 @@ static LOG: &[Key] = &[
 static CONTROL: &[Key] = &[
     key(
         "socket",
-        Kind::PathOrNone,
+        Kind::SocketOrNone,
         Preset::From("spindle.sock in the directory that systemd makes (RuntimeDirectory=), or /run/spindle"),
         "A Unix socket at which `spindle ctl` and SPDK's rpc.py ask by JSON-RPC. Its directory must exist. \
          \"\": there is none.",
@@ -703,17 +705,17 @@ impl fmt::Display for Kind {
                 write!(f, "1 to {chars_max} printable ASCII characters without a space at either end")
             }
             Kind::Nqn => {
-                write!(
-                    f,
-                    "an NQN, like \"nqn.2026-01.io.spindle:a\": at most {NQN_BYTES_MAX} bytes, no control \
-                     characters"
-                )
+                let like = "like \"nqn.2026-01.io.spindle:a\"";
+                write!(f, "an NQN, {like}: at most {NQN_BYTES_MAX} bytes, no control characters")
             }
             Kind::Uuid => f.write_str("a UUID like \"6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00\", not all zeroes"),
             Kind::Nguid => f.write_str("32 hexadecimal digits, not all zeroes"),
             Kind::Address => f.write_str("an IP address and a port, like \"0.0.0.0:4420\" or \"[::]:4420\""),
             Kind::Path => f.write_str("an absolute path, like \"/var/lib/spindle/disk0.img\""),
-            Kind::PathOrNone => f.write_str("an absolute path, like \"/run/spindle/spindle.sock\", or \"\""),
+            Kind::SocketOrNone => {
+                let like = "like \"/run/spindle/spindle.sock\", or \"\"";
+                write!(f, "an absolute path of at most {SOCKET_BYTES_MAX} bytes, {like}")
+            }
             Kind::PciAddress => f.write_str("a PCI address, like \"0000:01:00.0\""),
             Kind::List(of) => write!(f, "a list, each {of}"),
             Kind::Section(_) => f.write_str("a section"),
@@ -748,7 +750,7 @@ impl Key {
             | Kind::Nguid
             | Kind::Address
             | Kind::Path
-            | Kind::PathOrNone
+            | Kind::SocketOrNone
             | Kind::PciAddress
             | Kind::List(_) => None,
         }

@@ -11,7 +11,7 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, value};
 
 use super::Failure;
 use super::params::{Args, nearest};
-use crate::config::{Plan, SubsystemPlan};
+use crate::config::{Plan, SubsystemPlan, alternatives};
 
 type Answer = Result<Value, Failure>;
 
@@ -19,6 +19,8 @@ type Answer = Result<Value, Failure>;
 const PORT: u16 = 4420;
 /// That of discovery services.
 const DISCOVERY_PORT: u16 = 8009;
+/// Where the names of disks are.
+pub const DISKS: &str = "bdev_get_bdevs lists them";
 
 /// The text, and what it says before it is changed.
 pub struct Edit<'a> {
@@ -38,7 +40,7 @@ impl Edit<'_> {
         let found = self.plan.subsystems.iter().find(|subsystem| Some(subsystem.nqn) == nqn);
         found.ok_or_else(|| {
             let names: Vec<_> = self.plan.subsystems.iter().map(|it| it.nqn.to_string()).collect();
-            refuse_name(args, "nqn", "subsystem", &names)
+            refuse_name(args, "nqn", "subsystem", &names, "nvmf_get_subsystems lists them")
         })
     }
 
@@ -75,12 +77,12 @@ pub fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
     }
 }
 
-/// There is none of this name.
-pub fn refuse_name(args: &Args, field: &str, what: &str, names: &[String]) -> Failure {
+/// There is none of this name; what there is, `listed` says.
+pub fn refuse_name(args: &Args, field: &str, what: &str, names: &[String], listed: &str) -> Failure {
     let given = args.text(field).unwrap_or_default();
     match nearest(given, names.iter().map(String::as_str)) {
         Some(near) => args.refuse(field, format!("there is no such {what}; did you mean {near:?}?")),
-        None => args.refuse(field, format!("there is no such {what}")),
+        None => args.refuse(field, format!("there is no such {what}; {listed}")),
     }
 }
 
@@ -113,7 +115,7 @@ pub fn create_transport(edit: &mut Edit<'_>, args: &Args) -> Answer {
     ];
     for (name, is, key) in fixed {
         if args.whole(name).is_some_and(|wanted| wanted != is) {
-            return Err(args.refuse(name, format!("is {is}, by {key} in the file; restart to change it")));
+            return Err(args.refuse(name, format!("must be {is}, as {key} in the file says")));
         }
     }
     Ok(json!(true))
@@ -121,7 +123,7 @@ pub fn create_transport(edit: &mut Edit<'_>, args: &Args) -> Answer {
 
 pub fn create_subsystem(edit: &mut Edit<'_>, args: &Args) -> Answer {
     if edit.subsystem(args).is_ok() {
-        return Err(args.refuse("nqn", "there is a subsystem of this name"));
+        return Err(args.refuse("nqn", "there is a subsystem of this name; it must be a new one"));
     }
     let mut table = Table::new();
     table["nqn"] = value(args.text("nqn").unwrap_or_default());
@@ -156,15 +158,17 @@ pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let disks: Vec<_> = edit.plan.disks.iter().map(|disk| disk.name.clone()).collect();
     let disk = namespace.text("bdev_name").unwrap_or_default().to_owned();
     if !disks.contains(&disk) {
-        return Err(refuse_name(&namespace, "bdev_name", "disk", &disks));
+        return Err(refuse_name(&namespace, "bdev_name", "disk", &disks, DISKS));
     }
     let is_taken = |nsid: &u64| subsystem.namespaces.iter().any(|it| u64::from(it.nsid) == *nsid);
+    let free = (1..).find(|nsid| !is_taken(nsid)).unwrap_or(1);
     let nsid = match namespace.whole("nsid") {
         Some(nsid) if is_taken(&nsid) => {
-            return Err(namespace.refuse("nsid", "the subsystem has a namespace of this number"));
+            let allowed = format!("the subsystem has a namespace of this number; the lowest free is {free}");
+            return Err(namespace.refuse("nsid", allowed));
         }
         Some(nsid) => nsid,
-        None => (1..).find(|nsid| !is_taken(nsid)).unwrap_or(1),
+        None => free,
     };
     let nqn = subsystem.nqn;
     let mut table = Table::new();
@@ -186,7 +190,8 @@ pub fn remove_ns(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let subsystem = edit.subsystem(args)?;
     let nsid = args.whole("nsid").unwrap_or(0);
     if !subsystem.namespaces.iter().any(|it| u64::from(it.nsid) == nsid) {
-        return Err(args.refuse("nsid", "the subsystem has no namespace of this number"));
+        let allowed = "the subsystem has no namespace of this number; nvmf_get_subsystems lists them";
+        return Err(args.refuse("nsid", allowed));
     }
     let nqn = subsystem.nqn;
     if let Some(section) = edit.section(&nqn) {
@@ -221,12 +226,16 @@ pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
 pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let subsystem = edit.subsystem(args)?;
     let (nqn, host) = (subsystem.nqn, args.text("host").unwrap_or_default());
-    let is_there = match &subsystem.hosts {
-        AllowedHosts::Any => false,
-        AllowedHosts::Only(hosts) => hosts.iter().any(|it| it.to_string() == host),
+    let hosts = match &subsystem.hosts {
+        AllowedHosts::Any => {
+            let allowed = "every host may connect; nvmf_subsystem_allow_any_host with allow_any_host = false \
+                           ends that";
+            return Err(args.refuse("host", allowed));
+        }
+        AllowedHosts::Only(hosts) => hosts.iter().map(Nqn::to_string).collect::<Vec<_>>(),
     };
-    if !is_there {
-        return Err(args.refuse("host", "is not in the list of hosts"));
+    if !hosts.iter().any(|it| it == host) {
+        return Err(refuse_name(args, "host", "host in the list", &hosts, "nvmf_get_subsystems has it"));
     }
     let hosts = edit.section(&nqn).and_then(|section| section.get_mut("hosts")?.as_array_mut());
     hosts.into_iter().for_each(|hosts| hosts.retain(|it| it.as_str() != Some(host)));
@@ -268,6 +277,11 @@ fn transport_name(transport: TransportKind) -> &'static str {
         TransportKind::Tcp => "tcp",
         TransportKind::Rdma => "rdma",
     }
+}
+
+/// Endpoints in words.
+fn endpoints(all: impl Iterator<Item = (TransportKind, SocketAddr)>) -> String {
+    alternatives(all.map(|(transport, address)| format!("{address} ({})", transport_name(transport))))
 }
 
 /// A section with an address.
@@ -314,7 +328,9 @@ pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let endpoint = endpoint(args, "listen_address", PORT)?;
     let known = edit.plan.listeners_of(&subsystem).find(|listener| listener.endpoint() == endpoint);
     let Some(name) = known.map(|listener| listener.name.clone()) else {
-        return Err(args.refuse("listen_address", "the subsystem is not offered there"));
+        let at = edit.plan.listeners_of(&subsystem).map(|listener| listener.endpoint());
+        let allowed = format!("the subsystem is not offered there; it is at {}", endpoints(at));
+        return Err(args.refuse("listen_address", allowed));
     };
     if let Some(listeners) = edit.listeners(&subsystem) {
         listeners.retain(|it| it.as_str() != Some(&name));
@@ -330,7 +346,7 @@ pub fn add_referral(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let endpoint = endpoint(args, "address", DISCOVERY_PORT)?;
     let mut known = edit.plan.referrals.iter();
     if known.any(|referral| (referral.transport, referral.address) == endpoint) {
-        return Err(args.refuse("address", "there is such a referral"));
+        return Err(args.refuse("address", "there is such a referral; it must be another address"));
     }
     edit.sections("referral").push(addressed(endpoint));
     Ok(json!(true))
@@ -338,9 +354,10 @@ pub fn add_referral(edit: &mut Edit<'_>, args: &Args) -> Answer {
 
 pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let endpoint = endpoint(args, "address", DISCOVERY_PORT)?;
-    let mut known = edit.plan.referrals.iter();
-    if !known.any(|referral| (referral.transport, referral.address) == endpoint) {
-        return Err(args.refuse("address", "there is no such referral"));
+    let known = edit.plan.referrals.iter().map(|referral| (referral.transport, referral.address));
+    if !known.clone().any(|known| known == endpoint) {
+        let allowed = format!("there is no such referral; there is {}", endpoints(known));
+        return Err(args.refuse("address", allowed));
     }
     edit.sections("referral").retain(|table| !is_at(table, endpoint));
     Ok(json!(true))

@@ -5,7 +5,7 @@ use spindle_transport::TransportKind;
 use toml_edit::{Item, Table, value};
 
 use super::Failure;
-use super::edit::{Edit, number, refuse_name, sections, set, text, transport_of};
+use super::edit::{DISKS, Edit, number, refuse_name, sections, set, text, transport_of};
 use super::params::Args;
 use crate::config::DiskKind;
 use crate::size::Bytes;
@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 /// A section for a disk of a new name.
 fn disk(edit: &Edit<'_>, args: &Args, name: &str, kind: &str) -> Result<Table, Failure> {
     if edit.plan.disk(name).is_some() {
-        return Err(args.refuse("name", format!("there is a disk {name:?}")));
+        return Err(args.refuse("name", format!("there is a disk {name:?}; it must be a new name")));
     }
     let mut table = Table::new();
     table["name"] = value(name);
@@ -35,7 +35,8 @@ fn size(args: &Args, table: &mut Table) -> Result<(), Failure> {
     let (blocks, block_bytes) =
         (args.whole("num_blocks").unwrap_or(0), args.whole("block_size").unwrap_or(0));
     let Some(bytes) = blocks.checked_mul(block_bytes).filter(|bytes| i64::try_from(*bytes).is_ok()) else {
-        return Err(args.refuse("num_blocks", "must be less than 2^63 bytes in all"));
+        let allowed = "must be less than 2^63 bytes in all, num_blocks times block_size";
+        return Err(args.refuse("num_blocks", allowed));
     };
     table["size"] = size_text(bytes);
     table["block_bytes"] = number(block_bytes);
@@ -81,11 +82,12 @@ fn named(edit: &Edit<'_>, args: &Args, kinds: &[&str]) -> Result<String, Failure
         Some(disk) if kinds.contains(&disk.kind.name()) => Ok(name.to_owned()),
         Some(disk) => {
             let kind = disk.kind.name();
-            Err(args.refuse("name", format!("is a disk of kind {kind}; this method is for others")))
+            let of = kinds.join(" or ");
+            Err(args.refuse("name", format!("is a disk of kind {kind}; this method is for those of {of}")))
         }
         None => {
             let names: Vec<_> = edit.plan.disks.iter().map(|disk| disk.name.clone()).collect();
-            Err(refuse_name(args, "name", "disk", &names))
+            Err(refuse_name(args, "name", "disk", &names, DISKS))
         }
     }
 }
@@ -149,6 +151,10 @@ pub fn attach(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let name = format!("{controller}n{nsid}");
     let table = match transport_of(args) {
         None => {
+            let foreign = ["trsvcid", "adrfam", "subnqn", "hostnqn"];
+            if let Some(foreign) = foreign.into_iter().find(|name| args.text(name).is_some()) {
+                return Err(args.refuse(foreign, "must not be given with trtype pcie: a drive has none"));
+            }
             let mut table = disk(edit, args, &name, "nvme")?;
             table["nvme"] = value(args.text("traddr").unwrap_or_default());
             table
@@ -177,18 +183,25 @@ pub fn attach(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!([name]))
 }
 
+/// What stands before n and the number of the namespace.
+fn controller_of(disk: &str) -> Option<&str> {
+    let (controller, nsid) = disk.rsplit_once('n')?;
+    (!nsid.is_empty() && nsid.bytes().all(|digit| digit.is_ascii_digit())).then_some(controller)
+}
+
 pub fn detach(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let controller = args.text("name").unwrap_or_default();
-    let is_its = |name: &str| {
-        let nsid = name.strip_prefix(controller).and_then(|rest| rest.strip_prefix('n'));
-        nsid.is_some_and(|nsid| !nsid.is_empty() && nsid.bytes().all(|digit| digit.is_ascii_digit()))
-    };
     let is_attached = |kind: &DiskKind| matches!(kind, DiskKind::Nvme { .. } | DiskKind::Remote { .. });
-    let disks = edit.plan.disks.iter().filter(|disk| is_attached(&disk.kind) && is_its(&disk.name));
-    let names: Vec<String> = disks.map(|disk| disk.name.clone()).collect();
-    if names.is_empty() {
-        return Err(args.refuse("name", "there is no disk NAMEn1 of a drive or of another target"));
+    let disks = edit.plan.disks.iter().filter(|disk| is_attached(&disk.kind));
+    // NAMEn1 is of NAME.
+    let names: Vec<_> = disks.filter_map(|disk| Some((controller_of(&disk.name)?, &disk.name))).collect();
+    let its = names.iter().filter(|(its, _)| *its == controller);
+    let its: Vec<String> = its.map(|(_, disk)| (*disk).clone()).collect();
+    if its.is_empty() {
+        let all: Vec<_> = names.iter().map(|(its, _)| (*its).to_owned()).collect();
+        let listed = "its disks of kind nvme and remote are NAMEn1, and bdev_get_bdevs lists them";
+        return Err(refuse_name(args, "name", "controller", &all, listed));
     }
-    remove(edit, &names);
+    remove(edit, &its);
     Ok(json!(true))
 }

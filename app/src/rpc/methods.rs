@@ -48,15 +48,11 @@ pub enum Called {
 
 /// Do what a request asks for, as far as it only looks.
 pub fn call(view: &View, request: Request) -> Called {
-    let Request { method: name, params, .. } = request;
-    let Some(method) = METHODS.iter().find(|method| method.name == name) else {
-        return Called::Done(Err(unknown(&name)));
-    };
-    let args = match Args::new(params, method.params) {
-        Ok(args) => args,
+    let (act, args) = match checked(request) {
+        Ok(checked) => checked,
         Err(failure) => return Called::Done(Err(failure)),
     };
-    match method.act {
+    match act {
         Act::Read(read) => Called::Done(read(&view.look(), &args)),
         Act::Change(change) => Called::Change(change, args),
         Act::List => {
@@ -64,6 +60,13 @@ pub fn call(view: &View, request: Request) -> Called {
             Called::Done(Ok(json!(names)))
         }
     }
+}
+
+/// What the method of a request does, and its parameters.
+pub(super) fn checked(request: Request) -> Result<(Act, Args), Failure> {
+    let Request { method: name, params, .. } = request;
+    let method = METHODS.iter().find(|method| method.name == name).ok_or_else(|| unknown(&name))?;
+    Ok((method.act, Args::new(params, method.params)?))
 }
 
 /// All methods with their parameters, as `docs/control.md` has them.
@@ -93,7 +96,7 @@ fn unknown(name: &str) -> Failure {
         Some(near) => format!("did you mean {near:?}?"),
         None => format!("it may be {}", alternatives(names().map(|name| format!("{name:?}")))),
     };
-    Failure::method(format!("method = {name:?}: there is no such method; {near}"))
+    Failure::method(name, &format!("there is no such method; {near}"))
 }
 
 #[cfg(test)]

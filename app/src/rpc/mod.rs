@@ -29,6 +29,8 @@ pub mod params;
 mod reads;
 mod server;
 mod table;
+#[cfg(test)]
+pub mod tests;
 mod wire;
 
 pub use server::answer;
@@ -65,6 +67,22 @@ impl Change {
     }
 }
 
+/// Most characters of a name or a value that a message shows: both may be as long as a request.
+const SHOWN_CHARS_MAX: usize = 80;
+
+/// A text, or its beginning where it is long.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARS_MAX) {
+        Some((end, _)) => format!("{} ...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// A value as a message shows it.
+fn shown(value: &Value) -> String {
+    shortened(&value.to_string())
+}
+
 /// Why a call has no result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
@@ -98,8 +116,8 @@ impl Failure {
     }
 
     /// There is no such method.
-    fn method(message: String) -> Failure {
-        Failure::new(METHOD, message)
+    fn method(name: &str, allowed: &str) -> Failure {
+        Failure { code: METHOD, ..Failure::field("method", Some(&name.into()), allowed) }
     }
 
     /// Parameters are wrong.
@@ -119,9 +137,9 @@ impl Failure {
 
     /// A parameter is wrong.
     fn field(field: &str, value: Option<&Value>, allowed: impl Into<String>) -> Failure {
-        let allowed = allowed.into();
+        let (field, allowed) = (shortened(field), allowed.into());
         let message = match value {
-            Some(value) => format!("{field} = {value}: {allowed}"),
+            Some(value) => format!("{field} = {}: {allowed}", shown(value)),
             None => format!("{field}: {allowed}"),
         };
         let data = json!({ "field": field, "value": value, "allowed": allowed });

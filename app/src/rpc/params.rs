@@ -144,14 +144,16 @@ impl Args {
         let text = self.text("traddr").unwrap_or_default();
         let wrong = || self.refuse("traddr", "must be an IP address, like \"192.0.2.1\" or \"2001:db8::1\"");
         let ip: IpAddr = text.parse().map_err(|_| wrong())?;
-        let family = self.text("adrfam").map(str::to_ascii_lowercase);
-        if family.is_some_and(|family| family != if ip.is_ipv4() { "ipv4" } else { "ipv6" }) {
-            return Err(self.refuse("adrfam", format!("must be that of traddr, {text}")));
+        let family = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
+        if self.text("adrfam").is_some_and(|given| !given.eq_ignore_ascii_case(family)) {
+            return Err(self.refuse("adrfam", format!("must be {family:?}, the family of traddr = {text:?}")));
         }
+        // Others than digits would be taken by `parse`: a sign.
+        let number = |port: &str| port.bytes().all(|it| it.is_ascii_digit()).then(|| port.parse().ok())?;
         let port = match self.text("trsvcid") {
             None => port_without,
-            Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or_else(|| {
-                self.refuse("trsvcid", "must be a port in decimal digits, like \"4420\", and not 0")
+            Some(port) => number(port).filter(|port| *port != 0).ok_or_else(|| {
+                self.refuse("trsvcid", "must be a port from 1 to 65535 in decimal digits, like \"4420\"")
             })?,
         };
         Ok(SocketAddr::new(ip, port))
@@ -162,7 +164,7 @@ fn check(given: &Map<String, Value>, params: &'static [Param], path: &str) -> Re
     for (name, value) in given {
         let field = format!("{path}{name}");
         let Some(param) = params.iter().find(|param| param.name == name) else {
-            return Err(Failure::field(&field, None, unknown(name, params)));
+            return Err(Failure::field(&field, Some(value), unknown(name, params)));
         };
         if !value.is_null() {
             param.kind.check(&field, value)?;
@@ -202,8 +204,21 @@ impl Kind {
             Kind::Word(words) => {
                 text.is_some_and(|text| words.iter().any(|word| word.eq_ignore_ascii_case(text)))
             }
-            Kind::Texts => value.as_array().is_some_and(|list| list.iter().all(Value::is_string)),
-            Kind::Nqn => text.is_some_and(|text| Nqn::new(text).is_ok()),
+            Kind::Texts => match value.as_array() {
+                Some(list) => {
+                    let mut indexed = list.iter().enumerate();
+                    return indexed
+                        .try_for_each(|(at, element)| Kind::Text.check(&format!("{field}[{at}]"), element));
+                }
+                None => false,
+            },
+            Kind::Nqn => match text.map(Nqn::new) {
+                Some(Err(error)) => {
+                    return Err(Failure::field(field, Some(value), format!("{error}; must be {self}")));
+                }
+                Some(Ok(_)) => true,
+                None => false,
+            },
             Kind::Uuid => text.and_then(|text| Uuid::parse_str(text).ok()).is_some_and(|it| !it.is_nil()),
             Kind::Nguid => text.is_some_and(|text| nguid(text).is_some()),
             Kind::Object(params) => match value.as_object() {
@@ -273,12 +288,15 @@ mod tests {
         let cases = [
             (json!({}), "nqn: must be given: an NQN"),
             (json!({"nqn": null}), "nqn: must be given"),
-            (json!({"nqn": "a\u{1}"}), "nqn = \"a\\u0001\": must be an NQN"),
+            (json!({"nqn": "a\u{1}"}), "nqn = \"a\\u0001\": "),
             (json!({"nqn": 5}), "nqn = 5: must be an NQN"),
-            (json!({"nqn": "nqn.a", "nsib": 1}), "nsib: there is no such parameter; did you mean \"nsid\"?"),
+            (
+                json!({"nqn": "nqn.a", "nsib": 1}),
+                "nsib = 1: there is no such parameter; did you mean \"nsid\"?",
+            ),
             (
                 json!({"nqn": "nqn.a", "something": 1}),
-                "something: there is no such parameter; it may be \"nqn\"",
+                "something = 1: there is no such parameter; it may be \"nqn\"",
             ),
             (json!({"nqn": "nqn.a", "nsid": 0}), "nsid = 0: must be a whole number from 1 to 9"),
             (json!({"nqn": "nqn.a", "nsid": -1}), "nsid = -1: must be"),
@@ -291,7 +309,7 @@ mod tests {
             (json!({"nqn": "nqn.a", "address": {"traddr": ""}}), "address.traddr = \"\": must be a string"),
             (json!({"nqn": "nqn.a", "uuid": "1"}), "uuid = \"1\": must be a UUID"),
             (json!({"nqn": "nqn.a", "nguid": "0".repeat(32)}), "must be 32 hexadecimal digits, not all"),
-            (json!({"nqn": "nqn.a", "names": ["a", 1]}), "names = [\"a\",1]: must be a list of strings"),
+            (json!({"nqn": "nqn.a", "names": ["a", 1]}), "names[1] = 1: must be a string"),
             (json!({"nqn": "nqn.a", "flag": 1}), "flag = 1: must be true or false"),
         ];
         for (given, wanted) in cases {
@@ -329,6 +347,7 @@ mod tests {
         for (value, wanted) in [
             (json!({"traddr": "host"}), "a.traddr = \"host\""),
             (json!({"traddr": "::1", "adrfam": "IPv4"}), "a.adrfam = \"IPv4\""),
+            (json!({"traddr": "::1", "trsvcid": "+1"}), "a.trsvcid = \"+1\""),
             (json!({"traddr": "::1", "trsvcid": "0"}), "a.trsvcid = \"0\""),
             (json!({"traddr": "::1", "trsvcid": "99999"}), "a.trsvcid"),
         ] {

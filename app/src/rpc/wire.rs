@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::Failure;
+use super::{Failure, shortened, shown};
 
 /// Longest text.
 pub const TEXT_BYTES_MAX: usize = 1 << 20;
@@ -67,32 +67,37 @@ impl Request {
     /// What is wrong with it, with the identifier to answer.
     fn new(value: Value) -> Result<Request, (Value, Failure)> {
         let Value::Object(mut object) = value else {
-            return Err((Value::Null, Failure::request(format!("{value}: must be an object"))));
+            return Err((Value::Null, Failure::request(format!("{}: must be an object", shown(&value)))));
         };
         let id = object.remove("id");
         let answer_to = id.clone().filter(is_id).unwrap_or(Value::Null);
         let refuse = |what: String| Err((answer_to.clone(), Failure::request(what)));
         if let Some(id) = id.as_ref().filter(|id| !is_id(id)) {
-            return refuse(format!("id = {id}: must be a string, a number or null"));
+            return refuse(format!("id = {}: must be a string, a number or null", shown(id)));
         }
         match object.remove("jsonrpc") {
             Some(Value::String(version)) if version == "2.0" => {}
-            Some(other) => return refuse(format!("jsonrpc = {other}: must be \"2.0\"")),
+            Some(other) => return refuse(format!("jsonrpc = {}: must be \"2.0\"", shown(&other))),
             None => return refuse("jsonrpc: must be given, as \"2.0\"".to_owned()),
         }
         let method = match object.remove("method") {
             Some(Value::String(method)) => method,
-            Some(other) => return refuse(format!("method = {other}: must be a string")),
+            Some(other) => return refuse(format!("method = {}: must be a string", shown(&other))),
             None => return refuse("method: must be given".to_owned()),
         };
         let params = match object.remove("params") {
             Some(Value::Object(params)) => params,
             Some(Value::Null) | None => Map::new(),
             Some(other) => {
+                let other = shown(&other);
                 let what = format!("params = {other}: must be an object, with each parameter by its name");
                 return Err((answer_to, Failure::params(what)));
             }
         };
+        if let Some((name, value)) = object.iter().next() {
+            let (name, value) = (shortened(name), shown(value));
+            return refuse(format!("{name} = {value}: must be none but jsonrpc, id, method and params"));
+        }
         Ok(Request { id, method, params })
     }
 }
@@ -212,6 +217,7 @@ mod tests {
         assert_eq!(request(r#"{"id":4,"method":"a"}"#), (-32600, json!(4)));
         assert_eq!(request(r#"{"jsonrpc":"1.0","id":4,"method":"a"}"#), (-32600, json!(4)));
         assert_eq!(request(r#"{"jsonrpc":"2.0","id":4}"#), (-32600, json!(4)));
+        assert_eq!(request(r#"{"jsonrpc":"2.0","id":4,"method":"a","parms":{}}"#), (-32600, json!(4)));
         assert_eq!(request(r#"{"jsonrpc":"2.0","id":4,"method":5}"#), (-32600, json!(4)));
         assert_eq!(request(r#"{"jsonrpc":"2.0","id":{},"method":"a"}"#), (-32600, Value::Null));
         assert_eq!(request(r#"{"jsonrpc":"2.0","id":4,"method":"a","params":[1]}"#), (-32602, json!(4)));

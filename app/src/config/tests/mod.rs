@@ -2,6 +2,7 @@
 
 mod errors;
 mod files;
+mod keys;
 mod reload;
 mod values;
 

@@ -73,7 +73,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         disks,
         listeners,
         subsystems,
-        referrals: subsystems::referrals(root),
+        referrals: subsystems::referrals(root, errors),
         log: log(root.section("log")),
         control: control(root.section("control")),
         drain_deadline: Duration::from_millis(root.section("shutdown").get("deadline_ms")),

@@ -1,6 +1,6 @@
 //! What hosts see: listeners, subsystems, namespaces, referrals. Names and identities are unique.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::net::SocketAddr;
 
@@ -93,12 +93,19 @@ pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> V
 }
 
 /// The referrals of the file.
-pub fn referrals(root: &Node) -> Vec<ReferralPlan> {
-    let referral = |node: &Node| {
-        let address = node.find("address")?.value;
-        Some(ReferralPlan { transport: transport(node), address })
+pub fn referrals(root: &Node, errors: &Errors) -> Vec<ReferralPlan> {
+    let mut known = Unique::default();
+    let mut referral = |node: &Node| {
+        let (transport, address) = (transport(node), node.find::<SocketAddr>("address")?);
+        if address.value.ip().is_unspecified() {
+            let allowed = "must be an address at which hosts reach that service, which this is none of";
+            address.place.refuse(errors, allowed);
+        }
+        // Hosts would be told of it twice.
+        known.take((transport == TransportKind::Rdma, address.value), &address.place, "referral", errors);
+        Some(ReferralPlan { transport, address: address.value })
     };
-    root.sections("referral").iter().filter_map(referral).collect()
+    root.sections("referral").iter().filter_map(&mut referral).collect()
 }
 
 /// Values that may be there once, with the place where each is.
@@ -181,7 +188,10 @@ fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
             AllowedHosts::Any
         }
         (_, Some(is_any)) if is_any.value => AllowedHosts::Any,
-        (Some(hosts), _) => AllowedHosts::Only(hosts.value.into_iter().map(|host| host.value).collect()),
+        (Some(hosts), _) => {
+            each_once(&hosts.value, "host", errors);
+            AllowedHosts::Only(hosts.value.into_iter().map(|host| host.value).collect())
+        }
         (None, is_any) => {
             if is_any.is_some() && node.is_absent("hosts") {
                 let what = "missing; say who may connect: a list of host NQNs, or allow_any_host = true";
@@ -202,7 +212,16 @@ fn offered_at(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<S
             name.place.refuse(errors, format!("must be the name of a [[listener]]; there is {all}"));
         }
     }
+    each_once(&list.value, "listener", errors);
     list.value.into_iter().map(|name| name.value).collect()
+}
+
+/// One that is named twice was perhaps meant to be another.
+fn each_once<T: Clone + Eq + Hash>(list: &[At<T>], what: &str, errors: &Errors) {
+    let mut known = HashSet::new();
+    for at in list.iter().filter(|at| !known.insert(at.value.clone())) {
+        at.place.refuse(errors, format!("the same {what} twice; it must be another one, or be left out"));
+    }
 }
 
 fn cntlid_range(node: &Node, errors: &Errors) -> (u16, u16) {

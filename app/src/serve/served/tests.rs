@@ -16,6 +16,8 @@ use super::tries::{DRIVE_AGAIN, LOOK_PERIOD, OPENING_PERIOD, REMOTE_AGAIN};
 use super::*;
 use crate::config::{DriveSource, RemotePlan};
 
+mod refusals;
+
 const FIRST: &str = "fffe:ff:1f.6";
 const SECOND: &str = "fffe:ff:1f.7";
 const GIVE_UP: Duration = Duration::from_secs(20);
