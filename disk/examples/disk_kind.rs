@@ -2,7 +2,7 @@
 //! serves has a `DiskSource` too (`disk/src/null.rs` is short). Run: `cargo run --example disk_kind`.
 #![forbid(unsafe_code)]
 
-use spindle_disk::{BlockRange, Disk, DiskError, Done, Geometry, Op, Owner, Token};
+use spindle_disk::{BlockRange, Disk, DiskError, Done, Geometry, IoRequest, Op, Owner, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
@@ -21,7 +21,8 @@ impl Disk for LbaDisk {
         }
     }
 
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, mut buf: Option<Buf>) -> Option<Done> {
+    fn submit(&mut self, token: Token, request: &IoRequest, mut buf: Option<Buf>) -> Option<Done> {
+        let IoRequest { op, range, .. } = *request;
         let result = match (op, &mut buf) {
             (Op::Read, Some(buf)) => {
                 let lba = |at: usize| range.lba + at as u64 / 4096;
@@ -51,10 +52,13 @@ impl Disk for LbaDisk {
 pub(crate) fn main() {
     let (mut disk, range) = (LbaDisk, BlockRange { lba: 7, blocks: 2 });
     let pool = Pool::new(&[ZoneSpec { buffer_bytes: 8192, count: 1 }], Pages::Base).expect("memory");
-    let read = disk.submit(Token(1), Op::Read, range, pool.take(8192)).expect("ends in submit");
+    let read =
+        disk.submit(Token(1), &IoRequest::new(Op::Read, range), pool.take(8192)).expect("ends in submit");
     let buf = read.buf.filter(|_| read.result == Ok(())).expect("a read gives its buffer back");
     assert!(buf.equals_at(0, &7_u64.to_le_bytes()) && buf.equals_at(8184, &8_u64.to_le_bytes()));
-    let write = disk.submit(Token(2), Op::Write { fua: false }, range, Some(buf)).expect("ends in submit");
+    let write = disk
+        .submit(Token(2), &IoRequest::new(Op::Write { fua: false }, range), Some(buf))
+        .expect("ends in submit");
     assert_eq!((write.token, write.result), (Token(2), Err(DiskError::WriteProtected)));
     println!("blocks 7 and 8 are filled with their LBA; a write fails: {}", DiskError::WriteProtected);
 }

@@ -28,8 +28,8 @@ use spindle_reactor::mem::{Area, Buf};
 pub use control::{Broken, Fault, FaultControl, OpKind};
 
 use crate::{
-    Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Health, Op,
-    OpenError, Owner, ResizeError, Token, Usage,
+    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Health, IoRequest,
+    OpenError, Owner, Prepared, ResizeError, Token, Usage,
 };
 
 /// The layer, shared by all cores. See the module.
@@ -144,7 +144,7 @@ impl Draws {
 
 /// A command as it was submitted.
 enum Call {
-    Op { op: Op, range: BlockRange, buf: Option<Buf> },
+    Op { request: IoRequest, buf: Option<Buf> },
     CompareAndWrite { range: BlockRange, expected: Buf, data: Buf },
     Copy { from: BlockRange, to: u64, fua: bool },
 }
@@ -310,7 +310,7 @@ impl FaultCore {
         // Under the same owner, so that the disk below knows whose it is.
         let token = Token(u64::from(plan.token.owner().0) << 32 | slot as u64);
         let done = match call {
-            Call::Op { op, range, buf } => self.inner.submit(token, op, range, buf),
+            Call::Op { request, buf } => self.inner.submit(token, &request, buf),
             Call::CompareAndWrite { range, expected, data } => {
                 self.inner.compare_and_write(token, range, expected, data)
             }
@@ -378,38 +378,28 @@ impl Disk for FaultCore {
         self.inner.geometry()
     }
 
-    fn read_buffers(&self) -> BufferFrom {
-        self.inner.read_buffers()
-    }
-
-    fn write_buffers(&self) -> BufferFrom {
-        self.inner.write_buffers()
-    }
-
     fn free_bytes(&self) -> u64 {
         self.inner.free_bytes()
     }
 
-    fn take(&mut self, range: BlockRange) -> Option<Buf> {
-        self.inner.take(range)
-    }
-
-    /// Where no fault meets the read. Otherwise `submit` comes to the same plan: nothing was drawn.
-    fn read_in_place(&mut self, range: BlockRange, next: Option<u64>) -> Option<Buf> {
+    /// A read that a fault meets is not ended here; it is submitted, with what the disk below would give. For
+    /// it `submit` comes to the same plan: nothing was drawn.
+    fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        let prepared = self.inner.prepare(request, next);
+        let Prepared::Ready(data) = prepared else { return prepared };
         let draws = self.draws.clone();
-        let plan = self.foresee(Token(0), OpKind::Read, range, None);
-        let is_clean = plan.error.is_none() && plan.held_by.is_none();
-        let data = if is_clean { self.inner.read_in_place(range, next) } else { None };
-        match &data {
-            Some(_) => self.control.count_in_place(),
-            None => self.draws = draws,
+        let plan = self.foresee(Token(0), OpKind::Read, request.range, None);
+        if plan.error.is_none() && plan.held_by.is_none() {
+            self.control.count_in_place();
+            return Prepared::Ready(data);
         }
-        data
+        self.draws = draws;
+        Prepared::Fill(data)
     }
 
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
-        let plan = self.judge(token, OpKind::of(op), range, None);
-        self.begin(plan, Call::Op { op, range, buf })
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let plan = self.judge(token, OpKind::of(request.op), request.range, None);
+        self.begin(plan, Call::Op { request: *request, buf })
     }
 
     fn compare_and_write(

@@ -5,10 +5,10 @@
 //! [`Done`] comes back.
 //!
 //! ```text
-//!   Qpair::step_buffer -> Disk::read_buffers, write_buffers (whose memory) -> Disk::take | Pool::take
+//!   Qpair::step_buffer -> Disk::prepare -> Ready: ended (ram, null) | Fill | Pool -> Pool::take
 //!   Qpair::step_execute -> Disk::submit -> Some(Done): ended (ram, null)
 //!                                       -> None, then Core::poll -> Disk::poll -> Done (file)
-//!   a read on the fast path: Disk::read_in_place (ram, null)
+//!   a read on the fast path: Disk::prepare -> Ready
 //! ```
 //!
 //! A kind of disk of your own: `disk/examples/disk_kind.rs`, and `CONTRIBUTING.md` for its configuration.
@@ -125,6 +125,9 @@ pub struct Abilities {
     pub verify: bool,
     /// [`Disk::copy`].
     pub copy: bool,
+    /// [`Disk::prepare`] says `Ready` to every Read, and [`Disk::submit`] brings a pin where it is given no
+    /// buffer: nobody takes a buffer for what is read.
+    pub reads_in_place: bool,
 }
 
 /// Why a disk could not do it. The target core maps these to NVMe status codes.
@@ -250,14 +253,60 @@ impl Done {
     }
 }
 
-/// Who provides a command's memory.
+/// A command for a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BufferFrom {
-    /// A writable buffer of the core's pool.
+pub struct IoRequest {
+    /// What to do.
+    pub op: Op,
+    /// With which blocks.
+    pub range: BlockRange,
+    /// What its host says of a Read's or a Write's data: Dataset Management, the low byte of CDW13 (NVM
+    /// Command Set, Read and Write). 0: nothing.
+    pub hints: u8,
+    /// Its host: a number that no two hosts of the process have at a time. 0: none.
+    pub client: u16,
+}
+
+impl IoRequest {
+    /// Without hints, of no host.
+    #[inline]
+    #[must_use]
+    pub const fn new(op: Op, range: BlockRange) -> IoRequest {
+        IoRequest { op, range, hints: 0, client: 0 }
+    }
+}
+
+/// Where the data of a Read or a Write is, or is to be: a disk's answer to [`Disk::prepare`].
+#[derive(Debug)]
+pub enum Prepared {
+    /// A Read's data, where it lies, pinned until the buffer is dropped: the Read has ended.
+    Ready(Buf),
+    /// Memory of the disk, to be submitted with the command: a Write's data is filled into it before.
+    Fill(Buf),
+    /// A buffer of the core's pool is to be submitted with the command, or one with each piece of it.
     Pool,
-    /// The disk: reads come back with a pin on the data where it lies; writes are filled into what
-    /// [`Disk::take`] gave.
-    Disk,
+    /// No memory of the disk is free: ask again later.
+    Wait,
+}
+
+impl Prepared {
+    /// The data of a Read that has ended.
+    #[must_use]
+    pub fn ready(self) -> Option<Buf> {
+        match self {
+            Prepared::Ready(data) => Some(data),
+            Prepared::Fill(_) | Prepared::Pool | Prepared::Wait => None,
+        }
+    }
+
+    /// Memory of the disk.
+    #[must_use]
+    pub fn fill(self) -> Option<Buf> {
+        match self {
+            Prepared::Fill(buf) => Some(buf),
+            Prepared::Ready(_) | Prepared::Pool | Prepared::Wait => None,
+        }
+    }
 }
 
 /// One core's handle on a disk.
@@ -265,43 +314,25 @@ pub trait Disk {
     /// Its shape now.
     fn geometry(&self) -> Geometry;
 
-    /// Who provides the memory of reads.
-    fn read_buffers(&self) -> BufferFrom {
-        BufferFrom::Pool
+    /// Where the data of this Read or Write is, or is to be. What it gives is for this command alone;
+    /// dropped, it is free again. `next` is the block that is probably read next, unchecked: a hint, to begin
+    /// to fetch what will be looked up for it.
+    fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        let _ = (request, next);
+        Prepared::Pool
     }
 
-    /// Who provides the memory of writes.
-    fn write_buffers(&self) -> BufferFrom {
-        BufferFrom::Pool
-    }
-
-    /// A writable buffer for the data of a write to `range`, where [`Disk::write_buffers`] says `Disk`.
-    /// `None`: none is free, the request waits.
-    fn take(&mut self, range: BlockRange) -> Option<Buf> {
-        let _ = range;
-        None
-    }
-
-    /// Bytes that [`Disk::take`] has for all cores together, nearly; what a user that is to leave others
-    /// theirs compares with what it holds. A disk that gives no memory has as much as is wanted.
+    /// Bytes that [`Prepared::Fill`] has for Writes of all cores together, nearly; what a user that is to
+    /// leave others theirs compares with what it holds. A disk that gives no memory has as much as is wanted.
     fn free_bytes(&self) -> u64 {
         u64::MAX
     }
 
-    /// The data of a read where it lies, pinned until the buffer is dropped; only where
-    /// [`Disk::read_buffers`] says `Disk`. `None`: nothing was begun, [`Disk::submit`] reads it. `next` is
-    /// the block that is probably read next, unchecked: a hint, to begin to fetch what will be looked up for
-    /// it.
-    fn read_in_place(&mut self, range: BlockRange, next: Option<u64>) -> Option<Buf> {
-        let _ = (range, next);
-        None
-    }
-
-    /// Begin a command. `Some` when it ended at once. `buf` is the destination of a read (`None` where
-    /// [`Disk::read_buffers`] says `Disk`), the data of a write, the bytes that a compare expects (of the
-    /// core's pool, whatever [`Disk::write_buffers`] says), `None` for the others. A command beyond what the
+    /// Begin a command. `Some` when it ended at once. `buf` is the destination of a Read (of the pool or from
+    /// [`Disk::prepare`]; `None` where [`Abilities::reads_in_place`]), the data of a Write (likewise), the
+    /// bytes that a Compare expects (of the core's pool), `None` for the others. A command beyond what the
     /// disk can have in flight is queued by the disk, in order.
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done>;
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done>;
 
     /// Write `data` to the range of one block if it holds `expected` now, in one step as seen by every core.
     /// Where [`Geometry::can_compare_and_write`]; [`DiskError::NotSupported`] elsewhere.

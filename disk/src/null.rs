@@ -12,8 +12,8 @@ use spindle_reactor::mem::Buf;
 
 use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, Owner, ResizeError,
-    Token, Usage,
+    Abilities, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared,
+    ResizeError, Token, Usage,
 };
 
 /// What a null disk is to be.
@@ -106,19 +106,26 @@ impl Disk for NullCore {
     }
 
     #[inline]
-    fn read_buffers(&self) -> BufferFrom {
-        BufferFrom::Disk
+    fn prepare(&mut self, request: &IoRequest, _next: Option<u64>) -> Prepared {
+        match request.op {
+            Op::Read => Prepared::Ready(Buf::zeroes(request.range.data_bytes(block_shift(self.block_bytes)))),
+            Op::Write { .. }
+            | Op::Flush
+            | Op::WriteZeroes { .. }
+            | Op::Deallocate
+            | Op::Compare
+            | Op::Verify => Prepared::Pool,
+        }
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { reads_in_place: true, ..Abilities::default() }
     }
 
     #[inline]
-    fn read_in_place(&mut self, range: BlockRange, _next: Option<u64>) -> Option<Buf> {
-        Some(Buf::zeroes(range.data_bytes(block_shift(self.block_bytes))))
-    }
-
-    #[inline]
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
-        let buf = match op {
-            Op::Read => Some(Buf::zeroes(range.data_bytes(block_shift(self.block_bytes)))),
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let buf = match request.op {
+            Op::Read => Some(Buf::zeroes(request.range.data_bytes(block_shift(self.block_bytes)))),
             Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => buf,
             Op::Compare | Op::Verify => return Some(Done::not_supported(token, buf)),
         };
@@ -146,6 +153,7 @@ mod tests {
     use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
     use super::*;
+    use crate::BlockRange;
 
     fn context() -> CoreContext {
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 2 }], Pages::Base).expect("pool");
@@ -158,12 +166,13 @@ mod tests {
         let context = context();
         let mut disk = source.open(&context).expect("opens");
         let range = BlockRange { lba: (1 << 41) - 2048, blocks: 2048 };
-        let done = disk.submit(Token(7), Op::Read, range, None).expect("at once");
+        let done = disk.submit(Token(7), &IoRequest::new(Op::Read, range), None).expect("at once");
         assert_eq!((done.token, done.result), (Token(7), Ok(())));
         let buf = done.buf.expect("zeroes");
         assert_eq!(buf.len(), 1 << 20);
         assert!(buf.segments().all(|segment| segment.iter().all(|byte| *byte == 0)));
-        let in_place = disk.read_in_place(range, Some(u64::MAX)).expect("at once");
+        let read = IoRequest::new(Op::Read, range);
+        let in_place = disk.prepare(&read, Some(u64::MAX)).ready().expect("at once");
         assert_eq!(
             (in_place.len(), in_place.segments().all(|segment| segment == vec![0; segment.len()])),
             (1 << 20, true)
@@ -171,9 +180,11 @@ mod tests {
         let mut data = context.pool.take(4096).expect("buffer");
         data.copy_in(0, &[1; 4096]);
         let range = BlockRange { lba: 0, blocks: 8 };
-        let done = disk.submit(Token(8), Op::Write { fua: true }, range, Some(data)).expect("at once");
+        let done = disk
+            .submit(Token(8), &IoRequest::new(Op::Write { fua: true }, range), Some(data))
+            .expect("at once");
         assert!(done.buf.is_some());
-        assert!(disk.submit(Token(9), Op::Deallocate, range, None).is_some());
+        assert!(disk.submit(Token(9), &IoRequest::new(Op::Deallocate, range), None).is_some());
         assert_eq!((disk.in_flight(), disk.poll(Nanos::ZERO, &mut Vec::new())), (0, false));
     }
 

@@ -26,8 +26,8 @@ use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, Pages}
 
 use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, Owner,
-    ResizeError, Token, Usage,
+    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
+    OpenError, Owner, Prepared, ResizeError, Token, Usage,
 };
 
 const FRAME: u64 = FRAME_BYTES as u64;
@@ -304,18 +304,19 @@ impl Disk for RamCore {
     }
 
     #[inline]
-    fn read_buffers(&self) -> BufferFrom {
-        BufferFrom::Disk
+    fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        let (offset, bytes) = (request.range.offset(self.shift), request.range.data_bytes(self.shift));
+        if let Op::Write { .. } = request.op {
+            return self.frames.take(offset, bytes).map_or(Prepared::Wait, Prepared::Fill);
+        }
+        if let Some(next) = next {
+            self.frames.expect(next << self.shift);
+        }
+        Prepared::Ready(self.frames.read(offset, bytes))
     }
 
-    #[inline]
-    fn write_buffers(&self) -> BufferFrom {
-        BufferFrom::Disk
-    }
-
-    #[inline]
-    fn take(&mut self, range: BlockRange) -> Option<Buf> {
-        self.frames.take(range.offset(self.shift), range.data_bytes(self.shift))
+    fn abilities(&self) -> Abilities {
+        Abilities { reads_in_place: true, ..Abilities::default() }
     }
 
     fn free_bytes(&self) -> u64 {
@@ -323,15 +324,8 @@ impl Disk for RamCore {
     }
 
     #[inline]
-    fn read_in_place(&mut self, range: BlockRange, next: Option<u64>) -> Option<Buf> {
-        if let Some(next) = next {
-            self.frames.expect(next << self.shift);
-        }
-        Some(self.frames.read(range.offset(self.shift), range.data_bytes(self.shift)))
-    }
-
-    #[inline]
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let IoRequest { op, range, .. } = *request;
         match op {
             Op::Read => {
                 let buf = self.frames.read(range.offset(self.shift), range.data_bytes(self.shift));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
-use crate::{BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Op, Token};
+use crate::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Prepared, Token};
 
 /// A command that takes longer hangs. Long: a flush may wait for whatever else the machine writes.
 pub(crate) const TEST_TIME_MAX: Duration = Duration::from_secs(300);
@@ -89,11 +89,11 @@ impl Driver {
 
     /// A buffer for a write, from whom the disk says.
     pub(crate) fn buffer(&mut self, range: BlockRange, data: &[u8]) -> Buf {
-        let buf = match self.disk.write_buffers() {
-            BufferFrom::Disk => self.disk.take(range),
-            BufferFrom::Pool => self.pool.take(self.bytes(range)),
+        let mut buf = match self.disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None) {
+            Prepared::Fill(buf) => buf,
+            Prepared::Pool => self.pool.take(self.bytes(range)).expect("a buffer is free"),
+            Prepared::Ready(_) | Prepared::Wait => panic!("a buffer is free"),
         };
-        let mut buf = buf.expect("a buffer is free");
         buf.copy_in(0, data);
         buf
     }
@@ -102,11 +102,9 @@ impl Driver {
     pub(crate) fn submit(&mut self, op: Op, range: BlockRange, data: &[u8]) -> Token {
         let token = Token(self.token_next);
         self.token_next += 1;
-        let buf = match (op, self.disk.read_buffers()) {
+        let buf = match (op, self.disk.abilities().reads_in_place) {
             (Op::Write { .. }, _) => Some(self.buffer(range, data)),
-            (Op::Read, BufferFrom::Pool) => {
-                Some(self.pool.take(self.bytes(range)).expect("a buffer is free"))
-            }
+            (Op::Read, false) => Some(self.pool.take(self.bytes(range)).expect("a buffer is free")),
             (Op::Compare, _) => {
                 let mut buf = self.pool.take(self.bytes(range)).expect("a buffer is free");
                 buf.copy_in(0, data);
@@ -114,7 +112,7 @@ impl Driver {
             }
             (Op::Read | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate | Op::Verify, _) => None,
         };
-        self.ended.extend(self.disk.submit(token, op, range, buf));
+        self.ended.extend(self.disk.submit(token, &IoRequest::new(op, range), buf));
         token
     }
 

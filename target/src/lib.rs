@@ -11,10 +11,11 @@
 //! ```text
 //!   shell: bytes ──> Transport::next_event ── Event::Command ──> qpair::Qpair::step_command
 //!    fast path: data in the capsule, a disk with memory of its own for writes (RAM)
-//!     ──> step_at_once ──> write_at_once: check, Disk::take, Transport::take_in_capsule, Disk::submit
+//!     ──> step_at_once ──> write_at_once: check, Disk::prepare (Fill), take_in_capsule, Disk::submit
 //!     ──> reply_at_once ──> Transport::reply
 //!    slab path: every other write
-//!     ──> step_io ──> qpair::io::parse (checks; IoCommand) ──> step_buffer (memory of disk or pool, or wait)
+//!     ──> step_io ──> qpair::io::parse (checks; IoCommand) ──> step_buffer: Disk::prepare
+//!         (Fill: memory of the disk; Pool: a buffer of the pool; Wait)
 //!     ──> Transport::fetch ... Event::Fetched ──> step_fetched ──> step_execute ──> Disk::submit
 //!     ... core::TargetCore::poll ──> Disk::poll ──> Qpair::on_done ──> finish ──> Transport::reply
 //!     ... Event::Sent ──> free

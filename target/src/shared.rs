@@ -40,6 +40,8 @@ pub struct ControllerShared {
     pub host_nqn: Nqn,
     /// And that host's identifier.
     pub host_id: [u8; 16],
+    /// Its host, as disks tell hosts apart: no other host has this number while it lives. From 1.
+    pub client: u16,
     /// The core that owns the admin queue.
     pub admin_core: usize,
     /// The admin queue's name there; stale before it is connected.
@@ -75,6 +77,7 @@ impl ControllerShared {
             subsystem_nqn,
             host_nqn,
             host_id,
+            client: 0,
             admin_core,
             admin_queue: AtomicU32::new(0),
             is_ready: AtomicBool::new(false),
@@ -301,8 +304,9 @@ impl Registry {
             let cntlid = range.0.saturating_add(u16::try_from(step).unwrap_or(0));
             let is_taken = controllers.iter().any(|c| c.cntlid == cntlid && c.subsystem_nqn == subsystem_nqn);
             if !is_taken {
+                let client = client_of(&controllers, &host_nqn, &host_id);
                 let shared = ControllerShared::new(cntlid, subsystem_nqn, host_nqn, host_id, admin_core);
-                let shared = Arc::new(shared);
+                let shared = Arc::new(ControllerShared { client, ..shared });
                 controllers.push(Arc::clone(&shared));
                 return Ok(shared);
             }
@@ -405,6 +409,22 @@ impl Registry {
     }
 }
 
+/// The number of a host: that of its other controllers, or the lowest that no host has. 0, where as many
+/// hosts are connected as there are numbers.
+fn client_of(controllers: &[Arc<ControllerShared>], host_nqn: &Nqn, host_id: &[u8; 16]) -> u16 {
+    let is_of_host = |it: &&Arc<ControllerShared>| it.host_nqn == *host_nqn && it.host_id == *host_id;
+    if let Some(other) = controllers.iter().find(is_of_host) {
+        return other.client;
+    }
+    let mut taken: Vec<u16> = controllers.iter().map(|it| it.client).filter(|client| *client > 0).collect();
+    taken.sort_unstable();
+    taken.dedup();
+    (1..)
+        .zip(taken.iter().map(Some).chain([None]))
+        .find(|(own, taken)| *taken != Some(own))
+        .map_or(0, |it| it.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -483,5 +503,18 @@ mod tests {
         assert_eq!(registry.former(&new), Former::MayLand);
         old.stray_ended();
         assert_eq!(registry.former(&new), Former::Over);
+    }
+
+    #[test]
+    fn a_host_has_one_number_for_all_its_controllers_and_no_other_has_it() {
+        let registry = Registry::default();
+        let host = |name: &str| nqn(&format!("nqn.2026-01.test:{name}"));
+        let make = |name: &str, id| of(&registry, "nqn.2026-01.test:a", host(name), id);
+        let first = make("x", 1);
+        let again = of(&registry, "nqn.2026-01.test:b", host("x"), 1);
+        let (second, third) = (make("y", 1), make("x", 2));
+        assert_eq!([&first, &again, &second, &third].map(|it| it.client), [1, 1, 2, 3]);
+        registry.remove(&second);
+        assert_eq!([make("z", 9), make("z", 9), make("w", 9)].map(|it| it.client), [2, 2, 4]);
     }
 }

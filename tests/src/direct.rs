@@ -10,7 +10,7 @@ use nvme_spec::nqn::Nqn;
 use nvme_spec::register::CC;
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{BlockRange, CoreContext, DiskSource, Op, Token};
+use spindle_disk::{BlockRange, CoreContext, DiskSource, IoRequest, Op, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
@@ -125,9 +125,10 @@ impl Direct {
         let blocks = (1 << 20) / block_bytes;
         for lba in (0..bytes / u64::from(block_bytes)).step_by(blocks as usize) {
             let range = BlockRange { lba, blocks };
-            let mut buf = core.take(range).expect("frames");
+            let request = IoRequest::new(Op::Write { fua: false }, range);
+            let mut buf = core.prepare(&request, None).fill().expect("frames");
             buf.copy_in(0, &lba.to_le_bytes());
-            let done = core.submit(Token(0), Op::Write { fua: false }, range, Some(buf));
+            let done = core.submit(Token(0), &request, Some(buf));
             assert_eq!(done.map(|done| done.result), Some(Ok(())));
         }
         drop(core);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nvme_spec::Sqe;
 use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{
-    BlockRange, DiskError, DiskSource, Done, FileDisk, FileSpec, NullDisk, NullSpec, Op, Token,
+    BlockRange, DiskError, DiskSource, Done, FileDisk, FileSpec, IoRequest, NullDisk, NullSpec, Op, Token,
 };
 use spindle_nvme_pcie::Settings;
 use spindle_nvme_pcie::emulator::EmulatorSpec;
@@ -215,7 +215,7 @@ fn drive_round(world: &mut World, done: &mut Vec<Done>, number: u64) -> u64 {
         let buf = has_data.then(|| core.pool.take(blocks * 4096).expect("room"));
         let range = BlockRange { lba: command * 512 + number % 7, blocks };
         let before = allocations_here();
-        let ended = disk.submit(Token(command), op, range, buf);
+        let ended = disk.submit(Token(command), &IoRequest::new(op, range), buf);
         count += allocations_here() - before;
         assert!(ended.is_none());
         if op == Op::Verify {

@@ -91,9 +91,10 @@ pub enum Event {
         /// Its buffer, back.
         buf: Buf,
     },
-    /// The reply and its data have left; nothing of the request is referred to any more.
+    /// The reply and its data have left; nothing of the request is referred to any more. Not of one under
+    /// [`UNSLOTTED`]: those are counted ([`Transport::take_left`]).
     Sent {
-        /// The request, or [`UNSLOTTED`].
+        /// The request.
         slot: Slot,
     },
     /// The connection is gone and every buffer that it held has been dropped. Comes once, last.
@@ -137,7 +138,7 @@ pub const UNSLOTTED: Slot = Slot::from_wire(0);
 /// A completion to be sent.
 #[derive(Debug)]
 pub struct Reply {
-    /// The request, named again by `Sent`; or [`UNSLOTTED`].
+    /// The request, named again by `Sent`; or [`UNSLOTTED`], and it is counted when it has left.
     pub slot: Slot,
     /// The completion queue entry.
     pub cqe: Cqe,
@@ -162,6 +163,9 @@ pub struct Limits {
 pub trait Transport {
     /// The next event, in order. `None`: nothing more until the shell has fed it.
     fn next_event(&mut self) -> Option<Event>;
+
+    /// How many replies under [`UNSLOTTED`] have left since it was asked last.
+    fn take_left(&mut self) -> u32;
 
     /// The command whose event came last is request `slot` from now on. Not told of one that is answered as
     /// it comes, under [`UNSLOTTED`].

@@ -12,12 +12,13 @@ use std::time::Duration;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgSpec};
 use spindle_disk::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, NullDisk, NullSpec, Op, OpenError, Token,
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, NullDisk, NullSpec, Op, OpenError,
+    Prepared, Token,
 };
 use spindle_nvme_pcie::{DriveError, Drives, PciAddress, PciAddressError, Settings};
 use spindle_reactor::affinity::{AffinityError, pin_current_thread};
 use spindle_reactor::clock::{Clock, Nanos};
-use spindle_reactor::mem::{Buf, Pages, Pool, PoolError, ZoneSpec};
+use spindle_reactor::mem::{Pages, Pool, PoolError, ZoneSpec};
 
 use crate::bench::random::Random;
 use crate::cli::DiskArgs;
@@ -293,20 +294,18 @@ impl Engine {
             let range = BlockRange { lba, blocks: self.unit_blocks };
             let is_read = self.reads_percent == 100 || self.random.below(100) < self.reads_percent.into();
             let op = if is_read { Op::Read } else { Op::Write { fua: false } };
-            let buf = self.buffer(is_read);
-            if let Some(done) = self.disk.submit(Token(index as u64), op, range, buf) {
+            let (token, request) = (Token(index as u64), IoRequest::new(op, range));
+            let done = match self.disk.prepare(&request, None) {
+                Prepared::Ready(data) => Some(Done { token, result: Ok(()), buf: Some(data) }),
+                Prepared::Fill(buf) => self.disk.submit(token, &request, Some(buf)),
+                Prepared::Pool | Prepared::Wait => {
+                    self.disk.submit(token, &request, self.pool.take(self.unit_bytes))
+                }
+            };
+            if let Some(done) = done {
                 self.done.push(done);
                 return;
             }
-        }
-    }
-
-    fn buffer(&self, is_read: bool) -> Option<Buf> {
-        use spindle_disk::BufferFrom;
-        let from = if is_read { self.disk.read_buffers() } else { self.disk.write_buffers() };
-        match from {
-            BufferFrom::Pool => self.pool.take(self.unit_bytes),
-            BufferFrom::Disk => None,
         }
     }
 

@@ -34,6 +34,11 @@ impl Transport for Conn {
     }
 
     #[inline]
+    fn take_left(&mut self) -> u32 {
+        on_both!(self, conn => conn.take_left())
+    }
+
+    #[inline]
     fn set_slot(&mut self, slot: Slot) {
         on_both!(self, conn => conn.set_slot(slot));
     }

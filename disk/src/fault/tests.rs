@@ -4,6 +4,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
 use super::*;
+use crate::Op;
 use crate::testing::able::Able;
 use crate::{NullDisk, NullSpec, RamDisk, RamSpec};
 
@@ -27,15 +28,19 @@ fn over_ram(seed: u64) -> (Box<dyn Disk>, Arc<FaultControl>) {
     (source.open(&context(0)).expect("opens"), control)
 }
 
+fn frames(disk: &mut dyn Disk, range: BlockRange) -> Buf {
+    disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None).fill().expect("frames are free")
+}
+
 fn write(disk: &mut dyn Disk, token: u64, range: BlockRange, fill: u8) -> Option<Done> {
-    let mut buf = disk.take(range).expect("frames");
+    let mut buf = frames(disk, range);
     buf.segments_mut().for_each(|segment| segment.fill(fill));
-    disk.submit(Token(token), Op::Write { fua: false }, range, Some(buf))
+    disk.submit(Token(token), &IoRequest::new(Op::Write { fua: false }, range), Some(buf))
 }
 
 /// The byte that a block is filled with, read when nothing is set to fail.
 fn fill_of(disk: &mut dyn Disk, range: BlockRange) -> u8 {
-    let done = disk.submit(Token(99), Op::Read, range, None).expect("at once");
+    let done = disk.submit(Token(99), &IoRequest::new(Op::Read, range), None).expect("at once");
     done.buf.and_then(|buf| buf.as_slice().map(|bytes| bytes[0])).expect("a pin")
 }
 
@@ -49,7 +54,7 @@ fn story(seed: u64) -> Vec<(u64, Result<(), DiskError>)> {
     let mut done = Vec::with_capacity(8);
     let mut ended = Vec::new();
     for token in 0..400 {
-        let at_once = disk.submit(Token(token), Op::Read, ONE, None);
+        let at_once = disk.submit(Token(token), &IoRequest::new(Op::Read, ONE), None);
         ended.extend(at_once.map(|done| (done.token.0, done.result)));
         disk.poll(Nanos::ZERO, &mut done);
         ended.extend(done.drain(..).map(|done| (done.token.0, done.result)));
@@ -86,8 +91,14 @@ fn a_seed_repeats_its_story_and_another_tells_another() {
 fn nothing_happens_until_it_is_set_and_only_to_the_ops_it_is_set_for() {
     let (mut disk, control) = over_ram(1);
     control.set(Fault::Error, OpKind::Write, ALWAYS);
-    assert_eq!(disk.submit(Token(1), Op::Read, ONE, None).map(|done| done.result), Some(Ok(())));
-    assert_eq!(disk.submit(Token(1), Op::Flush, ONE, None).map(|done| done.result), Some(Ok(())));
+    assert_eq!(
+        disk.submit(Token(1), &IoRequest::new(Op::Read, ONE), None).map(|done| done.result),
+        Some(Ok(()))
+    );
+    assert_eq!(
+        disk.submit(Token(1), &IoRequest::new(Op::Flush, ONE), None).map(|done| done.result),
+        Some(Ok(()))
+    );
     let done = write(&mut *disk, 2, ONE, 5).expect("at once");
     assert_eq!((done.token, done.result), (Token(2), Err(DiskError::MediaWrite)));
     assert!(done.buf.is_some(), "the frames come back");
@@ -130,8 +141,8 @@ fn broken_blocks_fail_until_healed_and_a_gone_disk_fails_all() {
     control.fail_range(Broken { lba: 5..7, reads: false, writes: true });
     let mut result = |op, lba, blocks| {
         let range = BlockRange { lba, blocks };
-        let buf = matches!(op, Op::Write { .. }).then(|| disk.take(range).expect("frames"));
-        disk.submit(Token(0), op, range, buf).expect("at once").result
+        let buf = matches!(op, Op::Write { .. }).then(|| frames(&mut *disk, range));
+        disk.submit(Token(0), &IoRequest::new(op, range), buf).expect("at once").result
     };
     let zeroes = Op::WriteZeroes { deallocate: true, fua: false };
     assert_eq!(result(Op::Read, 3, 1), Err(DiskError::MediaRead));
@@ -143,14 +154,14 @@ fn broken_blocks_fail_until_healed_and_a_gone_disk_fails_all() {
     assert_eq!(result(Op::Flush, 0, 0), Ok(()));
     let mut swap = |lba| {
         let range = BlockRange { lba, blocks: 1 };
-        let data = disk.take(range).expect("frames");
+        let data = frames(&mut *disk, range);
         disk.compare_and_write(Token(0), range, Buf::zeroes(4096), data).expect("at once").result
     };
     assert_eq!((swap(3), swap(5)), (Err(DiskError::MediaRead), Err(DiskError::MediaWrite)));
     assert_eq!(swap(200), Ok(()));
     control.heal();
     let mut result = |op, lba, blocks| {
-        disk.submit(Token(0), op, BlockRange { lba, blocks }, None).expect("at once").result
+        disk.submit(Token(0), &IoRequest::new(op, BlockRange { lba, blocks }), None).expect("at once").result
     };
     assert_eq!((result(Op::Read, 3, 1), result(zeroes, 0, 6)), (Ok(()), Ok(())));
     control.set_gone(true);
@@ -168,13 +179,14 @@ fn what_the_disk_does_itself_fails_as_its_parts_do_and_is_held() {
     let able = Arc::new(Able(RamDisk::new("r", spec).expect("ram disk")));
     let (source, control) = FaultDisk::new(able, 1);
     let mut disk = source.open(&context(0)).expect("opens");
-    assert_eq!(disk.abilities(), Abilities { compare: true, verify: true, copy: true });
+    let all = Abilities { compare: true, verify: true, copy: true, reads_in_place: true };
+    assert_eq!(disk.abilities(), all);
     control.fail_range(Broken { lba: 3..4, reads: true, writes: false });
     control.fail_range(Broken { lba: 5..7, reads: false, writes: true });
     let range = |lba, blocks| BlockRange { lba, blocks };
     let mut look = |op, lba, blocks: u32| {
         let buf = (op == Op::Compare).then(|| Buf::zeroes(blocks * 4096));
-        disk.submit(Token(0), op, range(lba, blocks), buf).expect("at once").result
+        disk.submit(Token(0), &IoRequest::new(op, range(lba, blocks)), buf).expect("at once").result
     };
     for op in [Op::Compare, Op::Verify] {
         assert_eq!((look(op, 2, 2), look(op, 4, 4)), (Err(DiskError::MediaRead), Ok(())), "{op:?}");
@@ -188,7 +200,7 @@ fn what_the_disk_does_itself_fails_as_its_parts_do_and_is_held() {
     assert!(copy(20, 30, 1).is_none());
     control.set(Fault::Error, OpKind::Verify, ALWAYS);
     control.set_error(OpKind::Verify, DiskError::Internal);
-    let done = disk.submit(Token(1), Op::Verify, range(0, 1), None).expect("at once");
+    let done = disk.submit(Token(1), &IoRequest::new(Op::Verify, range(0, 1)), None).expect("at once");
     assert_eq!((done.result, disk.in_flight()), (Err(DiskError::Internal), 1));
     control.release_dropped();
     let mut done = Vec::with_capacity(1);
@@ -200,7 +212,7 @@ fn what_the_disk_does_itself_fails_as_its_parts_do_and_is_held() {
 fn a_dropped_compare_and_write_ends_when_it_is_released() {
     let (mut disk, control) = over_ram(1);
     control.set(Fault::Drop, OpKind::CompareAndWrite, ALWAYS);
-    let mut data = disk.take(ONE).expect("frames");
+    let mut data = frames(&mut *disk, ONE);
     data.segments_mut().for_each(|segment| segment.fill(8));
     assert!(disk.compare_and_write(Token(4), ONE, Buf::zeroes(4096), data).is_none());
     let mut done = Vec::with_capacity(4);
@@ -220,7 +232,7 @@ fn reordered_commands_end_in_an_order_that_the_seed_draws() {
         let (mut disk, control) = over_null(seed);
         control.set_all(Fault::Reorder, ALWAYS);
         for token in 0..8 {
-            assert!(disk.submit(Token(token), Op::Read, ONE, None).is_none());
+            assert!(disk.submit(Token(token), &IoRequest::new(Op::Read, ONE), None).is_none());
         }
         let mut done = Vec::with_capacity(8);
         assert!(disk.poll(Nanos::ZERO, &mut done));
@@ -236,7 +248,7 @@ fn what_does_not_fit_the_list_of_done_comes_in_the_next_poll() {
     let (mut disk, control) = over_null(1);
     control.set_all(Fault::Reorder, ALWAYS);
     for token in 0..5 {
-        assert!(disk.submit(Token(token), Op::Read, ONE, None).is_none());
+        assert!(disk.submit(Token(token), &IoRequest::new(Op::Read, ONE), None).is_none());
     }
     let mut done = Vec::with_capacity(2);
     for expected in [2, 2, 1] {
@@ -259,14 +271,17 @@ fn a_read_in_place_meets_the_faults_that_a_submitted_one_would_meet() {
     let ((mut submitted, all), (mut asked, some)) = (with_faults(), with_faults());
     let mut in_place = 0;
     for token in 0..400 {
-        let wanted = submitted.submit(Token(token), Op::Read, ONE, None).map(|done| done.result);
-        let seen = match asked.read_in_place(ONE, None) {
-            Some(data) => {
+        let wanted =
+            submitted.submit(Token(token), &IoRequest::new(Op::Read, ONE), None).map(|done| done.result);
+        let read = IoRequest::new(Op::Read, ONE);
+        let seen = match asked.prepare(&read, None) {
+            Prepared::Ready(data) => {
                 assert_eq!(data.len(), 4096);
                 in_place += 1;
                 Some(Ok(()))
             }
-            None => asked.submit(Token(token), Op::Read, ONE, None).map(|done| done.result),
+            Prepared::Fill(data) => asked.submit(Token(token), &read, Some(data)).map(|done| done.result),
+            Prepared::Pool | Prepared::Wait => panic!("a null disk has its data in place"),
         };
         assert_eq!(seen, wanted, "read {token}");
     }

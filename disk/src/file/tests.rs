@@ -13,7 +13,7 @@ use super::*;
 use crate::medium::Medium;
 use crate::testing::model::check;
 use crate::testing::{Driver, TempPath};
-use crate::{BlockRange, Op};
+use crate::{BlockRange, IoRequest, Op};
 
 const MIB: u64 = 1 << 20;
 const ZEROES: Op = Op::WriteZeroes { deallocate: false, fua: false };
@@ -423,7 +423,9 @@ fn a_core_does_not_clear_a_guard_over_its_own_write_in_flight() {
     let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
     let mut writer = ring::open(Arc::clone(&source.shared), &context).expect("opens");
     let buf = context.pool.take(32768);
-    assert!(writer.submit(crate::Token(1), Op::Write { fua: false }, range(0, 8), buf).is_none());
+    assert!(
+        writer.submit(crate::Token(1), &IoRequest::new(Op::Write { fua: false }, range(0, 8)), buf).is_none()
+    );
     let holder = source.shared.guard.join().expect("a line");
     let mut hold = holder.try_hold(5).expect("free");
     writer.step_gate(); // a turn in which the write does not end
@@ -440,7 +442,9 @@ fn a_core_does_not_clear_a_guard_over_its_own_write_in_flight() {
     holder.release(hold);
     // With a write beside the block in flight, the core says that it is clear.
     let buf = context.pool.take(32768);
-    assert!(writer.submit(crate::Token(2), Op::Write { fua: false }, range(8, 8), buf).is_none());
+    assert!(
+        writer.submit(crate::Token(2), &IoRequest::new(Op::Write { fua: false }, range(8, 8)), buf).is_none()
+    );
     let mut hold = holder.try_hold(5).expect("free");
     assert!(!holder.is_clear(&mut hold), "it has not looked yet");
     writer.step_gate();

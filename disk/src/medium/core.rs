@@ -12,7 +12,9 @@ use super::request::{Request, State, Zeroing};
 use super::swap::{Gate, Swap, SwapState};
 use super::{Ended, Medium};
 use crate::shape::block_shift;
-use crate::{BlockRange, CoreContext, Disk, DiskError, Done, Geometry, Op, OpenError, Owner, Token};
+use crate::{
+    BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner, Token,
+};
 
 /// Most requests of a core in its medium: as many as a queue of an NVMe drive usually takes.
 pub(crate) const REQUESTS_MAX: u32 = 1024;
@@ -324,8 +326,8 @@ impl<M: Medium> Disk for MediumCore<M> {
         self.medium.geometry()
     }
 
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
-        let request = Request::new(token, op, range, buf);
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let request = Request::new(token, request.op, request.range, buf);
         if let Some(error) = self.refusal(&request) {
             return Some(Done { token, result: Err(error), buf: request.buf });
         }

@@ -10,7 +10,7 @@ use spindle_reactor::mem::Buf;
 use super::guard::Guard;
 use super::{Ended, Medium, MediumCore, Request};
 use crate::testing::pool;
-use crate::{BlockRange, CoreContext, Disk, DiskError, Done, Geometry, Op, Token};
+use crate::{BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, Token};
 
 /// One block of zeroes that cannot be written, and what it was told of that: a sync, or a durable write.
 #[derive(Default)]
@@ -112,7 +112,7 @@ fn only_what_was_to_be_durable_is_told_to_the_medium() {
         (Op::Write { fua: true }, Some(block()), vec![false]),
         (Op::Flush, None, vec![true]),
     ] {
-        assert!(core.submit(Token(1), op, range, buf).is_none());
+        assert!(core.submit(Token(1), &IoRequest::new(op, range), buf).is_none());
         assert_eq!(end(&mut core).result, Err(DiskError::MediaWrite), "{op:?}");
         assert_eq!(told.take(), is_told, "{op:?}");
     }

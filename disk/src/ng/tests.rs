@@ -24,7 +24,8 @@ use crate::medium::{MediumCore, requests_of};
 use crate::testing::model::check;
 use crate::testing::{Driver, Random, TempPath};
 use crate::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Geometry, Op, OpenError, Owner, ResizeError, Usage,
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Geometry, IoRequest, Op, OpenError, Owner,
+    ResizeError, Usage,
 };
 
 const FLUSH: u8 = 0x00;
@@ -402,13 +403,16 @@ fn a_ring_that_breaks_ends_everything_as_gone() {
     let mut core = MediumCore::new("fake", medium, &disk.shared.guard, &context).expect("opens");
     let range = crate::BlockRange { lba: 0, blocks: 8 };
     for token in 0..6 {
-        assert!(core.submit(crate::Token(token), Op::Read, range, context.pool.take(4096)).is_none());
+        assert!(
+            core.submit(crate::Token(token), &IoRequest::new(Op::Read, range), context.pool.take(4096))
+                .is_none()
+        );
     }
     let mut done = Vec::with_capacity(8);
     core.poll(Nanos::ZERO, &mut done);
     assert_eq!(done.len(), 6);
     assert!(done.iter().all(|done| done.result == Err(DiskError::Gone)));
-    let refused = core.submit(crate::Token(9), Op::Flush, range, None).expect("at once");
+    let refused = core.submit(crate::Token(9), &IoRequest::new(Op::Flush, range), None).expect("at once");
     assert_eq!((refused.result, core.in_flight()), (Err(DiskError::Gone), 0));
 }
 

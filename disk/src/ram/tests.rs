@@ -19,17 +19,23 @@ fn disk(bytes: u64, slack_bytes: u64) -> (RamDisk, RamCore) {
     (source, core)
 }
 
+fn frames(disk: &mut RamCore, range: BlockRange) -> Option<Buf> {
+    disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None).fill()
+}
+
 fn write(disk: &mut RamCore, lba: u64, blocks: u32, fill: u8) {
     let range = BlockRange { lba, blocks };
-    let mut buf = disk.take(range).expect("frames");
+    let mut buf = frames(disk, range).expect("frames");
     buf.segments_mut().for_each(|segment| segment.fill(fill));
-    let done = disk.submit(Token(1), Op::Write { fua: false }, range, Some(buf)).expect("at once");
+    let done =
+        disk.submit(Token(1), &IoRequest::new(Op::Write { fua: false }, range), Some(buf)).expect("at once");
     assert_eq!(done.result, Ok(()));
     assert!(done.buf.is_none(), "the disk keeps the frames");
 }
 
 fn reads_as(disk: &mut RamCore, lba: u64, blocks: u32, fill: u8) -> bool {
-    let done = disk.submit(Token(2), Op::Read, BlockRange { lba, blocks }, None).expect("at once");
+    let done =
+        disk.submit(Token(2), &IoRequest::new(Op::Read, BlockRange { lba, blocks }), None).expect("at once");
     let buf = done.buf.expect("a pin");
     assert_eq!(buf.len(), blocks as usize * 512);
     buf.segments().all(|segment| segment.iter().all(|byte| *byte == fill))
@@ -56,7 +62,7 @@ fn a_long_deallocate_takes_many_turns_and_gives_the_memory_back() {
     }
     assert_eq!(source.usage().bytes_used, 16 * MIB);
     let whole = BlockRange { lba: 0, blocks: 64 * 2048 };
-    assert!(disk.submit(Token(5), Op::Deallocate, whole, None).is_none());
+    assert!(disk.submit(Token(5), &IoRequest::new(Op::Deallocate, whole), None).is_none());
     assert_eq!(disk.in_flight(), 1);
     let (turns, ended) = drain(&mut disk, 100);
     // 4096 written pages at 64 a turn, and the rest, which nobody wrote, in few.
@@ -69,7 +75,14 @@ fn a_long_deallocate_takes_many_turns_and_gives_the_memory_back() {
 #[test]
 fn an_unwritten_range_passes_at_full_portions() {
     let (_source, mut disk) = disk(256 * MIB, MIB);
-    assert!(disk.submit(Token(5), Op::Deallocate, BlockRange { lba: 0, blocks: 256 * 2048 }, None).is_none());
+    assert!(
+        disk.submit(
+            Token(5),
+            &IoRequest::new(Op::Deallocate, BlockRange { lba: 0, blocks: 256 * 2048 }),
+            None
+        )
+        .is_none()
+    );
     let (turns, _) = drain(&mut disk, 100);
     assert_eq!(turns, 65_536 / 8192);
 }
@@ -81,10 +94,12 @@ fn a_short_zeroing_passes_a_long_one() {
         write(&mut disk, mib * 2048, 2048, 3);
     }
     let op = Op::WriteZeroes { deallocate: false, fua: true };
-    assert!(disk.submit(Token(1), op, BlockRange { lba: 0, blocks: 64 * 2048 }, None).is_none());
-    assert!(disk.submit(Token(2), op, BlockRange { lba: 0, blocks: 2048 }, None).is_none());
     assert!(
-        disk.submit(Token(3), op, BlockRange { lba: 1, blocks: 510 }, None).is_some(),
+        disk.submit(Token(1), &IoRequest::new(op, BlockRange { lba: 0, blocks: 64 * 2048 }), None).is_none()
+    );
+    assert!(disk.submit(Token(2), &IoRequest::new(op, BlockRange { lba: 0, blocks: 2048 }), None).is_none());
+    assert!(
+        disk.submit(Token(3), &IoRequest::new(op, BlockRange { lba: 1, blocks: 510 }), None).is_some(),
         "a portion: at once"
     );
     let (_, ended) = drain(&mut disk, 100);
@@ -100,10 +115,17 @@ fn a_long_zeroing_of_a_submitter_that_is_gone_stops() {
     }
     let whole = BlockRange { lba: 0, blocks: 64 * 2048 };
     let (gone, other) = (Token(7 << 32 | 1), Token(8 << 32 | 1));
-    assert!(disk.submit(gone, Op::Deallocate, whole, None).is_none());
+    assert!(disk.submit(gone, &IoRequest::new(Op::Deallocate, whole), None).is_none());
     let mut done = Vec::with_capacity(4);
     assert!(disk.poll(Nanos::ZERO, &mut done));
-    assert!(disk.submit(other, Op::Deallocate, BlockRange { lba: 15 * 2048, blocks: 2048 }, None).is_none());
+    assert!(
+        disk.submit(
+            other,
+            &IoRequest::new(Op::Deallocate, BlockRange { lba: 15 * 2048, blocks: 2048 }),
+            None
+        )
+        .is_none()
+    );
     assert_eq!((disk.forget(Owner(7)), disk.forget(Owner(9))), (1, 0));
     while disk.in_flight() > 0 {
         assert!(disk.poll(Nanos::ZERO, &mut done));
@@ -120,7 +142,7 @@ fn a_full_list_of_done_stops_the_turn_and_is_not_grown() {
     let (_source, mut disk) = disk(8 * MIB, MIB);
     let range = BlockRange { lba: 0, blocks: 2048 };
     for token in 0..3 {
-        assert!(disk.submit(Token(token), Op::Deallocate, range, None).is_none());
+        assert!(disk.submit(Token(token), &IoRequest::new(Op::Deallocate, range), None).is_none());
     }
     let mut done = Vec::with_capacity(2);
     assert!(disk.poll(Nanos::ZERO, &mut done));
@@ -137,8 +159,12 @@ fn a_full_list_of_done_stops_the_turn_and_is_not_grown() {
 fn a_ragged_zeroing_waits_for_a_frame() {
     let (_source, mut disk) = disk(MIB, 0);
     write(&mut disk, 0, 8, 9);
-    let mut held: Vec<Buf> = std::iter::from_fn(|| disk.take(BlockRange { lba: 0, blocks: 8 })).collect();
-    assert!(disk.submit(Token(4), Op::Deallocate, BlockRange { lba: 2, blocks: 3 }, None).is_none());
+    let mut held: Vec<Buf> =
+        std::iter::from_fn(|| frames(&mut disk, BlockRange { lba: 0, blocks: 8 })).collect();
+    assert!(
+        disk.submit(Token(4), &IoRequest::new(Op::Deallocate, BlockRange { lba: 2, blocks: 3 }), None)
+            .is_none()
+    );
     let mut done = Vec::with_capacity(1);
     assert!(disk.poll(Nanos::ZERO, &mut done));
     assert!(done.is_empty(), "no frame is free");
@@ -153,9 +179,12 @@ fn a_read_keeps_what_it_saw_while_the_page_is_written_and_deallocated() {
     let (_source, mut disk) = disk(MIB, MIB);
     write(&mut disk, 8, 8, 1);
     let range = BlockRange { lba: 8, blocks: 8 };
-    let pin = disk.submit(Token(0), Op::Read, range, None).and_then(|done| done.buf).expect("a pin");
+    let pin = disk
+        .submit(Token(0), &IoRequest::new(Op::Read, range), None)
+        .and_then(|done| done.buf)
+        .expect("a pin");
     write(&mut disk, 8, 8, 2);
-    assert!(disk.submit(Token(0), Op::Deallocate, range, None).is_some());
+    assert!(disk.submit(Token(0), &IoRequest::new(Op::Deallocate, range), None).is_some());
     assert!(pin.equals_at(0, &[1; 4096]));
     assert!(reads_as(&mut disk, 8, 8, 0));
 }
@@ -167,14 +196,17 @@ fn compare_and_write_changes_one_block_or_nothing() {
     let range = BlockRange { lba: 9, blocks: 1 };
     let expected = Buf::zeroes(512);
     let fresh = |disk: &mut RamCore| {
-        let mut buf = disk.take(range).expect("frame");
+        let mut buf = frames(disk, range).expect("frame");
         buf.copy_in(0, &[7; 512]);
         buf
     };
     let data = fresh(&mut disk);
     let done = disk.compare_and_write(Token(3), range, expected, data).expect("at once");
     assert_eq!(done.result, Err(DiskError::CompareDiffers));
-    let expected = disk.submit(Token(0), Op::Read, range, None).and_then(|done| done.buf).expect("a pin");
+    let expected = disk
+        .submit(Token(0), &IoRequest::new(Op::Read, range), None)
+        .and_then(|done| done.buf)
+        .expect("a pin");
     let data = fresh(&mut disk);
     let done = disk.compare_and_write(Token(3), range, expected, data).expect("at once");
     assert_eq!((done.token, done.result), (Token(3), Ok(())));
@@ -214,14 +246,17 @@ fn a_read_in_place_is_the_data_whatever_is_said_to_come_next() {
     let last = disk.geometry().block_count - 1;
     for next in [None, Some(0), Some(last), Some(last + 1), Some(u64::MAX)] {
         let range = BlockRange { lba: 2, blocks: 11 };
-        let buf = disk.read_in_place(range, next).expect("at once");
+        let buf = disk.prepare(&IoRequest::new(Op::Read, range), next).ready().expect("at once");
         let mut bytes = vec![1; 11 * 512];
         buf.copy_out(0, &mut bytes);
         assert!(bytes[..512].iter().chain(&bytes[10 * 512..]).all(|byte| *byte == 0));
         assert!(bytes[512..10 * 512].iter().all(|byte| *byte == 7));
     }
     // Pinned: what is written meanwhile goes elsewhere.
-    let before = disk.read_in_place(BlockRange { lba: 3, blocks: 1 }, None).expect("at once");
+    let before = disk
+        .prepare(&IoRequest::new(Op::Read, BlockRange { lba: 3, blocks: 1 }), None)
+        .ready()
+        .expect("at once");
     write(&mut disk, 3, 1, 8);
     let mut bytes = [0; 512];
     before.copy_out(0, &mut bytes);

@@ -6,8 +6,8 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 use crate::{
-    Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op,
-    OpenError, Owner, ResizeError, Token, Usage,
+    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
+    OpenError, Owner, Prepared, ResizeError, Token, Usage,
 };
 
 /// The layer. The disk below provides the memory of reads and writes, as a RAM disk does.
@@ -43,7 +43,7 @@ struct AbleCore(Box<dyn Disk>);
 
 impl AbleCore {
     fn read(&mut self, token: Token, range: BlockRange) -> Result<Buf, DiskError> {
-        let done = self.0.submit(token, Op::Read, range, None).expect("at once");
+        let done = self.0.submit(token, &IoRequest::new(Op::Read, range), None).expect("at once");
         done.result.map(|()| done.buf.expect("a read has a buffer"))
     }
 }
@@ -53,19 +53,12 @@ impl Disk for AbleCore {
         self.0.geometry()
     }
 
-    fn read_buffers(&self) -> BufferFrom {
-        self.0.read_buffers()
+    fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        self.0.prepare(request, next)
     }
 
-    fn write_buffers(&self) -> BufferFrom {
-        self.0.write_buffers()
-    }
-
-    fn take(&mut self, range: BlockRange) -> Option<Buf> {
-        self.0.take(range)
-    }
-
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let IoRequest { op, range, .. } = *request;
         let result = match op {
             Op::Compare => self.read(token, range).and_then(|there| {
                 let expected = buf.as_ref().expect("a compare has a buffer");
@@ -78,7 +71,7 @@ impl Disk for AbleCore {
             }),
             Op::Verify => self.read(token, range).map(drop),
             Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate => {
-                return self.0.submit(token, op, range, buf);
+                return self.0.submit(token, request, buf);
             }
         };
         Some(Done { token, result, buf })
@@ -95,7 +88,7 @@ impl Disk for AbleCore {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { compare: true, verify: true, copy: true }
+        Abilities { compare: true, verify: true, copy: true, ..self.0.abilities() }
     }
 
     fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
@@ -104,13 +97,14 @@ impl Disk for AbleCore {
             Err(error) => return Some(Done { token, result: Err(error), buf: None }),
         };
         let range = BlockRange { lba: to, blocks: from.blocks };
-        let mut data = self.0.take(range).expect("a buffer is free");
+        let request = IoRequest::new(Op::Write { fua }, range);
+        let mut data = self.0.prepare(&request, None).fill().expect("a buffer is free");
         let mut at = 0;
         for piece in read.segments() {
             data.copy_in(at, piece);
             at += piece.len();
         }
-        let done = self.0.submit(token, Op::Write { fua }, range, Some(data))?;
+        let done = self.0.submit(token, &request, Some(data))?;
         Some(Done { buf: None, ..done })
     }
 

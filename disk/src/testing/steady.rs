@@ -8,8 +8,8 @@ use spindle_reactor::mem::{Buf, Pages};
 
 use super::{TempPath, pool};
 use crate::{
-    BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, FileDisk, FileSpec, NullDisk, NullSpec, Op,
-    RamDisk, RamSpec, Token,
+    BlockRange, CoreContext, Disk, DiskSource, Done, FileDisk, FileSpec, IoRequest, NullDisk, NullSpec, Op,
+    Prepared, RamDisk, RamSpec, Token,
 };
 
 const DEPTH: u64 = 16;
@@ -27,13 +27,14 @@ fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, block
             4 => Op::Flush,
             _ => Op::Read,
         };
-        let from = if op == Op::Read { disk.read_buffers() } else { disk.write_buffers() };
-        let buf: Option<Buf> = match (op, from) {
-            (Op::Read | Op::Write { .. }, BufferFrom::Pool) => context.pool.take(blocks * 512),
-            (Op::Write { .. }, BufferFrom::Disk) => disk.take(range),
-            (_, _) => None,
+        let request = IoRequest::new(op, range);
+        let has_data = matches!(op, Op::Read | Op::Write { .. });
+        let buf: Option<Buf> = match has_data.then(|| disk.prepare(&request, None)) {
+            Some(Prepared::Pool) => context.pool.take(blocks * 512),
+            Some(Prepared::Ready(buf) | Prepared::Fill(buf)) => Some(buf),
+            Some(Prepared::Wait) | None => None,
         };
-        left -= u64::from(disk.submit(Token(token), op, range, buf).is_some());
+        left -= u64::from(disk.submit(Token(token), &request, buf).is_some());
     }
     // A flush of a file takes as long as the file system and its disk take.
     let begun = Instant::now();

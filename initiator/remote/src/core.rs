@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use spindle_disk::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, Op, OpenError, Owner, Token,
+    Abilities, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner, Token,
 };
 use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::{Failure, Options, Refused, Why};
@@ -498,7 +498,8 @@ impl<F: Far> Disk for RemoteCore<F> {
         self.view.shape.geometry
     }
 
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let IoRequest { op, range, .. } = *request;
         if let Some(error) = self.refusal(op, buf.is_some()) {
             return Some(Done { token, result: Err(error), buf });
         }
@@ -510,7 +511,7 @@ impl<F: Far> Disk for RemoteCore<F> {
 
     fn abilities(&self) -> Abilities {
         let has = self.shared.fixed.abilities;
-        Abilities { compare: has.compare(), verify: has.verify(), copy: false }
+        Abilities { compare: has.compare(), verify: has.verify(), ..Abilities::default() }
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {

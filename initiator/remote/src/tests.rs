@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use nvme_spec::Sqe;
 use nvme_spec::identify::Oncs;
-use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, Token};
+use spindle_disk::{
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, Token,
+};
 use spindle_initiator::{
     Error, Failure, Host, HostData, Identity, Loss, Refused, Target, TransportKind, Why,
 };
@@ -237,7 +239,7 @@ impl World {
         let has_data = matches!(op, Op::Read | Op::Write { .. } | Op::Compare);
         let buf = has_data.then(|| self.pool.take(blocks * 512).expect("a buffer"));
         let range = BlockRange { lba, blocks };
-        assert!(self.cores[core].submit(Token(token), op, range, buf).is_none());
+        assert!(self.cores[core].submit(Token(token), &IoRequest::new(op, range), buf).is_none());
         self.turn();
     }
 
@@ -451,7 +453,11 @@ fn a_write_cache_that_appears_is_written_through_and_a_new_size_is_told() {
     world.up(2);
     assert_eq!(script(|script| script.commands[0].sqe.cdw12.get()) >> 30, 1, "FUA");
     assert_eq!((world.disk.geometry(), world.cores[0].geometry()), (geometry, geometry));
-    let refused = world.cores[0].submit(Token(2), Op::Deallocate, BlockRange { lba: 0, blocks: 1 }, None);
+    let refused = world.cores[0].submit(
+        Token(2),
+        &IoRequest::new(Op::Deallocate, BlockRange { lba: 0, blocks: 1 }),
+        None,
+    );
     assert_eq!(refused.expect("at once").result, Err(DiskError::WriteProtected));
 }
 

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_disk::guard;
-use spindle_disk::{Abilities, BlockRange, Disk, DiskError, Done, Geometry, Op, Owner, Token};
+use spindle_disk::{Abilities, BlockRange, Disk, DiskError, Done, Geometry, IoRequest, Op, Owner, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
@@ -354,8 +354,8 @@ impl NvmeCore {
     /// All of a request in one command that needs no list; false, and nothing is done, where it does not fit
     /// one.
     #[inline]
-    fn start_whole(&mut self, token: Token, op: Op, range: BlockRange, buf: &mut Option<Buf>) -> bool {
-        let (is_read, fua, is_change) = match op {
+    fn start_whole(&mut self, token: Token, request: &IoRequest, buf: &mut Option<Buf>) -> bool {
+        let (is_read, fua, is_change) = match request.op {
             Op::Read => (true, false, false),
             Op::Write { fua } => (false, fua, !fua),
             Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate | Op::Compare | Op::Verify => return false,
@@ -366,6 +366,7 @@ impl NvmeCore {
         }
         let (Some(setup), Some(data)) = (&mut self.setup, &*buf) else { return false };
         let rules = &setup.rules;
+        let range = request.range;
         if !rules.is_one_piece(range) {
             return false;
         }
@@ -374,7 +375,7 @@ impl NvmeCore {
         };
         let nsid = rules.nsid;
         let Some((cid, command)) = self.commands.claim() else { return false };
-        (command.request, command.token, command.op, command.range) = (None, token, op, range);
+        (command.request, command.token, command.op, command.range) = (None, token, request.op, range);
         (command.tries, command.tick, command.is_abort_asked) = (1, self.word.tick(), false);
         command.is_change = is_change;
         command.buf = buf.take();
@@ -585,10 +586,11 @@ impl Disk for NvmeCore {
         self.namespace.geometry(self.rules())
     }
 
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, mut buf: Option<Buf>) -> Option<Done> {
-        if self.start_whole(token, op, range, &mut buf) {
+    fn submit(&mut self, token: Token, request: &IoRequest, mut buf: Option<Buf>) -> Option<Done> {
+        if self.start_whole(token, request, &mut buf) {
             return None;
         }
+        let IoRequest { op, range, .. } = *request;
         let is_hint = op == Op::Deallocate
             && self.rules().deallocating == Deallocating::WriteZeroes
             && !self.rules().zeroes_of(range.blocks);

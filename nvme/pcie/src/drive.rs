@@ -347,7 +347,7 @@ mod tests {
     use super::*;
     use crate::emulator::{Emulator, EmulatorSpec};
     use crate::member::Order;
-    use spindle_disk::{BlockRange, Disk, Op, Token};
+    use spindle_disk::{BlockRange, Disk, IoRequest, Op, Token};
     use spindle_reactor::clock::Nanos;
     use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
@@ -408,7 +408,7 @@ mod tests {
         // It has its queue pair when a command has ended.
         let mut done = Vec::with_capacity(4);
         let end = Instant::now() + Duration::from_secs(20);
-        done.extend(core.submit(Token(1), Op::Read, BlockRange { lba: 0, blocks }, buf));
+        done.extend(core.submit(Token(1), &IoRequest::new(Op::Read, BlockRange { lba: 0, blocks }), buf));
         while done.is_empty() {
             assert!(Instant::now() < end, "it was not served");
             core.poll(Nanos::ZERO, &mut done);

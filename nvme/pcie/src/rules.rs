@@ -138,7 +138,8 @@ impl Rules {
 
     /// What the drive does itself.
     pub(crate) fn abilities(&self) -> Abilities {
-        Abilities { compare: self.has_compare, verify: self.verify_blocks > 0, copy: self.copying.blocks > 0 }
+        let (verify, copy) = (self.verify_blocks > 0, self.copying.blocks > 0);
+        Abilities { compare: self.has_compare, verify, copy, reads_in_place: false }
     }
 
     /// The drive has said that it does not have a command for this.

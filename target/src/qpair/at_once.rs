@@ -8,40 +8,47 @@
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::{BlockRange, BufferFrom, Disk, Done, Geometry, Op};
+use spindle_disk::{Disk, Done, Geometry, IoRequest, Op, Prepared};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_transport::{DataPointer, Reply, Transport, UNSLOTTED};
 
 use super::io;
-use super::request::{Request, State, Work};
+use super::request::{Answer, IoCommand, IoOp, Request, State, Work};
 use super::{IoRole, Qpair, Role, token};
 use crate::counters;
 use crate::env::Env;
 use crate::snapshot::Namespace;
 
-/// A command that passed every check.
+/// A command that passed every check, but that a Write is of a disk which takes it.
 struct Checked<'r, 'e> {
     namespace: &'r Namespace,
     disk: &'e mut (dyn Disk + 'static),
     geometry: Geometry,
-    range: BlockRange,
+    request: IoRequest,
 }
 
 /// The checks that reads and writes share; `bytes` is what the command's SGL moves. `None`: not at once.
 #[inline]
-fn check<'r, 'e>(role: &'r IoRole, env: &'e mut Env, sqe: &Sqe, bytes: u32) -> Option<Checked<'r, 'e>> {
+fn check<'r, 'e>(
+    role: &'r IoRole,
+    env: &'e mut Env,
+    sqe: &Sqe,
+    op: Op,
+    bytes: u32,
+) -> Option<Checked<'r, 'e>> {
     if !role.shared.is_ready() {
         return None;
     }
     let transfer_bytes = env.snapshot.limits.transfer_bytes;
     let namespace = role.subsystem.namespace(sqe.nsid())?;
-    let disk = env.disks.get_mut(Env::disk_index(namespace.disk))?.as_deref_mut()?;
+    let index = Env::disk_index(namespace.disk);
+    let disk = env.disks.get_mut(index)?.as_deref_mut()?;
     let geometry = disk.geometry();
-    let range = BlockRange { lba: sqe.slba(), blocks: sqe.blocks() };
-    let is_whole = u64::from(range.blocks) * u64::from(geometry.block_bytes) == u64::from(bytes);
-    let is_allowed = is_whole && bytes <= transfer_bytes && io::check_range(range, &geometry).is_ok();
-    is_allowed.then_some(Checked { namespace, disk, geometry, range })
+    let target = io::Target { disk: index, geometry, transfer_bytes };
+    let (range, whole) = io::data_range(sqe, &target, geometry.block_bytes.trailing_zeros()).ok()?;
+    let request = IoRequest { op, range, hints: io::hints(sqe), client: role.shared.client };
+    (whole == bytes).then_some(Checked { namespace, disk, geometry, request })
 }
 
 impl<T: Transport> Qpair<T> {
@@ -52,20 +59,40 @@ impl<T: Transport> Qpair<T> {
             return false;
         }
         match (sqe.io_opcode(), pointer) {
-            (IoOpcode::READ, DataPointer::Host { bytes }) => self.read_at_once(env, sqe, bytes),
+            (IoOpcode::READ, DataPointer::Host { bytes }) => self.read_at_once(id, env, sqe, bytes),
             (IoOpcode::WRITE, DataPointer::InCapsule { bytes }) => self.write_at_once(id, env, sqe, bytes),
             _ => false,
         }
     }
 
     #[inline]
-    fn read_at_once(&mut self, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
+    fn read_at_once(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
         let Role::Io(role) = &self.role else { return false };
         let core = env.core;
-        let Some(Checked { namespace, disk, range, .. }) = check(role, env, sqe, bytes) else { return false };
+        let Some(checked) = check(role, env, sqe, Op::Read, bytes) else { return false };
+        let Checked { namespace, disk, geometry, request } = checked;
         // What is looked up for the next command comes while this one is worked on.
         let next = self.transport.peek_command().filter(|next| next.nsid() == sqe.nsid()).map(Sqe::slba);
-        let Some(data) = disk.read_in_place(range, next) else { return false };
+        let data = match disk.prepare(&request, next) {
+            Prepared::Ready(data) => data,
+            prepared @ (Prepared::Fill(_) | Prepared::Pool | Prepared::Wait) => {
+                let io = IoCommand {
+                    op: IoOp::Read,
+                    is_fused: false,
+                    disk: Env::disk_index(namespace.disk),
+                    nsid: namespace.nsid,
+                    range: request.range,
+                    block_shift: u8::try_from(geometry.block_bytes.trailing_zeros()).unwrap_or(12),
+                    data_bytes: bytes,
+                    hints: request.hints,
+                    client: request.client,
+                };
+                role.shared.note_traffic();
+                env.note_command(namespace, namespace.counters.core(core));
+                self.read_on(id, env, sqe, io, prepared);
+                return true;
+            }
+        };
         role.shared.note_traffic();
         let counters = namespace.counters.core(core);
         counters::add(&counters.units_read, u64::from(bytes) / 512);
@@ -83,20 +110,19 @@ impl<T: Transport> Qpair<T> {
             return false;
         }
         let core = env.core;
-        let Some(Checked { namespace, disk, geometry, range }) = check(role, env, sqe, bytes) else {
+        let fua = io::is_fua(sqe) || !role.shared.is_write_cache_on();
+        let Some(Checked { namespace, disk, geometry, request }) =
+            check(role, env, sqe, Op::Write { fua }, bytes)
+        else {
             return false;
         };
-        if geometry.is_read_only || disk.write_buffers() != BufferFrom::Disk {
-            return false;
-        }
-        let Some(slot) = self.requests.next_slot() else { return false };
-        let Some(mut buf) = disk.take(range) else { return false };
+        let Some(slot) = self.requests.next_slot().filter(|_| !geometry.is_read_only) else { return false };
+        let Prepared::Fill(mut buf) = disk.prepare(&request, None) else { return false };
         if !self.transport.take_in_capsule(&mut buf) {
             return false;
         }
         role.shared.note_traffic();
-        let fua = io::is_fua(sqe) || !role.shared.is_write_cache_on();
-        match disk.submit(token(id, slot), Op::Write { fua }, range, Some(buf)) {
+        match disk.submit(token(id, slot), &request, Some(buf)) {
             Some(Done { result: Ok(()), .. }) => {
                 let counters = namespace.counters.core(core);
                 counters::add(&counters.units_written, u64::from(bytes) / 512);
@@ -107,6 +133,39 @@ impl<T: Transport> Qpair<T> {
             ended => self.go_on(id, env, slot, sqe, bytes, ended),
         }
         true
+    }
+
+    /// A read whose data is not in place: it takes the long way from here, with what its disk has said.
+    fn read_on(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, io: IoCommand, prepared: Prepared) {
+        let mut request = Request::new(*sqe, DataPointer::Host { bytes: io.data_bytes });
+        request.work = Work::Io(io);
+        let is_whole = match prepared {
+            Prepared::Ready(buf) | Prepared::Fill(buf) => {
+                request.buf = Some(buf);
+                true
+            }
+            Prepared::Pool => {
+                if let Some(disk) = env.disk(io.disk) {
+                    request.set_pool(disk, &io, self.bulk_unit);
+                }
+                false
+            }
+            Prepared::Wait => {
+                request.answer = Answer::Wait;
+                false
+            }
+        };
+        let is_waiting = request.answer == Answer::Wait;
+        let Ok(slot) = self.requests.insert(request) else { return };
+        self.transport.set_slot(slot);
+        if is_whole {
+            self.step_execute(id, env, slot);
+        } else if is_waiting {
+            env.waits += 1;
+            self.wait_for_buffer(slot);
+        } else {
+            self.step_buffer(id, env, slot);
+        }
     }
 
     #[inline(always)]

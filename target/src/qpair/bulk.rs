@@ -17,7 +17,7 @@
 //! more than one block to change in one step: what Identify says of atomic writes stays true.
 
 use nvme_spec::status::Status;
-use spindle_disk::{BlockRange, BufferFrom, DiskError, Op};
+use spindle_disk::{BlockRange, Disk, DiskError, Op};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_transport::{DataPointer, Transport};
@@ -43,29 +43,13 @@ enum Step {
     End,
 }
 
-/// Bytes of the pieces into which a command of more than `unit` bytes is cut; 0: it is not.
+/// Bytes of the pieces into which a Read or Write of more than `unit` bytes is cut, whose disk works with the
+/// pool's buffers; 0: it is not.
 #[cold]
-pub(super) fn unit_of(env: &Env, pointer: DataPointer, io: &IoCommand, unit: u32) -> u32 {
-    let Some(disk) = env.disks.get(io.disk).and_then(|disk| disk.as_deref()) else { return 0 };
-    let buffers = match io.op {
-        IoOp::Read => disk.read_buffers(),
-        IoOp::Write { .. } => disk.write_buffers(),
-        IoOp::Flush
-        | IoOp::FlushAll
-        | IoOp::WriteZeroes { .. }
-        | IoOp::Deallocate { .. }
-        | IoOp::Hint
-        | IoOp::Compare
-        | IoOp::Verify
-        | IoOp::Copy { .. } => return 0,
-    };
+pub(super) fn unit_of(disk: &dyn Disk, pointer: DataPointer, io: &IoCommand, unit: u32) -> u32 {
     let is_at_host = matches!(pointer, DataPointer::Host { .. });
     let is_atomic = io.is_fused || disk.geometry().atomic_blocks > 1;
-    if buffers == BufferFrom::Pool && is_at_host && !is_atomic {
-        unit >> io.block_shift << io.block_shift
-    } else {
-        0
-    }
+    if is_at_host && !is_atomic { unit >> io.block_shift << io.block_shift } else { 0 }
 }
 
 impl<T: Transport> Qpair<T> {
@@ -127,7 +111,7 @@ impl<T: Transport> Qpair<T> {
         match env.disk(io.disk) {
             None => self.end_piece(env, slot, Err(DiskError::Gone), None),
             Some(disk) => {
-                if let Some(done) = disk.submit(token(id, slot), op, range, Some(buf)) {
+                if let Some(done) = disk.submit(token(id, slot), &io.request(op, range), Some(buf)) {
                     self.end_piece(env, slot, done.result, done.buf);
                 }
             }

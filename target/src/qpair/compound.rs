@@ -9,7 +9,7 @@
 //! next turn, so that a long one does not hold up the core.
 
 use nvme_spec::status::Status;
-use spindle_disk::{BlockRange, BufferFrom, Disk, DiskError, Done, Op, Token};
+use spindle_disk::{BlockRange, Disk, DiskError, Done, Op, Prepared, Token};
 use spindle_reactor::mem::{Buf, Pool};
 use spindle_reactor::slab::Slot;
 use spindle_transport::Transport;
@@ -62,6 +62,8 @@ pub(super) fn flush_all() -> IoCommand {
         range,
         block_shift: 9,
         data_bytes: 0,
+        hints: 0,
+        client: 0,
     }
 }
 
@@ -113,7 +115,7 @@ impl<T: Transport> Qpair<T> {
                         self.fail(env, slot, &io, DiskError::Gone);
                         return;
                     };
-                    match begin(handle, token(id, slot), step) {
+                    match begin(handle, token(id, slot), &io, step) {
                         Some(ended) => done = Some((ended.result, ended.buf)),
                         None => return,
                     }
@@ -199,9 +201,9 @@ impl<T: Transport> Qpair<T> {
 }
 
 /// Give a step to the disk.
-fn begin(disk: &mut dyn Disk, token: Token, step: Step) -> Option<Done> {
+fn begin(disk: &mut dyn Disk, token: Token, io: &IoCommand, step: Step) -> Option<Done> {
     match step {
-        Step::Submit { op, range, buf, .. } => disk.submit(token, op, range, buf),
+        Step::Submit { op, range, buf, .. } => disk.submit(token, &io.request(op, range), buf),
         Step::Copy { from, to, fua, .. } => disk.copy(token, from, to, fua),
         Step::Wait | Step::Finish | Step::Refuse(_) | Step::Fail(_) => None,
     }
@@ -491,23 +493,16 @@ fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, f
         return Step::Fail(DiskError::Gone);
     };
     let share = env.pool.share(env.current);
-    let buf = match disk.write_buffers() {
-        BufferFrom::Pool if read.is_writable() => read,
-        BufferFrom::Pool => match share.take_more(range.blocks << io.block_shift) {
-            Some(mut buf) => {
-                copy(&read, &mut buf);
-                buf
-            }
-            None => return wait_to_write(request, read),
-        },
-        BufferFrom::Disk => match disk.take(range) {
-            Some(mut buf) => {
-                copy(&read, &mut buf);
-                buf
-            }
-            None => return wait_to_write(request, read),
-        },
+    let buf = match disk.prepare(&io.request(Op::Write { fua }, range), None) {
+        Prepared::Pool if read.is_writable() => {
+            return Step::Submit { disk: io.disk, op: Op::Write { fua }, range, buf: Some(read) };
+        }
+        Prepared::Pool => share.take_more(range.blocks << io.block_shift),
+        Prepared::Fill(buf) => Some(buf),
+        Prepared::Wait | Prepared::Ready(_) => None,
     };
+    let Some(mut buf) = buf else { return wait_to_write(request, read) };
+    copy(&read, &mut buf);
     Step::Submit { disk: io.disk, op: Op::Write { fua }, range, buf: Some(buf) }
 }
 

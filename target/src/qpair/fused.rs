@@ -10,7 +10,7 @@
 
 use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
-use spindle_disk::{BufferFrom, DiskError};
+use spindle_disk::{DiskError, Op, Prepared};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::Slot;
 use spindle_transport::Transport;
@@ -137,10 +137,11 @@ impl<T: Transport> Qpair<T> {
         };
         let is_behind = (env.is_crowded || !self.waiting.is_empty()) && request.state == State::New;
         let share = env.pool.share(env.current);
-        let both = match disk.write_buffers() {
-            _ if is_behind => None,
-            BufferFrom::Disk => disk.take(io.range).map(|data| (share.take(io.data_bytes), Some(data))),
-            BufferFrom::Pool => share.take_both([io.data_bytes; 2]),
+        let write = io.request(Op::Write { fua: false }, io.range);
+        let both = match (!is_behind).then(|| disk.prepare(&write, None)) {
+            Some(Prepared::Fill(data)) => Some((share.take(io.data_bytes), Some(data))),
+            Some(Prepared::Pool) => share.take_both([io.data_bytes; 2]),
+            Some(Prepared::Wait | Prepared::Ready(_)) | None => None,
         };
         let Some((Some(expected), Some(data))) = both else {
             if request.state == State::New {

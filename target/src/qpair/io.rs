@@ -63,6 +63,13 @@ pub fn is_fua(sqe: &Sqe) -> bool {
     sqe.cdw12() & FUA != 0
 }
 
+/// Dataset Management of a Read or Write: the low byte of CDW13.
+#[inline]
+#[must_use]
+pub fn hints(sqe: &Sqe) -> u8 {
+    sqe.cdw13().to_le_bytes()[0]
+}
+
 /// Parse and check a command for the namespace `target`.
 ///
 /// # Errors
@@ -78,16 +85,19 @@ pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoComma
         range,
         block_shift: u8::try_from(block_shift).unwrap_or(12),
         data_bytes,
+        hints: 0,
+        client: 0,
     };
+    let hinted = |op, range, bytes| IoCommand { hints: hints(sqe), ..command(op, range, bytes) };
     let fused = parse_fuse(sqe)?;
     let mut io = match sqe.io_opcode() {
         IoOpcode::READ => {
             let (range, bytes) = data_range(sqe, target, block_shift)?;
-            command(IoOp::Read, range, bytes)
+            hinted(IoOp::Read, range, bytes)
         }
         IoOpcode::WRITE => {
             let (range, bytes) = data_range(sqe, target, block_shift)?;
-            command(IoOp::Write { fua: is_fua(sqe) }, range, bytes)
+            hinted(IoOp::Write { fua: is_fua(sqe) }, range, bytes)
         }
         IoOpcode::COMPARE => {
             let (range, bytes) = data_range(sqe, target, block_shift)?;
@@ -176,8 +186,11 @@ pub fn check_range(range: BlockRange, geometry: &Geometry) -> Result<(), Refusal
 }
 
 /// The range and its bytes, which must not exceed MDTS (Base 5.17.2.1: Invalid Field in Command).
+///
+/// # Errors
+/// That, or LBA Out of Range.
 #[inline]
-fn data_range(sqe: &Sqe, target: &Target, block_shift: u32) -> Result<(BlockRange, u32), Refusal> {
+pub fn data_range(sqe: &Sqe, target: &Target, block_shift: u32) -> Result<(BlockRange, u32), Refusal> {
     let range = range(sqe, target)?;
     match range.blocks.checked_mul(1 << block_shift) {
         Some(bytes) if bytes <= target.transfer_bytes => Ok((range, bytes)),

@@ -7,13 +7,13 @@
 //! it, for data that its host has not brought, than the disk has left gets no more. That is asked only where
 //! data is to be waited for; what has its data with it holds nothing.
 
-use spindle_disk::{BufferFrom, Disk};
-use spindle_reactor::mem::{Buf, Pool};
+use spindle_disk::{Disk, Op, Prepared};
+use spindle_reactor::mem::{Buf, Pool, Share};
 use spindle_reactor::slab::Slot;
 use spindle_transport::Transport;
 
-use super::request::{IoCommand, IoOp, Request, State, Work};
-use super::{Qpair, compound};
+use super::request::{Answer, IoCommand, IoOp, Request, State, Work};
+use super::{Qpair, bulk, compound};
 use crate::env::Env;
 
 /// What the oldest request of a line waits for.
@@ -74,7 +74,7 @@ impl<T: Transport> Qpair<T> {
         Some(match request.work {
             Work::Io(io) => match pool_bytes(env, request, &io) {
                 Some(bytes) => of_pool(bytes),
-                None => self.disk_share(env, &io).unwrap_or(WaitsFor::Turn),
+                None => self.disk_share(env, request, &io).unwrap_or(WaitsFor::Turn),
             },
             Work::Admin { bytes, .. } if bytes > env.admin_pool.buffer_bytes_max() => of_pool(bytes),
             Work::Admin { is_to_host: true, .. } => {
@@ -90,36 +90,28 @@ impl<T: Transport> Qpair<T> {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// A write to a disk that gives the memory, where this connection is above its share of that.
-    fn disk_share(&self, env: &Env, io: &IoCommand) -> Option<WaitsFor> {
-        let disk = env.disks.get(io.disk).and_then(|disk| disk.as_deref())?;
-        let is_its = matches!(io.op, IoOp::Write { .. }) && disk.write_buffers() == BufferFrom::Disk;
-        let free = disk.free_bytes();
-        let is_above = is_its && self.charged > free;
+    /// A write to a disk that has no memory to give, where this connection is above its share of that.
+    fn disk_share(&self, env: &Env, request: &Request, io: &IoCommand) -> Option<WaitsFor> {
+        let free = env.disks.get(io.disk).and_then(|disk| disk.as_deref())?.free_bytes();
+        let is_above = request.answer == Answer::Wait && self.charged > free;
         is_above.then_some(WaitsFor::DiskShare { is_empty: free < u64::from(io.data_bytes) })
     }
 }
 
-/// True when [`take_buffers`] has anything to take.
-pub(super) fn needs_memory(env: &Env, io: &IoCommand) -> bool {
+/// True when [`take_buffers`] has anything to take of a command that is neither a Read nor a Write.
+fn needs_memory(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> bool {
     match io.op {
-        IoOp::Read => reads_into_pool(env, io.disk),
-        IoOp::Write { .. } | IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint | IoOp::Copy { .. } => true,
-        IoOp::Verify => {
-            let disk = env.disks.get(io.disk).and_then(|disk| disk.as_deref());
-            disk.is_some_and(|disk| piece_bytes(disk, &env.pool, io) > 0)
-        }
-        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => false,
+        IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint | IoOp::Copy { .. } => true,
+        IoOp::Verify => piece_bytes(disk, pool, io) > 0,
+        IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => false,
     }
 }
 
-/// The largest buffer that [`take_buffers`] takes of the pool, if it takes any.
+/// The largest buffer that [`take_buffers`] takes of the pool, if it is known to take any.
 fn pool_bytes(env: &Env, request: &Request, io: &IoCommand) -> Option<u32> {
     let disk = env.disks.get(io.disk).and_then(|disk| disk.as_deref())?;
-    let reads_there = disk.read_buffers() == BufferFrom::Pool;
     match io.op {
-        IoOp::Read => reads_there.then_some(request.first_bytes(io)),
-        IoOp::Write { .. } => (disk.write_buffers() == BufferFrom::Pool).then_some(request.first_bytes(io)),
+        IoOp::Read | IoOp::Write { .. } => (request.answer == Answer::Pool).then(|| request.first_bytes(io)),
         IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint => Some(io.data_bytes),
         IoOp::Copy { .. } => Some(piece_bytes(disk, &env.pool, io).max(io.data_bytes)),
         IoOp::Verify => Some(piece_bytes(disk, &env.pool, io)),
@@ -130,7 +122,7 @@ fn pool_bytes(env: &Env, request: &Request, io: &IoCommand) -> Option<u32> {
 /// Bytes of the buffer into which a Compare, Verify or Copy is read, piece by piece; 0 where it is not read,
 /// or into memory of the disk.
 fn piece_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
-    if disk.read_buffers() == BufferFrom::Disk || compound::is_disks(disk, io.op) {
+    if disk.abilities().reads_in_place || compound::is_disks(disk, io.op) {
         0
     } else if io.op == IoOp::Compare {
         io.data_bytes
@@ -141,37 +133,43 @@ fn piece_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
 
 pub(super) fn reads_into_pool(env: &Env, disk: usize) -> bool {
     let handle = env.disks.get(disk).and_then(|disk| disk.as_deref());
-    handle.is_some_and(|disk| disk.read_buffers() == BufferFrom::Pool)
+    handle.is_some_and(|disk| !disk.abilities().reads_in_place)
+}
+
+/// What came of [`take_buffers`].
+pub(super) enum Taken {
+    /// The command is a Read, and this is its data.
+    Ready(Buf),
+    /// It has what it needs.
+    All,
+    /// It has nothing, and waits.
+    Nothing,
+}
+
+/// What bounds the memory of a command.
+#[derive(Clone, Copy)]
+pub(super) struct Bounds {
+    /// Others have waited for memory before.
+    pub(super) is_behind: bool,
+    /// What its connection holds of the memory of disks.
+    pub(super) charged: u64,
+    /// See [`Qpair`].
+    pub(super) bulk_unit: u32,
 }
 
 /// Take the memory of an I/O command, all of it or none, so that no command holds one buffer while it waits
-/// for another. A command that is cut can do with one buffer of the unit. `charged`: what its connection
-/// holds of the memory of disks.
+/// for another. A command that is cut can do with one buffer of the unit.
 #[inline]
-pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand, charged: u64) -> bool {
+pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand, bounds: Bounds) -> Taken {
     let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
-        return true; // without a disk the command fails at once
+        return Taken::All; // without a disk the command fails at once
     };
     let share = env.pool.share(env.current);
-    match io.op {
-        IoOp::Read => {
-            disk.read_buffers() == BufferFrom::Disk || {
-                let bytes = request.first_bytes(io);
-                set(&mut request.buf, share.take(bytes))
-            }
-        }
-        IoOp::Write { .. } => {
-            let buf = match disk.write_buffers() {
-                BufferFrom::Disk if charged > disk.free_bytes() => None,
-                BufferFrom::Disk => {
-                    let buf = disk.take(io.range);
-                    request.charged = if buf.is_some() { io.data_bytes } else { 0 };
-                    buf
-                }
-                BufferFrom::Pool => share.take(request.first_bytes(io)),
-            };
-            set(&mut request.buf, buf)
-        }
+    let has_all = match io.op {
+        IoOp::Read => return take_data(disk, share, request, io, Op::Read, bounds),
+        IoOp::Write { fua } => return take_data(disk, share, request, io, Op::Write { fua }, bounds),
+        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => true,
+        _ if bounds.is_behind && needs_memory(disk, &env.pool, io) => false,
         IoOp::Compare => {
             let pieces = [io.data_bytes, piece_bytes(disk, &env.pool, io)];
             share.take_both(pieces).is_some_and(|(first, second)| {
@@ -185,7 +183,54 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand,
             let list = if io.op == IoOp::Verify { 0 } else { io.data_bytes };
             share.take_both([list, piece]).map(|both| (request.buf, request.aux) = both).is_some()
         }
-        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => true,
+    };
+    if has_all { Taken::All } else { Taken::Nothing }
+}
+
+/// The same for a Read or a Write.
+#[inline]
+fn take_data(
+    disk: &mut dyn Disk,
+    share: Share<'_>,
+    request: &mut Request,
+    io: &IoCommand,
+    op: Op,
+    bounds: Bounds,
+) -> Taken {
+    let is_write = op != Op::Read;
+    // A Read that finds its data takes nothing.
+    if is_write && bounds.is_behind {
+        return Taken::Nothing;
+    }
+    if request.answer != Answer::Pool {
+        let is_above = is_write && bounds.charged > 0 && bounds.charged > disk.free_bytes();
+        match if is_above { Prepared::Wait } else { disk.prepare(&io.request(op, io.range), None) } {
+            Prepared::Ready(data) => return Taken::Ready(data),
+            Prepared::Fill(buf) => {
+                request.charged = if is_write { io.data_bytes } else { 0 };
+                request.buf = Some(buf);
+                return Taken::All;
+            }
+            Prepared::Wait => {
+                request.answer = Answer::Wait;
+                return Taken::Nothing;
+            }
+            Prepared::Pool => request.set_pool(disk, io, bounds.bulk_unit),
+        }
+    }
+    let bytes = request.first_bytes(io);
+    let has_buf = !bounds.is_behind && set(&mut request.buf, share.take(bytes));
+    if has_buf { Taken::All } else { Taken::Nothing }
+}
+
+impl Request {
+    /// Its disk works with the pool's buffers.
+    #[inline]
+    pub(super) fn set_pool(&mut self, disk: &dyn Disk, io: &IoCommand, bulk_unit: u32) {
+        self.answer = Answer::Pool;
+        if io.data_bytes > bulk_unit {
+            self.pieces.unit = bulk::unit_of(disk, self.pointer, io, bulk_unit);
+        }
     }
 }
 

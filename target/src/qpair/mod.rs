@@ -43,7 +43,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_transport::admission::Admitted;
-use spindle_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport, UNSLOTTED};
+use spindle_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport};
 
 use crate::controller::{Controller, ErrorRecord, Expired};
 use crate::counters;
@@ -55,8 +55,9 @@ pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT};
 use fetches::{Fetches, Progress};
 use former::Barred;
 pub use fused::FUSED_TIMEOUT;
-use memory::{needs_memory, reads_into_pool, take_buffers};
+use memory::{Bounds, Taken, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
+pub(crate) use waiting::Retried;
 
 /// How long a connection may take until Connect is through: a host with many queues opens all their
 /// connections first, and then sends one Connect after the other. What it holds until then others cannot
@@ -130,19 +131,10 @@ pub struct Qpair<T: Transport> {
     /// Its request in state `Barred`.
     barred: Option<Barred>,
     /// Commands that were answered as they came and whose reply has not left yet.
-    unslotted: usize,
+    unslotted: u32,
     is_touched: bool,
     /// It is in the core's list of queue pairs that wait.
     pub(crate) is_listed: bool,
-}
-
-/// What another try for requests that wait has brought.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Retried {
-    /// Some got what they waited for, or are over.
-    pub(crate) has_moved: bool,
-    /// Some still wait.
-    pub(crate) has_waiting: bool,
 }
 
 /// The name under which a disk knows a request.
@@ -250,6 +242,9 @@ impl<T: Transport> Qpair<T> {
     /// Pull all events out of the transport and act on them.
     #[inline]
     pub fn step(&mut self, id: Slot, env: &mut Env) -> Life {
+        let left = self.transport.take_left();
+        self.unslotted -= left;
+        self.left = self.left.wrapping_add(left);
         while let Some(event) = self.transport.next_event() {
             match event {
                 Event::Command { sqe, data } => self.step_command(id, env, sqe, data),
@@ -281,7 +276,7 @@ impl<T: Transport> Qpair<T> {
         if self.sq_head >= self.entries {
             self.sq_head = 0;
         }
-        if self.requests.len() + self.unslotted >= self.requests.capacity() {
+        if self.requests.len() + self.unslotted as usize >= self.requests.capacity() {
             self.host_error(env, "more commands outstanding than the queue has entries");
             return;
         }
@@ -359,18 +354,24 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
         let Work::Io(io) = request.work else { return };
-        if io.data_bytes > self.bulk_unit {
-            request.pieces.unit = bulk::unit_of(env, request.pointer, &io, self.bulk_unit);
-        }
         // Who comes now does not overtake who has waited for memory before.
         let has_line = env.is_crowded || !self.waiting.is_empty();
-        let is_behind = has_line && request.state == State::New && needs_memory(env, &io);
-        if is_behind || !take_buffers(env, request, &io, self.charged) {
-            if request.state == State::New {
-                env.waits += 1;
-                self.wait_for_buffer(slot);
+        let is_behind = has_line && request.state == State::New;
+        let bounds = Bounds { is_behind, charged: self.charged, bulk_unit: self.bulk_unit };
+        match take_buffers(env, request, &io, bounds) {
+            Taken::All => {}
+            Taken::Ready(data) => {
+                self.count_io(env.core, &io);
+                self.finish(slot, Status::SUCCESS, 0, Some(data));
+                return;
             }
-            return;
+            Taken::Nothing => {
+                if request.state == State::New {
+                    env.waits += 1;
+                    self.wait_for_buffer(slot);
+                }
+                return;
+            }
         }
         self.charged += u64::from(request.charged);
         if request.pieces.unit > 0 && request.buf.is_some() {
@@ -451,7 +452,7 @@ impl<T: Transport> Qpair<T> {
             self.finish(slot, status_of(DiskError::Gone), 0, None);
             return;
         };
-        if let Some(done) = disk.submit(token(id, slot), op, io.range, buf) {
+        if let Some(done) = disk.submit(token(id, slot), &io.request(op, io.range), buf) {
             self.on_simple_done(env, slot, &io, done.result, done.buf);
         }
     }
@@ -610,10 +611,6 @@ impl<T: Transport> Qpair<T> {
     #[inline]
     fn step_sent(&mut self, slot: Slot) {
         self.left = self.left.wrapping_add(1);
-        if slot == UNSLOTTED {
-            self.unslotted -= 1;
-            return;
-        }
         let request = self.requests.remove(slot);
         debug_assert!(
             request.is_none_or(|request| request.state == State::Replying),
@@ -791,5 +788,7 @@ fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand
     let geometry = handle.geometry();
     env.note_command(namespace, namespace.counters.core(env.core));
     let target = io::Target { disk, geometry, transfer_bytes: env.snapshot.limits.transfer_bytes };
-    io::parse(sqe, request.pointer, &target)
+    let mut io = io::parse(sqe, request.pointer, &target)?;
+    io.client = role.shared.client;
+    Ok(io)
 }

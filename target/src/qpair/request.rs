@@ -13,7 +13,7 @@
 
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::BlockRange;
+use spindle_disk::{BlockRange, IoRequest, Op};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 
@@ -99,6 +99,31 @@ pub struct IoCommand {
     pub block_shift: u8,
     /// Bytes of host data in either direction.
     pub data_bytes: u32,
+    /// What the host says of the data: the low byte of CDW13 of a Read or a Write.
+    pub hints: u8,
+    /// Its host: [`ControllerShared::client`](crate::shared::ControllerShared::client).
+    pub client: u16,
+}
+
+impl IoCommand {
+    /// A step of it, for its disk.
+    #[inline]
+    #[must_use]
+    pub fn request(&self, op: Op, range: BlockRange) -> IoRequest {
+        IoRequest { op, range, hints: self.hints, client: self.client }
+    }
+}
+
+/// What the disk has said of the memory of a Read's or a Write's data.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Answer {
+    /// It was not asked yet.
+    #[default]
+    None,
+    /// Buffers of the pool. It is not asked again.
+    Pool,
+    /// It has none free now.
+    Wait,
 }
 
 /// Commands of the NVM command set that we carry out.
@@ -240,6 +265,8 @@ pub struct Request {
     pub buf: Option<Buf>,
     /// A second buffer: what a Compare read, what a Copy carries.
     pub aux: Option<Buf>,
+    /// Where its data is to be.
+    pub answer: Answer,
     /// Bytes of a disk's memory that are charged to the queue pair while its host brings the data.
     pub charged: u32,
     /// Steps.
@@ -263,6 +290,7 @@ impl Request {
             sqe,
             buf: None,
             aux: None,
+            answer: Answer::None,
             charged: 0,
             progress: Progress::default(),
             pieces: Pieces::default(),

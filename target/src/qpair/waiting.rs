@@ -9,6 +9,15 @@ use spindle_transport::{DataPointer, Transport};
 use super::Qpair;
 use super::request::State;
 
+/// What another try for requests that wait has brought.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Retried {
+    /// Some got what they waited for, or are over.
+    pub(crate) has_moved: bool,
+    /// Some still wait.
+    pub(crate) has_waiting: bool,
+}
+
 impl<T: Transport> Qpair<T> {
     /// A request gets to the end of the line for memory. Its in-capsule data gets out of the way.
     #[cold]

@@ -25,7 +25,7 @@ use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, MAXH2CDATA_MIN, PduTy
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_transport::{CloseReason, Event, Limits, Reply, Transport};
+use spindle_transport::{CloseReason, Event, Limits, Reply, Transport, UNSLOTTED};
 
 use crate::inbox::RxBatch;
 use crate::lifetime::Phase;
@@ -99,6 +99,8 @@ pub struct Conn {
     wire: Wire<HEAD, TAIL, Option<Slot>, Source>,
     /// Requests whose reply has left, to be told.
     sent: VecDeque<Slot>,
+    /// The same of those without a slot: how many.
+    left: u32,
     transfers: Transfers,
     aside: Aside,
     config: ConnConfig,
@@ -140,6 +142,7 @@ impl Conn {
         let mut conn = Conn {
             wire: Wire::new(now + config.initialize_timeout, config.close_timeout),
             sent: VecDeque::new(),
+            left: 0,
             transfers: Transfers::new(config.queue_entries),
             aside: Aside::default(),
             config,
@@ -223,8 +226,10 @@ impl Conn {
         let mut left = count;
         while let Some(pdu) = self.wire.outbox.advance(&mut left) {
             pdu.body = Body::None;
-            if let Some(slot) = pdu.key {
-                self.sent.push_back(slot);
+            match pdu.key {
+                Some(UNSLOTTED) => self.left += 1,
+                Some(slot) => self.sent.push_back(slot),
+                None => {}
             }
         }
         assert_eq!(left, 0, "more was sent than there is");
@@ -351,6 +356,11 @@ impl Transport for Conn {
             return Some(event);
         }
         self.next_received()
+    }
+
+    #[inline]
+    fn take_left(&mut self) -> u32 {
+        std::mem::take(&mut self.left)
     }
 
     fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf) {

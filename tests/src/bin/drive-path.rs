@@ -6,7 +6,7 @@
 //! instructions of a run with 2 N less those of one with N, by N, are those of one command.
 #![forbid(unsafe_code)]
 
-use spindle_disk::{BlockRange, Disk, Done, Op, Token};
+use spindle_disk::{BlockRange, Disk, Done, IoRequest, Op, Token};
 use spindle_nvme_pcie::Settings;
 use spindle_nvme_pcie::emulator::EmulatorSpec;
 use spindle_reactor::clock::Nanos;
@@ -17,8 +17,8 @@ const DEPTH: u64 = 32;
 const BLOCKS: u64 = 1024;
 
 #[inline(never)]
-fn counted_submit(disk: &mut dyn Disk, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) {
-    let done = disk.submit(token, op, range, buf);
+fn counted_submit(disk: &mut dyn Disk, token: Token, request: &IoRequest, buf: Option<Buf>) {
+    let done = disk.submit(token, request, buf);
     assert!(done.is_none(), "it is given to the drive");
 }
 
@@ -50,8 +50,8 @@ fn main() {
             random ^= random >> 7;
             random ^= random << 17;
             let buf = pool.take(4096).expect("room");
-            let range = BlockRange { lba: random % BLOCKS, blocks: 1 };
-            counted_submit(disk.as_mut(), Token(begun), op, range, Some(buf));
+            let request = IoRequest::new(op, BlockRange { lba: random % BLOCKS, blocks: 1 });
+            counted_submit(disk.as_mut(), Token(begun), &request, Some(buf));
             begun += 1;
         }
         // Once to send, once to receive.

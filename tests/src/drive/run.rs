@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use nvme_spec::log::CriticalWarning;
+use spindle_disk::IoRequest;
 use spindle_disk::{BlockRange, DiskError, Done, Op, Token};
 use spindle_nvme_pcie::emulator::{Counters, EmulatorSpec, Faults};
 use spindle_reactor::mem::Buf;
@@ -270,7 +271,7 @@ impl Sim {
         self.in_flight.insert(command, InFlight { core, task, range, began, expected: Vec::new() });
         let disk = self.world.cores.get_mut(core).and_then(|core| core.disk.as_mut()).expect("open");
         let done = match task {
-            Task::Op(op) => disk.submit(Token(command), op, range, buf),
+            Task::Op(op) => disk.submit(Token(command), &IoRequest::new(op, range), buf),
             Task::Copy { from, fua } => {
                 disk.copy(Token(command), BlockRange { lba: from, ..range }, range.lba, fua)
             }
@@ -545,7 +546,7 @@ impl Sim {
         let (task, expected) = (Task::Op(op), Vec::new());
         self.in_flight.insert(command, InFlight { core, task, range, began: command, expected });
         let disk = self.world.cores.get_mut(core).and_then(|core| core.disk.as_mut());
-        if let Some(done) = disk.expect("open").submit(Token(command), op, range, buf) {
+        if let Some(done) = disk.expect("open").submit(Token(command), &IoRequest::new(op, range), buf) {
             self.end(done);
         }
         for _ in 0..TURNS_MAX {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use nvme_spec::Cqe;
 use nvme_spec::Status;
 use nvme_spec::register::{CAP, CSTS, VS};
-use spindle_disk::{BlockRange, Done, Op, Token};
+use spindle_disk::{BlockRange, Done, IoRequest, Op, Token};
 use spindle_nvme_pcie::emulator::{EmulatorSpec, Injection, NamespaceSpec};
 use spindle_reactor::mem::ZoneSpec;
 
@@ -161,7 +161,7 @@ impl Scene {
         let Some(disk) = &mut core.disk else { return };
         self.next += 1;
         let done = match op {
-            Some(op) => disk.submit(Token(self.next), op, range, buf),
+            Some(op) => disk.submit(Token(self.next), &IoRequest::new(op, range), buf),
             // They lie apart: 256 blocks, of which a command takes 128.
             None => {
                 disk.copy(Token(self.next), range, (range.lba + 128) % 256, range.blocks.is_multiple_of(2))

@@ -70,7 +70,7 @@ pub fn run(bytes: &[u8]) {
 impl<'a> Program<'a> {
     /// `is_able`: the first disk does Compare, Verify and Copy itself.
     fn new(bytes: Bytes<'a>, is_able: bool) -> Program<'a> {
-        let abilities = Abilities { compare: is_able, verify: is_able, copy: is_able };
+        let abilities = Abilities { compare: is_able, verify: is_able, copy: is_able, reads_in_place: false };
         let disk = PoolDisk::with_abilities(512, BLOCKS, abilities);
         let (disk, _) = Probe::over(disk, |geometry| geometry);
         let (disk, control) = FaultDisk::new(disk, 1);

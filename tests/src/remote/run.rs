@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::Nqn;
+use spindle_disk::IoRequest;
 use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, Owner, Token};
 use spindle_initiator::{Host, Identity, Target};
 use spindle_reactor::clock::Nanos;
@@ -320,7 +321,7 @@ impl Sim {
         self.report.commands += 1;
         self.is_busy = true;
         let disk = self.cores[core].disk.as_mut().expect("open");
-        if let Some(done) = disk.submit(Token(u64::from(owner) << 32 | id), op, range, buf) {
+        if let Some(done) = disk.submit(Token(u64::from(owner) << 32 | id), &IoRequest::new(op, range), buf) {
             self.end(done);
         }
         id

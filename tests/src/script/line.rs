@@ -68,6 +68,8 @@ struct Wire {
     is_at_device: bool,
     /// Requests that get no answer.
     forgotten: Vec<Slot>,
+    /// Replies without a slot that have left.
+    left: u32,
     /// In-capsule data of the next command, if it is here already.
     in_capsule: Option<Vec<u8>>,
     /// The lowest address of the stack in a call of the target.
@@ -100,6 +102,15 @@ impl Line {
     /// Something happened on it. The core sees it at its next step.
     pub fn push(&self, event: Event) {
         self.0.borrow_mut().events.push_back(event);
+    }
+
+    /// The reply to this request, or one without a slot, has left.
+    pub fn left(&self, slot: Slot) {
+        if slot == UNSLOTTED {
+            self.0.borrow_mut().left += 1;
+        } else {
+            self.push(Event::Sent { slot });
+        }
     }
 
     /// The in-capsule data of the next command is here with it.
@@ -230,6 +241,10 @@ impl Transport for Line {
         let mut wire = self.0.borrow_mut();
         wire.mark_stack();
         wire.events.pop_front()
+    }
+
+    fn take_left(&mut self) -> u32 {
+        std::mem::take(&mut self.0.borrow_mut().left)
     }
 
     fn set_slot(&mut self, slot: Slot) {

@@ -483,7 +483,7 @@ impl Rig {
             while let Some((cid, offset)) = queue.line.next_part_of(slot) {
                 self.part_sent(queue, cid, offset);
             }
-            queue.line.push(Event::Sent { slot });
+            queue.line.left(slot);
         }
         self.step(queue);
     }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use spindle_disk::{
-    Abilities, BlockRange, BufferFrom, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, Owner,
-    ResizeError, Token, Usage,
+    Abilities, BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner,
+    Prepared, ResizeError, Token, Usage,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
@@ -114,33 +114,23 @@ impl Disk for ProbeCore {
         (self.shape)(self.inner.geometry())
     }
 
-    fn read_buffers(&self) -> BufferFrom {
-        self.inner.read_buffers()
-    }
-
-    fn write_buffers(&self) -> BufferFrom {
-        self.inner.write_buffers()
-    }
-
     fn free_bytes(&self) -> u64 {
         self.inner.free_bytes()
     }
 
-    fn take(&mut self, range: BlockRange) -> Option<Buf> {
-        self.inner.take(range)
+    fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        self.check(request.range);
+        let prepared = self.inner.prepare(request, next);
+        if let Prepared::Ready(_) = prepared {
+            self.note(Asked::Op(Op::Read, request.range));
+        }
+        prepared
     }
 
-    fn read_in_place(&mut self, range: BlockRange, next: Option<u64>) -> Option<Buf> {
-        self.check(range);
-        let data = self.inner.read_in_place(range, next)?;
-        self.note(Asked::Op(Op::Read, range));
-        Some(data)
-    }
-
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
-        self.note(Asked::Op(op, range));
-        self.check(range);
-        self.inner.submit(token, op, range, buf)
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        self.note(Asked::Op(request.op, request.range));
+        self.check(request.range);
+        self.inner.submit(token, request, buf)
     }
 
     fn compare_and_write(

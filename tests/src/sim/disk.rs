@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spindle_disk::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, Owner,
-    ResizeError, Token, Usage,
+    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
+    OpenError, Owner, ResizeError, Token, Usage,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
@@ -90,7 +90,8 @@ impl Disk for PoolCore {
         self.geometry
     }
 
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, mut buf: Option<Buf>) -> Option<Done> {
+    fn submit(&mut self, token: Token, request: &IoRequest, mut buf: Option<Buf>) -> Option<Done> {
+        let IoRequest { op, range, .. } = *request;
         let span = self.span(range);
         let abilities = self.abilities;
         let mut bytes = self.lock();

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spindle_disk::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, OpenError, Owner,
-    ResizeError, Token, Usage,
+    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
+    OpenError, Owner, ResizeError, Token, Usage,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
@@ -442,7 +442,8 @@ impl Disk for MediumCore {
         geometry(&self.spec, lock(&self.state).blocks)
     }
 
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let IoRequest { op, range, .. } = *request;
         let abilities = self.spec.abilities;
         let is_able = match op {
             Op::Compare => abilities.compare,

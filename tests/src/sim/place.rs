@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{Abilities, BlockRange, CoreContext, DiskSource, Op, Token};
+use spindle_disk::{Abilities, BlockRange, CoreContext, DiskSource, IoRequest, Op, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool};
 
@@ -54,7 +54,7 @@ fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn DiskSource>, Option<Arc<M
     let medium = Arc::new(Medium::new(Spec {
         block_bytes: swarm.block_bytes,
         blocks: swarm.blocks,
-        abilities: Abilities { compare: has(0), verify: has(1), copy: has(2) },
+        abilities: Abilities { compare: has(0), verify: has(1), copy: has(2), reads_in_place: false },
         is_volatile: swarm.is_volatile,
         slow_permille: swarm.slow_permille,
         stuck_permille: swarm.stuck_permille,
@@ -158,13 +158,11 @@ impl Place {
         let mut disk = self.inner.open(&context).expect("it is open elsewhere");
         (0..self.history.len())
             .map(|block| {
-                let buf = match disk.read_buffers() {
-                    spindle_disk::BufferFrom::Pool => Some(pool.take(bytes).expect("a buffer")),
-                    spindle_disk::BufferFrom::Disk => None,
-                };
+                let is_in_place = disk.abilities().reads_in_place;
+                let buf = (!is_in_place).then(|| pool.take(bytes).expect("a buffer"));
                 let range = BlockRange { lba: block as u64, blocks: 1 };
                 let mut done = Vec::with_capacity(1);
-                done.extend(disk.submit(Token(0), Op::Read, range, buf));
+                done.extend(disk.submit(Token(0), &IoRequest::new(Op::Read, range), buf));
                 for _ in 0..5000 {
                     if !done.is_empty() {
                         break;

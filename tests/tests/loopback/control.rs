@@ -271,6 +271,8 @@ fn a_listener_on_all_addresses_becomes_one_on_a_single_address_and_connections_s
     let file = folder.write(&with_socket(&config(1, everywhere, &[RAM.to_owned()]), &socket));
     let _bare = Bare::start(&file);
     let mut client = Client::new(&socket);
+    // It answers when it listens.
+    client.done("rpc_get_methods", json!({}));
     let (mut controller, _queue) = connect(address);
     for (from, to) in [(everywhere, address), (address, everywhere)] {
         let params = |address| json!({ "nqn": SUBSYSTEM, "listen_address": listen_address(address) });

@@ -7,8 +7,8 @@ use nvme_spec::register::CC;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Broken, Fault, FaultControl, FaultDisk};
 use spindle_disk::{
-    BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, Op, OpenError, Owner, ResizeError, Token,
-    Usage,
+    BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, ResizeError,
+    Token, Usage,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
@@ -588,8 +588,8 @@ impl Disk for KeepingCore {
         self.0.geometry()
     }
 
-    fn submit(&mut self, token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Option<Done> {
-        let done = self.0.submit(token, op, range, buf)?;
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let done = self.0.submit(token, request, buf)?;
         KEPT.with_borrow_mut(|kept| kept.extend(done.buf));
         Some(Done { buf: None, ..done })
     }

@@ -15,6 +15,7 @@ mod fused;
 mod gone;
 mod lists;
 mod memory;
+mod prepare;
 mod queue;
 mod reconfigure;
 mod removal;
@@ -44,7 +45,7 @@ fn ram_disk(block_bytes: u32) -> Arc<dyn DiskSource> {
 
 /// Does itself what a disk can.
 fn able_disk(block_bytes: u32) -> Arc<dyn DiskSource> {
-    let abilities = Abilities { compare: true, verify: true, copy: true };
+    let abilities = Abilities { compare: true, verify: true, copy: true, reads_in_place: false };
     PoolDisk::with_abilities(block_bytes, BLOCKS, abilities)
 }
 

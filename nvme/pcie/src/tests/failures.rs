@@ -6,7 +6,7 @@ use std::time::Duration;
 use nvme_spec::Status;
 use nvme_spec::admin::{AsyncEvent, AsyncEventType};
 use nvme_spec::log::{CriticalWarning, LogId};
-use spindle_disk::{CoreContext, Disk, DiskError, DiskSource, Done, Op, Token};
+use spindle_disk::{CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Token};
 
 use super::world::World;
 use super::{range, small_blocks};
@@ -301,7 +301,7 @@ fn a_core_that_hangs_does_not_hold_up_the_reset_of_its_drive() {
     };
     world.emulator.inject(Injection::Drop);
     let op = Op::Write { fua: false };
-    assert!(hung.submit(Token(1), op, range(9, 1), write(&world, 1)).is_none());
+    assert!(hung.submit(Token(1), &IoRequest::new(op, range(9, 1)), write(&world, 1)).is_none());
     assert!(turns(&mut world, hung.as_mut(), 3).is_empty());
     world.emulator.set_fatal();
     world.run_for(100);
@@ -319,7 +319,7 @@ fn a_core_that_hangs_does_not_hold_up_the_reset_of_its_drive() {
         [(Token(1), Err(DiskError::Internal))]
     );
     assert_eq!(world.read(9, 1).expect("read"), [2; 512]);
-    assert!(hung.submit(Token(2), op, range(9, 1), write(&world, 3)).is_none());
+    assert!(hung.submit(Token(2), &IoRequest::new(op, range(9, 1)), write(&world, 3)).is_none());
     let done = turns(&mut world, hung.as_mut(), 100);
     assert_eq!((done.len(), done[0].result), (1, Ok(())));
     assert_eq!(world.read(9, 1).expect("read"), [3; 512]);
@@ -331,7 +331,7 @@ fn a_core_that_hangs_does_not_hold_up_the_reset_of_its_drive() {
 fn slow_read(world: &mut World, hung: &mut dyn Disk, steps: u64) {
     world.emulator.inject(Injection::Delay { steps, is_executed_late: true });
     let buf = world.pool.take(512).expect("room");
-    assert!(hung.submit(Token(1), Op::Read, range(9, 1), Some(buf)).is_none());
+    assert!(hung.submit(Token(1), &IoRequest::new(Op::Read, range(9, 1)), Some(buf)).is_none());
     assert!(turns(world, hung, 3).is_empty());
 }
 

@@ -1,7 +1,7 @@
 //! Drives that give fewer queue pairs than there are cores and namespaces.
 
 use nvme_spec::{Cqe, Status};
-use spindle_disk::{CoreContext, DiskError, DiskSource, Op, Token};
+use spindle_disk::{CoreContext, DiskError, DiskSource, IoRequest, Op, Token};
 
 use super::failures::{settings, turns};
 use super::world::World;
@@ -171,7 +171,7 @@ fn a_namespace_without_a_queue_pair_works_with_that_of_another_one() {
     let mut buf = world.pool.take(512).expect("room");
     buf.copy_in(0, &[2; 512]);
     let write = Op::Write { fua: false };
-    assert!(second.submit(Token(1), write, range(3, 1), Some(buf)).is_none());
+    assert!(second.submit(Token(1), &IoRequest::new(write, range(3, 1)), Some(buf)).is_none());
     let done = turns(&mut world, second.as_mut(), 500);
     assert_eq!((done.len(), done[0].result), (1, Ok(())));
     assert_eq!((world.emulator.read_medium(1, 3, 1)[0], world.emulator.read_medium(2, 3, 1)[0]), (1, 2));

@@ -9,7 +9,7 @@ use super::world::World;
 use super::{range, small_blocks};
 use crate::emulator::{EmulatorSpec, Injection, NamespaceSpec};
 
-const ALL: Abilities = Abilities { compare: true, verify: true, copy: true };
+const ALL: Abilities = Abilities { compare: true, verify: true, copy: true, reads_in_place: false };
 
 fn pattern(blocks: u32) -> Vec<u8> {
     (0..blocks * 512).map(|at| (at / 512 * 31 + at).to_le_bytes()[0]).collect()

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Op, Owner, Token};
+use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Owner, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
@@ -101,7 +101,7 @@ impl World {
         let has_data = matches!(op, Op::Read | Op::Write { .. });
         let buf = has_data.then(|| self.pool.take(range.blocks * 512).expect("room"));
         self.tokens += 1;
-        let done = self.cores[core].submit(Token(self.tokens), op, range, buf);
+        let done = self.cores[core].submit(Token(self.tokens), &IoRequest::new(op, range), buf);
         self.done.extend(done);
     }
 
@@ -116,7 +116,11 @@ impl World {
         buf.copy_in(0, &[byte; 512]);
         self.tokens += 1;
         let range = BlockRange { lba, blocks: 1 };
-        let done = self.cores[core].submit(Token(self.tokens), Op::Write { fua: false }, range, Some(buf));
+        let done = self.cores[core].submit(
+            Token(self.tokens),
+            &IoRequest::new(Op::Write { fua: false }, range),
+            Some(buf),
+        );
         self.done.extend(done);
     }
 
@@ -140,7 +144,7 @@ impl World {
         buf.copy_in(0, &vec![byte; range.blocks as usize * 512]);
         self.tokens += 1;
         let op = Op::Write { fua: false };
-        let done = self.cores[core].submit(Token(self.tokens), op, range, Some(buf));
+        let done = self.cores[core].submit(Token(self.tokens), &IoRequest::new(op, range), Some(buf));
         self.done.extend(done);
         self.tokens
     }
@@ -238,7 +242,7 @@ impl World {
     ) -> (Result<(), DiskError>, Option<Buf>) {
         self.tokens += 1;
         let token = Token(self.tokens);
-        let done = self.cores[core].submit(token, op, range, buf);
+        let done = self.cores[core].submit(token, &IoRequest::new(op, range), buf);
         self.wait(token, done)
     }
 

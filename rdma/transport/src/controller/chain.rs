@@ -15,7 +15,7 @@
 
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_transport::Event;
+use spindle_transport::{Event, UNSLOTTED};
 
 use super::capsule::Violation;
 use super::{Block, Blocks, Conn, Phase};
@@ -290,6 +290,10 @@ impl Conn {
             }
             (Kind::SendPart { offset }, Some(buf), Phase::Open) if is_ok => {
                 self.events.push_back(Event::SentPart { slot, offset, buf });
+            }
+            (Kind::Reply { .. }, _, Phase::Open | Phase::Draining) if is_ok && slot == UNSLOTTED => {
+                self.outstanding -= 1;
+                self.left += 1;
             }
             (Kind::Reply { .. }, _, Phase::Open | Phase::Draining) if is_ok => {
                 self.events.push_back(Event::Sent { slot });

@@ -155,6 +155,8 @@ pub struct Conn {
     is_closed_told: bool,
     /// Commands given out whose reply is not known to have left, and how many the queue pair has room for.
     outstanding: usize,
+    /// Replies without a slot that have left and were not asked for yet.
+    left: u32,
     room: usize,
     /// Commands given out that have no answer yet. With those not looked at they are what the host has sent
     /// without an answer: no more than it said, whatever it holds of the shared receives.
@@ -190,6 +192,7 @@ impl Conn {
             violation: None,
             is_closed_told: false,
             outstanding: 0,
+            left: 0,
             room: 1,
             unanswered: 0,
             silence: idle::Silence::default(),
@@ -456,6 +459,11 @@ impl Transport for Conn {
             return Some(Event::Closed);
         }
         self.next_command()
+    }
+
+    #[inline]
+    fn take_left(&mut self) -> u32 {
+        std::mem::take(&mut self.left)
     }
 
     #[inline]
