@@ -328,7 +328,8 @@ impl FromStr for Endpoint {
         let with_port = |ip: IpAddr| SocketAddr::new(ip, NVME_TCP_PORT);
         let address = rest.parse().or_else(|_| bare.parse().map(with_port));
         match address {
-            Ok(address) if address.port() != 0 => Ok(Endpoint { transport, address }),
+            // A scope (%eth0) would be lost: the control socket has no place for it.
+            Ok(address) if address.port() != 0 && !text.contains('%') => Ok(Endpoint { transport, address }),
             Ok(_) | Err(_) => Err(format!(
                 "`{text}` is not an address; allowed are IP, IP:PORT and [V6]:PORT, with tcp: or rdma: \
                  before it, and a PORT from 1 to 65535"

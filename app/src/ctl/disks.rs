@@ -38,6 +38,10 @@ fn add(disk: &NewDisk, ask: Ask<'_>) -> Answer {
         NewDisk::File { name, path, block_size, read_only } => {
             // The target has another working directory.
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            let path = path.to_str().ok_or_else(|| {
+                let shown = path.display().to_string();
+                wrong("PATH", shown, "must be UTF-8, as the configuration is".to_owned())
+            })?;
             let block_size = block_size.map(Bytes::get);
             let params = json!({
                 "name": name, "filename": path, "block_size": block_size, "readonly": read_only,
@@ -127,18 +131,12 @@ fn remove(name: &str, ask: Ask<'_>) -> Answer {
     done(ask(method, json!({ "name": own })), format!("removed disk {name}"))
 }
 
-/// Names of disks of drives and other targets, open or not. A call that makes NAMEn1 stands also for a disk
-/// NAME that was written by hand: both are listed.
+/// Names of disks of drives and other targets, open or not.
 fn attached(ask: Ask<'_>) -> Result<Vec<String>, CallError> {
-    let calls = ask("framework_get_config", json!({ "name": "bdev" }))?;
-    let calls = calls.as_array().map(Vec::as_slice).unwrap_or_default().iter();
-    let calls = calls.filter(|call| call["method"] == "bdev_nvme_attach_controller");
-    let names = calls.flat_map(|call| {
-        let (name, nsid) =
-            (call["params"]["name"].as_str().unwrap_or_default(), &call["params"]["namespace"]);
-        [name.to_owned(), format!("{name}n{nsid}")]
-    });
-    Ok(names.collect())
+    let status = ask("spindle_get_status", json!({}))?;
+    let disks = status["disks"].as_array().map(Vec::as_slice).unwrap_or_default().iter();
+    let attached = disks.filter(|disk| disk["kind"] == "nvme" || disk["kind"] == "remote");
+    Ok(attached.filter_map(|disk| disk["name"].as_str().map(str::to_owned)).collect())
 }
 
 /// What is detached to remove a disk, if no other disk goes with it.

@@ -46,10 +46,7 @@ fn target(method: &str, params: &Value) -> Result<Value, CallError> {
         let own = json!({ "spindle": { "kind": kind } });
         json!({ "name": name, "driver_specific": own })
     };
-    let attach = |name: &str, nsid: u32| {
-        let params = json!({ "name": name, "namespace": nsid });
-        json!({ "method": "bdev_nvme_attach_controller", "params": params })
-    };
+    let of = |name: &str, kind: &str| json!({ "name": name, "kind": kind });
     Ok(match (method, params["name"].as_str()) {
         ("bdev_get_bdevs", Some("absentn1" | "none")) => {
             return Err(CallError::Refused("there is no disk".to_owned()));
@@ -58,9 +55,11 @@ fn target(method: &str, params: &Value) -> Result<Value, CallError> {
             let kind = name.trim_end_matches(|letter: char| letter.is_ascii_digit());
             json!([disk(name, kind.strip_suffix("-n").unwrap_or(kind))])
         }
-        ("framework_get_config", _) => {
-            json!([attach("nvme-", 1), attach("remote-", 1), attach("remote-", 2), attach("absent", 1)])
-        }
+        // A disk that is called remote is none of a controller.
+        ("spindle_get_status", _) => json!({ "disks": [
+            of("ram0", "ram"), of("nvme-n1", "nvme"), of("remote", "remote"), of("remote-n1", "remote"),
+            of("remote-n2", "remote"), of("absentn1", "nvme"),
+        ] }),
         ("bdev_nvme_attach_controller", Some(name)) => json!([format!("{name}n1")]),
         ("nvmf_subsystem_add_ns", _) => json!(7),
         ("log_get_level", _) => json!("NOTICE"),
@@ -266,6 +265,7 @@ fn what_is_refused_names_the_value_and_what_is_allowed() {
         ("listener add nqn.a host:4420", ["`host:4420` is not an address", "[V6]:PORT"]),
         ("listener add nqn.a 192.0.2.1:0", ["ADDRESS", "from 1 to 65535"]),
         ("listener add nqn.a 192.0.2.1:99999", ["ADDRESS", "from 1 to 65535"]),
+        ("listener add nqn.a [fe80::1%2]:4420", ["`[fe80::1%2]:4420` is not an address", "[V6]:PORT"]),
         ("listener add nqn.a fc:192.0.2.1", ["`fc:192.0.2.1`", "tcp: or rdma:"]),
         ("namespace add nqn.a d0 --nsid 0", ["--nsid", "`0` is not a number from 1 up"]),
         ("namespace remove nqn.a one", ["NSID", "`one` is not a number from 1 up"]),

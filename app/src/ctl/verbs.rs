@@ -58,15 +58,21 @@ pub fn address(endpoint: &Endpoint) -> Value {
 fn connections(ask: Ask<'_>) -> Answer {
     let mut status = ask("spindle_get_status", json!({}))?;
     let mut controllers = status["controllers"].take();
+    // They are in the order of their subsystems, each of which is asked once.
+    let mut of_subsystem = (Value::Null, Vec::new());
     for controller in controllers.as_array_mut().into_iter().flatten() {
-        let qpairs = match ask("nvmf_subsystem_get_qpairs", json!({ "nqn": controller["subsystem"] })) {
-            Ok(Value::Array(qpairs)) => qpairs,
-            // The subsystem has gone meanwhile.
-            Ok(_) | Err(CallError::Refused(_)) => Vec::new(),
-            Err(error) => return Err(error.into()),
-        };
-        let own = qpairs.into_iter().filter(|qpair| qpair["cntlid"] == controller["controller"]);
-        controller["qpairs"] = own.collect();
+        if of_subsystem.0 != controller["subsystem"] {
+            let nqn = controller["subsystem"].clone();
+            let qpairs = match ask("nvmf_subsystem_get_qpairs", json!({ "nqn": nqn })) {
+                Ok(Value::Array(qpairs)) => qpairs,
+                // The subsystem has gone meanwhile.
+                Ok(_) | Err(CallError::Refused(_)) => Vec::new(),
+                Err(error) => return Err(error.into()),
+            };
+            of_subsystem = (nqn, qpairs);
+        }
+        let own = of_subsystem.1.iter().filter(|qpair| qpair["cntlid"] == controller["controller"]);
+        controller["qpairs"] = own.cloned().collect();
     }
     let text = show::connections(&controllers);
     Ok((controllers, text))

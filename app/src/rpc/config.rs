@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 use spindle_target::snapshot::AllowedHosts;
-use spindle_transport::TransportKind;
 use uuid::Uuid;
 
 use super::Failure;
@@ -14,7 +13,7 @@ use crate::serve::view::Look;
 pub fn config(look: &Look<'_>, args: &Args) -> Result<Value, Failure> {
     let calls = match args.text("name").map(str::to_ascii_lowercase).as_deref() {
         Some("bdev") => look.plan.disks.iter().map(disk).collect(),
-        _ => nvmf(&look.plan),
+        _ => nvmf(look),
     };
     Ok(Value::Array(calls))
 }
@@ -60,11 +59,8 @@ fn disk(disk: &DiskPlan) -> Value {
     }
 }
 
-fn nvmf(plan: &Plan) -> Vec<Value> {
-    let is_there = |kind: &TransportKind| {
-        *kind == TransportKind::Tcp || plan.listeners.iter().any(|listener| listener.transport == *kind)
-    };
-    let transports = TransportKind::ALL.into_iter().filter(is_there);
+fn nvmf(look: &Look<'_>) -> Vec<Value> {
+    let (plan, transports) = (&look.plan, look.view.transports());
     let mut calls: Vec<_> =
         transports.map(|kind| call("nvmf_create_transport", json!({ "trtype": trtype(kind) }))).collect();
     plan.subsystems.iter().for_each(|subsystem| subsystem_calls(plan, subsystem, &mut calls));

@@ -26,6 +26,8 @@ pub const DISKS: &str = "bdev_get_bdevs lists them";
 pub struct Edit<'a> {
     pub document: DocumentMut,
     pub plan: &'a Plan,
+    /// A listener was on RDMA at the start.
+    pub has_rdma: bool,
 }
 
 impl Edit<'_> {
@@ -101,8 +103,7 @@ pub fn number(number: u64) -> Item {
 
 pub fn create_transport(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let plan = edit.plan;
-    let is_there = |kind| plan.listeners.iter().any(|listener| listener.transport == kind);
-    if transport_of(args) == Some(TransportKind::Rdma) && !is_there(TransportKind::Rdma) {
+    if transport_of(args) == Some(TransportKind::Rdma) && !edit.has_rdma {
         let allowed = "RDMA devices are opened at the start, for the listeners that there are: put one with \
                        transport = \"rdma\" into the file and restart";
         return Err(args.refuse("trtype", allowed));

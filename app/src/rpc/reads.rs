@@ -63,10 +63,7 @@ pub fn parts(_: &Look<'_>, _: &Args) -> Answer {
 
 pub fn transports(look: &Look<'_>, args: &Args) -> Answer {
     let plan = &look.plan;
-    let is_there = |kind: &TransportKind| {
-        *kind == TransportKind::Tcp || plan.listeners.iter().any(|listener| listener.transport == *kind)
-    };
-    let transports = TransportKind::ALL.into_iter().filter(is_there).map(|kind| {
+    let transports = look.view.transports().map(|kind| {
         let controller = &plan.limits.controller;
         json!({
             "trtype": trtype(kind),

@@ -41,6 +41,8 @@ const START_PERIOD: Duration = Duration::from_millis(5);
 /// How long a listener that an earlier reload has taken away may still have its address: until all cores have
 /// that configuration, which waits for memory to be registered where there is RDMA.
 const CLOSING_MAX: Duration = Duration::from_secs(3);
+/// Between two looks at it.
+const CLOSING_PERIOD: Duration = Duration::from_millis(10);
 
 /// Why a configuration is not served; all is as it was.
 #[derive(Debug)]
@@ -64,6 +66,8 @@ pub struct Served {
     is_ephemeral: bool,
     /// Of the plan at the start.
     rdma_capsule: Option<u32>,
+    /// When a listener over RDMA was taken away last.
+    rdma_closed: Option<Instant>,
     snapshot: Arc<Snapshot>,
     tries: Tries,
     /// Why a new size cannot be served, as it was said: not said again.
@@ -122,7 +126,17 @@ impl Served {
         tries.open(config.plan().absent(Some(&snapshot)), begun);
         let (why, listeners, known) = (String::new(), Vec::new(), Vec::new());
         let rdma_capsule = config.plan().rdma_capsule();
-        Ok(Served { config, is_ephemeral, rdma_capsule, snapshot, tries, why, listeners, known })
+        Ok(Served {
+            config,
+            is_ephemeral,
+            rdma_capsule,
+            rdma_closed: None,
+            snapshot,
+            tries,
+            why,
+            listeners,
+            known,
+        })
     }
 
     /// What is served now.
@@ -178,7 +192,8 @@ impl Served {
         let document = text.parse().map_err(|error: toml_edit::TomlError| {
             Failure::system(format!("the configuration cannot be changed: {error}"))
         })?;
-        let mut edited = Edit { document, plan: self.config.plan() };
+        let has_rdma = self.rdma_capsule.is_some();
+        let mut edited = Edit { document, plan: self.config.plan(), has_rdma };
         let result = edit(&mut edited)?;
         let text = edited.document.to_string();
         if text == self.config.text() {
@@ -269,6 +284,9 @@ impl Served {
         let notes = next.plan().notes.iter().filter(|note| !self.plan().notes.contains(note));
         notes.for_each(|note| tracing::warn!("{note}"));
         log.set_level(next.plan().log.level);
+        if changes.iter().any(|it| matches!(it, Change::ListenerRemoved(TransportKind::Rdma, _))) {
+            self.rdma_closed = Some(Instant::now());
+        }
         let generation = snapshot.generation;
         tracing::info!(generation, changes = changes.len(), "configuration read again");
         self.config = next;
@@ -294,7 +312,7 @@ impl Served {
                         && self.has_closed(address)
                         && Instant::now() < give_up =>
                 {
-                    std::thread::park_timeout(Duration::from_millis(10));
+                    std::thread::park_timeout(CLOSING_PERIOD);
                 }
                 result => return result,
             }
@@ -310,12 +328,21 @@ impl Served {
                 let Change::ListenerRemoved(TransportKind::Rdma, it) = other else { return false };
                 it.port() == address.port()
             };
-            let is_closing = changes.iter().any(gives_it_up) || self.has_closed(address);
-            if let Err(source) = check_address(address) {
+            let is_given_up = changes.iter().any(gives_it_up);
+            while let Err(source) = check_address(address) {
                 let why = std::io::Error::from_raw_os_error(source.errno).kind();
-                if !(is_closing && why == ErrorKind::AddrInUse) {
+                // The kernel says the second where one of the two is on all addresses, and of an address that
+                // the machine does not have.
+                let is_taken = why == ErrorKind::AddrInUse
+                    || (why == ErrorKind::AddrNotAvailable
+                        && check_address(SocketAddr::new(address.ip(), 0)).is_ok());
+                if is_taken && is_given_up {
+                    break;
+                }
+                if !(is_taken && self.rdma_closed.is_some_and(|at| at.elapsed() < CLOSING_MAX)) {
                     return Err(ServeError::ListenRdma { address, source });
                 }
+                std::thread::park_timeout(CLOSING_PERIOD);
             }
         }
         Ok(())
@@ -331,10 +358,13 @@ impl Served {
         super::listen(listeners, &self.snapshot.listeners, &closing)
     }
 
-    /// A reload has taken away a listener that may still have this address.
+    /// A reload has taken away a TCP listener that still has this address.
     fn has_closed(&self, address: SocketAddr) -> bool {
-        let mut listeners = self.snapshot.listeners.iter().filter(|listener| !listener.is_open);
-        listeners.any(|listener| listener.address.port() == address.port())
+        let is_it = |index: usize| {
+            let listener = self.snapshot.listeners.get(index).filter(|listener| !listener.is_open);
+            listener.is_some_and(|listener| listener.address.port() == address.port())
+        };
+        self.known.iter().any(|(socket, index)| socket.strong_count() > 0 && is_it(*index))
     }
 
     /// A drive of which a namespace is served.

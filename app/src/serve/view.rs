@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use spindle_reactor::run::Turns;
 use spindle_target::shared::{ControllerShared, Registry};
 use spindle_target::snapshot::Snapshot;
+use spindle_transport::TransportKind;
 
-use crate::config::Plan;
+use crate::config::{DiskPlan, Plan};
 
 /// A core as it is seen from outside.
 pub struct CoreView {
@@ -27,6 +28,8 @@ pub struct View {
     pub cores: Vec<CoreView>,
     /// Connections of each core.
     pub loads: Arc<[AtomicUsize]>,
+    /// A listener was on RDMA at the start.
+    has_rdma: bool,
     /// Live controllers.
     pub registry: Arc<Registry>,
     /// Locked while it is read. The last of its owners is never here: it shuts down the disks.
@@ -58,7 +61,14 @@ impl View {
         (plan, snapshot): (&Plan, &Arc<Snapshot>),
     ) -> View {
         let in_force = InForce { snapshot: Arc::downgrade(snapshot), plan: Arc::new(plan.clone()) };
-        View { started: Instant::now(), cores, loads, registry, in_force: Mutex::new(in_force) }
+        let (has_rdma, in_force) = (plan.rdma_capsule().is_some(), Mutex::new(in_force));
+        View { started: Instant::now(), cores, loads, has_rdma, registry, in_force }
+    }
+
+    /// Those that can be listened on.
+    pub fn transports(&self) -> impl Iterator<Item = TransportKind> {
+        let has_rdma = self.has_rdma;
+        TransportKind::ALL.into_iter().filter(move |kind| *kind == TransportKind::Tcp || has_rdma)
     }
 
     /// The cores change to this.
@@ -139,8 +149,14 @@ impl Look<'_> {
             "cores": self.view.cores(),
             "controllers": self.view.controllers(),
             "namespaces": snapshot.map_or_else(Vec::new, namespaces),
+            "disks": self.plan.disks.iter().map(disk).collect::<Vec<_>>(),
         })
     }
+}
+
+/// A disk of the configuration, open or not.
+fn disk(disk: &DiskPlan) -> Value {
+    json!({ "name": disk.name, "kind": disk.kind.name() })
 }
 
 fn namespaces(snapshot: &Snapshot) -> Vec<Value> {

@@ -18,3 +18,18 @@ within 20 find_block 2
 wait "$fio"
 has_state live || fail 'the connection did not stay'
 if dmesg | grep -E 'starting error recovery|Reconnecting'; then fail 'the connection was lost in between'; fi
+# The listener goes over to all addresses and back: new hosts are heard, and the connection stays.
+discovers() { nvme discover "${PORTAL[@]}" "${HOST_A[@]}" >"$WORK/discovered" 2>&1; }
+heard_at() { [ "$(grep -cF "listening (NVMe/RDMA, discovery included) address=$1" "$target_log")" = "$2" ]; }
+at() { { reactor; disk_ram d0 64MiB; disk_ram d1 32MiB; listener "$1"; subsystem "$NQN" d0 d1; } | config; }
+[ "$TARGET_KIND" != nvmet ] || exit 0
+at "0.0.0.0:$PORT"
+reload_target
+within 20 heard_at "0.0.0.0:$PORT" 1
+discovers || fail "not heard at all addresses: $(<"$WORK/discovered")"
+at "$ADDRESS:$PORT"
+reload_target
+within 20 heard_at "$ADDRESS:$PORT" 2
+discovers || fail "not heard at its address: $(<"$WORK/discovered")"
+has_state live || fail 'the connection did not stay'
+read_blocks "$WORK/back" 0 65536

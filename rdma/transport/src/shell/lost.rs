@@ -405,7 +405,7 @@ impl Shell {
     }
 
     /// Have a device taken up as soon as its memory is registered, which another thread does.
-    fn prepare(&mut self, shared: Arc<SharedDevice>) {
+    pub(super) fn prepare(&mut self, shared: Arc<SharedDevice>) {
         if let Err((shared, error)) = self.preparing.begin(shared, &self.opening.areas, &self.disks) {
             self.refuse(shared, &error);
         }

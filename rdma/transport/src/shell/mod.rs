@@ -256,6 +256,10 @@ impl Shell {
         if self.listens {
             self.listeners.keep(wanted);
             self.next_retry = Nanos::ZERO;
+            // A listener on all addresses is on all devices.
+            let taken_up =
+                if self.listeners.is_on_all() { std::mem::take(&mut self.unused) } else { Vec::new() };
+            taken_up.into_iter().for_each(|shared| self.prepare(shared));
         }
     }
 
