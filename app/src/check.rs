@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::cli::CheckArgs;
 use crate::config::{
-    Change, Config, ConfigErrors, DiskKind, DiskPlan, Hosts, LogFormat, Plan, SubsystemPlan, When,
+    CachePlan, Change, Config, ConfigErrors, DiskKind, DiskPlan, Hosts, LogFormat, Plan, SubsystemPlan, When,
     connect_line, reachable, reference, rounded, sums, total,
 };
 use crate::report::say;
@@ -99,6 +99,11 @@ fn medium_of(disk: &DiskPlan) -> Option<String> {
 }
 
 fn describe_disk(disk: &DiskPlan) -> String {
+    let cache = disk.cache.map(|cache| format!(", cache {}", CachePlan::words(Some(&cache))));
+    format!("{}{}", describe_uncached(disk), cache.unwrap_or_default())
+}
+
+fn describe_uncached(disk: &DiskPlan) -> String {
     let (name, kind, bytes) = (&disk.name, disk.kind.name(), Bytes::new(disk.bytes));
     if let DiskKind::Nvme { address, namespace } = &disk.kind {
         return format!("{name}: {kind}, drive at {address}, namespace {namespace}");

@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod exports;
 pub mod fault;
 pub mod file;
@@ -38,6 +39,7 @@ use nvme_spec::status::{Status, StatusType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
+pub use cache::{CacheCounts, CacheSpec, CachedDisk, PolicyKind};
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
 pub use file::{FileDisk, FileFacts, FileSpec};
 pub use medium::guard;
@@ -285,6 +287,9 @@ pub enum Prepared {
     Fill(Buf),
     /// A buffer of the core's pool is to be submitted with the command, or one with each piece of it.
     Pool,
+    /// A Read's data comes with its [`Done`], in memory of the disk: it is to be submitted at once, without a
+    /// buffer.
+    Later,
     /// No memory of the disk is free: ask again later.
     Wait,
 }
@@ -295,7 +300,7 @@ impl Prepared {
     pub fn ready(self) -> Option<Buf> {
         match self {
             Prepared::Ready(data) => Some(data),
-            Prepared::Fill(_) | Prepared::Pool | Prepared::Wait => None,
+            Prepared::Fill(_) | Prepared::Pool | Prepared::Later | Prepared::Wait => None,
         }
     }
 
@@ -304,7 +309,7 @@ impl Prepared {
     pub fn fill(self) -> Option<Buf> {
         match self {
             Prepared::Fill(buf) => Some(buf),
-            Prepared::Ready(_) | Prepared::Pool | Prepared::Wait => None,
+            Prepared::Ready(_) | Prepared::Pool | Prepared::Later | Prepared::Wait => None,
         }
     }
 }
@@ -329,9 +334,9 @@ pub trait Disk {
     }
 
     /// Begin a command. `Some` when it ended at once. `buf` is the destination of a Read (of the pool or from
-    /// [`Disk::prepare`]; `None` where [`Abilities::reads_in_place`]), the data of a Write (likewise), the
-    /// bytes that a Compare expects (of the core's pool), `None` for the others. A command beyond what the
-    /// disk can have in flight is queued by the disk, in order.
+    /// [`Disk::prepare`]; `None` where that says `Later`, or [`Abilities::reads_in_place`]), the data of a
+    /// Write (likewise), the bytes that a Compare expects (of the core's pool), `None` for the others. A
+    /// command beyond what the disk can have in flight is queued by the disk, in order.
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done>;
 
     /// Write `data` to the range of one block if it holds `expected` now, in one step as seen by every core.

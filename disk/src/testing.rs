@@ -92,7 +92,7 @@ impl Driver {
         let mut buf = match self.disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None) {
             Prepared::Fill(buf) => buf,
             Prepared::Pool => self.pool.take(self.bytes(range)).expect("a buffer is free"),
-            Prepared::Ready(_) | Prepared::Wait => panic!("a buffer is free"),
+            Prepared::Ready(_) | Prepared::Later | Prepared::Wait => panic!("a buffer is free"),
         };
         buf.copy_in(0, data);
         buf
@@ -102,9 +102,19 @@ impl Driver {
     pub(crate) fn submit(&mut self, op: Op, range: BlockRange, data: &[u8]) -> Token {
         let token = Token(self.token_next);
         self.token_next += 1;
+        let request = IoRequest::new(op, range);
         let buf = match (op, self.disk.abilities().reads_in_place) {
             (Op::Write { .. }, _) => Some(self.buffer(range, data)),
-            (Op::Read, false) => Some(self.pool.take(self.bytes(range)).expect("a buffer is free")),
+            (Op::Read, false) => match self.disk.prepare(&request, None) {
+                Prepared::Ready(data) => {
+                    self.ended.push(Done { token, result: Ok(()), buf: Some(data) });
+                    return token;
+                }
+                Prepared::Fill(buf) => Some(buf),
+                Prepared::Pool => Some(self.pool.take(self.bytes(range)).expect("a buffer is free")),
+                Prepared::Later => None,
+                Prepared::Wait => panic!("memory is free"),
+            },
             (Op::Compare, _) => {
                 let mut buf = self.pool.take(self.bytes(range)).expect("a buffer is free");
                 buf.copy_in(0, data);
@@ -112,7 +122,7 @@ impl Driver {
             }
             (Op::Read | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate | Op::Verify, _) => None,
         };
-        self.ended.extend(self.disk.submit(token, &IoRequest::new(op, range), buf));
+        self.ended.extend(self.disk.submit(token, &request, buf));
         token
     }
 

@@ -18,6 +18,7 @@ fn swarm(seed: u64, plant: Option<Plant>, happenings: &[Happening]) -> Swarm {
         blocks_max: 4,
         hot_permille: 500,
         slack_bytes: None,
+        cache_bytes: None,
         is_volatile: true,
         slow_permille: 700,
         stuck_permille: 0,

@@ -298,6 +298,7 @@ impl Engine {
             let done = match self.disk.prepare(&request, None) {
                 Prepared::Ready(data) => Some(Done { token, result: Ok(()), buf: Some(data) }),
                 Prepared::Fill(buf) => self.disk.submit(token, &request, Some(buf)),
+                Prepared::Later => self.disk.submit(token, &request, None),
                 Prepared::Pool | Prepared::Wait => {
                     self.disk.submit(token, &request, self.pool.take(self.unit_bytes))
                 }

@@ -73,6 +73,8 @@ pub struct Leaf {
 pub struct Node {
     /// Where its heading stands; the field is its path.
     pub place: Place,
+    /// The file has it.
+    pub is_given: bool,
     pub(super) leaves: BTreeMap<&'static str, State>,
     pub(super) children: BTreeMap<&'static str, Vec<Node>>,
     /// Sections that are there in a form that they do not have; the error is recorded.
@@ -163,8 +165,13 @@ impl Reader<'_> {
     }
 
     fn section(&self, table: &DeTable<'_>, keys: &'static [Key], place: Place) -> Node {
-        let mut node =
-            Node { place, leaves: BTreeMap::new(), children: BTreeMap::new(), malformed: Vec::new() };
+        let mut node = Node {
+            place,
+            is_given: true,
+            leaves: BTreeMap::new(),
+            children: BTreeMap::new(),
+            malformed: Vec::new(),
+        };
         for (name, value) in table.iter() {
             if !keys.iter().any(|key| key.name == name.get_ref().as_ref()) {
                 let path = node.place.inside(name.get_ref()).field;
@@ -206,7 +213,8 @@ impl Reader<'_> {
     ) -> Vec<Node> {
         let path = parent.inside(key.name);
         let is_list = matches!(key.kind, Kind::Sections(_));
-        let all_defaults = |path: Place| vec![self.section(&DeTable::new(), inner, path)];
+        let all_defaults =
+            |path: Place| vec![Node { is_given: false, ..self.section(&DeTable::new(), inner, path) }];
         let Some(value) = found else {
             return if is_list { Vec::new() } else { all_defaults(path) };
         };

@@ -86,6 +86,7 @@ pub fn sums(plan: &Plan) -> Vec<Sum> {
     let is_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
     for disk in &plan.disks {
         sums.extend(ram_sums(disk, is_rdma));
+        sums.extend(cache_sums(plan, disk, is_rdma));
         if matches!(disk.kind, DiskKind::Remote { .. }) {
             let reason = format!("disk {}: pieces of long commands and what it receives, a core", disk.name);
             sums.push(of(reason, RemoteDisk::core_bytes() as u64, cores, When::Start));
@@ -145,6 +146,30 @@ fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
             if is_huge || is_rdma || is_populated { When::Start } else { When::Busy },
             is_huge,
         ),
+    ]
+}
+
+/// What the cache of a disk takes. Served over RDMA it is registered, and so resident, as a whole.
+fn cache_sums(plan: &Plan, disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
+    let Some(cache) = disk.cache else { return Vec::new() };
+    let spec = cache.spec(plan.pool.pages);
+    let is_huge = spec.pages == Pages::Huge;
+    let of = |what: &str, each, when, is_huge| Sum {
+        reason: format!("disk {}: {what}", disk.name),
+        each,
+        count: 1,
+        when,
+        is_huge,
+    };
+    let tables = spec.memory_bytes().saturating_sub(cache.bytes);
+    let (what, when) = if is_rdma {
+        ("cache, registered with RDMA devices", When::Start)
+    } else {
+        ("cache, when it is full", When::Filled)
+    };
+    vec![
+        of("tables of the cache", tables, When::Start, false),
+        of(what, cache.bytes, if is_huge { When::Start } else { when }, is_huge),
     ]
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
+use spindle_disk::{CacheSpec, PolicyKind};
 use spindle_initiator::Target;
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
@@ -14,6 +15,8 @@ use spindle_target::snapshot::{AllowedHosts, ControllerLimits};
 use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::ShellConfig;
 use spindle_transport::TransportKind;
+
+use crate::size::Bytes;
 
 /// A whole configuration, checked against itself and against the machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,6 +124,36 @@ pub struct DiskPlan {
     pub kind: DiskKind,
     /// Name that its medium must have.
     pub medium_id: Option<String>,
+    /// The cache in front of it.
+    pub cache: Option<CachePlan>,
+}
+
+impl CachePlan {
+    /// What to make, in such pages of memory.
+    #[must_use]
+    pub fn spec(&self, pages: Pages) -> CacheSpec {
+        CacheSpec { bytes: self.bytes, policy: self.policy, pages }
+    }
+
+    /// As it is shown.
+    #[must_use]
+    pub fn words(cache: Option<&CachePlan>) -> String {
+        let policy = |policy| match policy {
+            PolicyKind::S3Fifo => "s3-fifo",
+            PolicyKind::Lru => "lru",
+        };
+        let words = |it: &CachePlan| format!("{} {}", Bytes::new(it.bytes), policy(it.policy));
+        cache.map_or_else(|| "none".to_owned(), words)
+    }
+}
+
+/// A cache in front of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CachePlan {
+    /// Bytes of its pages.
+    pub bytes: u64,
+    /// Which page is to go.
+    pub policy: PolicyKind,
 }
 
 impl DiskPlan {

@@ -17,8 +17,11 @@ use std::sync::Arc;
 use nvme_spec::nqn::Nqn;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgFacts, NgSpec};
-use spindle_disk::{DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError, signature};
+use spindle_disk::{
+    CachedDisk, DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError, signature,
+};
 use spindle_nvme_pcie::{DriveError, PciAddress};
+use spindle_reactor::mem::Pages;
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
 
@@ -170,6 +173,7 @@ impl Plan {
         }
         for plan in new {
             let Some(disk) = open(plan, drives, opened)? else { continue };
+            let disk = with_cache(plan, disk, self.pool.pages)?;
             check_medium(plan, &disk, true)?;
             say_what_it_holds(plan);
             disks.push(Some(disk));
@@ -402,6 +406,14 @@ fn open(
         }
     };
     Ok(Some(disk))
+}
+
+/// With the cache that the file gives it.
+fn with_cache(plan: &DiskPlan, disk: Source, pages: Pages) -> Result<Source, SnapshotError> {
+    match &plan.cache {
+        Some(cache) => Ok(CachedDisk::new(disk, &cache.spec(pages))?),
+        None => Ok(disk),
+    }
 }
 
 /// True for a file that is missing and may be made, and for one that is there and empty.

@@ -281,7 +281,7 @@ fn a_read_in_place_meets_the_faults_that_a_submitted_one_would_meet() {
                 Some(Ok(()))
             }
             Prepared::Fill(data) => asked.submit(Token(token), &read, Some(data)).map(|done| done.result),
-            Prepared::Pool | Prepared::Wait => panic!("a null disk has its data in place"),
+            Prepared::Pool | Prepared::Later | Prepared::Wait => panic!("a null disk has its data in place"),
         };
         assert_eq!(seen, wanted, "read {token}");
     }

@@ -31,8 +31,16 @@ fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, block
         let has_data = matches!(op, Op::Read | Op::Write { .. });
         let buf: Option<Buf> = match has_data.then(|| disk.prepare(&request, None)) {
             Some(Prepared::Pool) => context.pool.take(blocks * 512),
-            Some(Prepared::Ready(buf) | Prepared::Fill(buf)) => Some(buf),
-            Some(Prepared::Wait) | None => None,
+            Some(Prepared::Ready(buf)) => {
+                // A disk that reads in place takes it back; one with a cache has ended the read with it.
+                if !disk.abilities().reads_in_place {
+                    left -= 1;
+                    continue;
+                }
+                Some(buf)
+            }
+            Some(Prepared::Fill(buf)) => Some(buf),
+            Some(Prepared::Later | Prepared::Wait) | None => None,
         };
         left -= u64::from(disk.submit(Token(token), &request, buf).is_some());
     }

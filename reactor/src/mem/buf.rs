@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicU64;
 use arrayvec::ArrayVec;
 
 use super::area::Area;
+use super::cache::CacheCore;
 use super::copies::note_copied;
 use super::frames::{FrameCore, Place};
 use super::pool::PoolCore;
@@ -61,6 +62,8 @@ pub(super) enum Home {
     /// And the page and the byte in it where the buffer begins. (Not a structure of its own: that would take
     /// 8 bytes more.)
     Frames(Rc<FrameCore>, u32, u16),
+    /// Frames of a cache: the segments say which.
+    Cache(Rc<CacheCore>),
     Zeroes,
     /// The process's heap, and how many bytes of it.
     Heap(u32),
@@ -291,8 +294,12 @@ impl Buf {
         let whole = self.head;
         self.bytes = short;
         self.head.bytes = self.bytes;
-        if let Home::Frames(frames, page, skip) = &self.home {
-            frames.give_back_cut(Place { page: *page, skip: *skip }, whole, self.head, self.is_writable);
+        match &self.home {
+            Home::Frames(frames, page, skip) => {
+                frames.give_back_cut(Place { page: *page, skip: *skip }, whole, self.head, self.is_writable);
+            }
+            Home::Cache(cache) if !self.is_writable => cache.give_back_cut(whole, self.head),
+            Home::Cache(_) | Home::Pool(..) | Home::Zeroes | Home::Heap(_) => {}
         }
     }
 
@@ -364,7 +371,7 @@ impl Buf {
     pub(crate) fn device_target(&mut self) -> (NonNull<u8>, Option<u8>) {
         let zone = match &self.home {
             Home::Pool(_, zone, _) => Some(*zone),
-            Home::Frames(..) | Home::Zeroes | Home::Heap(_) => None,
+            Home::Frames(..) | Home::Cache(_) | Home::Zeroes | Home::Heap(_) => None,
         };
         (self.head.addr, zone)
     }
@@ -398,6 +405,7 @@ impl Buf {
         match &self.home {
             Home::Pool(pool, ..) => Some(pool.area()),
             Home::Frames(frames, ..) => Some(frames.store().area()),
+            Home::Cache(cache) => Some(cache.frames().area()),
             Home::Zeroes => Some(Area::zeroes()),
             Home::Heap(_) => None,
         }
@@ -430,6 +438,12 @@ impl Drop for Buf {
             Home::Pool(pool, zone, owner) => pool.put(*zone, self.head.addr, tail, *owner),
             Home::Frames(frames, page, skip) => {
                 frames.give_back(Place { page: *page, skip: *skip }, self.head, tail, self.is_writable);
+            }
+            Home::Cache(cache) => {
+                // A cut to nothing has given its frames back.
+                if self.bytes > 0 {
+                    cache.give_back(self.head, tail, self.is_writable);
+                }
             }
             Home::Zeroes => {}
             Home::Heap(bytes) => {

@@ -6,7 +6,9 @@
 //!
 //! ```text
 //!   Region ──┬── Pool (zones of equal buffers, one pool a core)     ── Buf, writable
-//!            └── FrameStore (4 KiB frames of a RAM disk, all cores) ── Buf, writable (not yet published)
+//!            ├── FrameStore (4 KiB frames of a RAM disk, all cores) ── Buf, writable (not yet published)
+//!            │                                                      └ Buf, shared (pins frames)
+//!            └── CacheFrames (4 KiB frames of a cache, all cores)    ── Buf, writable (being filled)
 //!                                                                    └ Buf, shared (pins frames)
 //! ```
 //!
@@ -17,6 +19,7 @@
 
 mod area;
 mod buf;
+mod cache;
 mod copies;
 mod frames;
 mod past_caches;
@@ -28,6 +31,9 @@ mod unmaps;
 
 pub use area::Area;
 pub use buf::{Buf, SEGMENTS_MAX};
+pub use cache::{
+    CacheCore, CacheFrames, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Look, Pin, Shard, Word,
+};
 #[cfg(feature = "count-copies")]
 pub use copies::copied_bytes;
 pub use copies::note_copied;

@@ -75,7 +75,7 @@ impl<T: Transport> Qpair<T> {
         let next = self.transport.peek_command().filter(|next| next.nsid() == sqe.nsid()).map(Sqe::slba);
         let data = match disk.prepare(&request, next) {
             Prepared::Ready(data) => data,
-            prepared @ (Prepared::Fill(_) | Prepared::Pool | Prepared::Wait) => {
+            prepared @ (Prepared::Fill(_) | Prepared::Pool | Prepared::Later | Prepared::Wait) => {
                 let io = IoCommand {
                     op: IoOp::Read,
                     is_fused: false,
@@ -144,6 +144,7 @@ impl<T: Transport> Qpair<T> {
                 request.buf = Some(buf);
                 true
             }
+            Prepared::Later => true,
             Prepared::Pool => {
                 if let Some(disk) = env.disk(io.disk) {
                     request.set_pool(disk, &io, self.bulk_unit);

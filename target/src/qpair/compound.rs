@@ -499,7 +499,7 @@ fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, f
         }
         Prepared::Pool => share.take_more(range.blocks << io.block_shift),
         Prepared::Fill(buf) => Some(buf),
-        Prepared::Wait | Prepared::Ready(_) => None,
+        Prepared::Wait | Prepared::Later | Prepared::Ready(_) => None,
     };
     let Some(mut buf) = buf else { return wait_to_write(request, read) };
     copy(&read, &mut buf);

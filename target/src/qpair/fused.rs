@@ -141,7 +141,7 @@ impl<T: Transport> Qpair<T> {
         let both = match (!is_behind).then(|| disk.prepare(&write, None)) {
             Some(Prepared::Fill(data)) => Some((share.take(io.data_bytes), Some(data))),
             Some(Prepared::Pool) => share.take_both([io.data_bytes; 2]),
-            Some(Prepared::Wait | Prepared::Ready(_)) | None => None,
+            Some(Prepared::Wait | Prepared::Later | Prepared::Ready(_)) | None => None,
         };
         let Some((Some(expected), Some(data))) = both else {
             if request.state == State::New {

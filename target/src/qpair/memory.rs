@@ -211,6 +211,7 @@ fn take_data(
                 request.buf = Some(buf);
                 return Taken::All;
             }
+            Prepared::Later => return Taken::All,
             Prepared::Wait => {
                 request.answer = Answer::Wait;
                 return Taken::Nothing;

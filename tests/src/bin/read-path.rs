@@ -1,33 +1,119 @@
 //! The target's whole user-space path of a 4 KiB random read or write, without sockets: for counting
 //! instructions.
 //!
-//! `read-path N [DEPTH [write]]`: bytes of DEPTH commands, writes with their data, are given to the
-//! connection as one receive would, replies are taken from it as one `sendmsg` would, N commands in all. The
-//! instructions of a run with 2 N less those of one with N, by N, are those of one read:
-//! `scripts/instructions` does that with callgrind.
+//! `read-path N [DEPTH [read | write | hit]]` (hit: a read that a cache answers): bytes of DEPTH commands,
+//! writes with their data, are given to the connection as one receive would, replies are taken from it as
+//! one `sendmsg` would, N commands in all. The instructions of a run with 2 N less those of one with N, by
+//! N, are those of one read: `scripts/instructions` does that with callgrind.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
 use std::io::IoSlice;
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use nvme_spec::tcp::{CapsuleCmd, Extent};
 use nvme_spec::zerocopy::IntoBytes;
+use spindle_disk::{
+    BlockRange, CacheSpec, CachedDisk, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op,
+    OpenError, Owner, PolicyKind, Prepared, ResizeError, Token, Usage,
+};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_tcp::RxBatch;
 use spindle_tests::direct::Direct;
 use spindle_transport::Connections;
 
 const BLOCKS: u64 = 65_536;
 
+/// A disk whose reads leave the buffer as it is.
+struct Blank;
+
+impl DiskSource for Blank {
+    fn name(&self) -> &'static str {
+        "blank"
+    }
+
+    fn kind(&self) -> &'static str {
+        "blank"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: 4096,
+            block_count: BLOCKS,
+            is_read_only: false,
+            has_volatile_cache: false,
+            can_deallocate: false,
+            atomic_blocks: 1,
+            can_compare_and_write: false,
+        }
+    }
+
+    fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        Ok(Box::new(Blank))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        Err(ResizeError { disk: "blank".to_owned(), bytes, allowed: "never".to_owned() })
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+impl Disk for Blank {
+    fn geometry(&self) -> Geometry {
+        DiskSource::geometry(self)
+    }
+
+    fn submit(&mut self, token: Token, _request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        Some(Done { token, result: Ok(()), buf })
+    }
+
+    fn poll(&mut self, _now: Nanos, _done: &mut Vec<Done>) -> bool {
+        false
+    }
+
+    fn forget(&mut self, _owner: Owner) -> usize {
+        0
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+}
+
+/// A disk with a cache in which all of it is.
+fn cached() -> Arc<dyn DiskSource> {
+    let spec =
+        CacheSpec { bytes: BLOCKS * 4096 * 11 / 10, policy: PolicyKind::S3Fifo, pages: Pages::Transparent };
+    let disk = CachedDisk::new(Arc::new(Blank), &spec).expect("a cache");
+    let zone = ZoneSpec { buffer_bytes: 4096, count: 1 };
+    let pool = Pool::new(&[zone], Pages::Base).expect("a pool");
+    let mut core = disk.open(&CoreContext { core: 0, pool, depth: 1 }).expect("a core");
+    let mut done = Vec::with_capacity(1);
+    for lba in 0..BLOCKS {
+        let request = IoRequest::new(Op::Read, BlockRange { lba, blocks: 1 });
+        assert!(matches!(core.prepare(&request, None), Prepared::Later));
+        assert!(core.submit(Token(lba), &request, None).is_none());
+        core.poll(Nanos::ZERO, &mut done);
+        assert!(done.pop().is_some_and(|done| done.result.is_ok()));
+    }
+    drop(core);
+    disk
+}
+
 fn main() {
     let mut args = std::env::args().skip(1);
     let mut number = |default| args.next().map_or(default, |arg| arg.parse::<u64>().expect("a number"));
     let total = number(100_000);
     let depth = u16::try_from(number(32)).expect("up to 127");
-    let is_write = args.next().is_some_and(|arg| arg == "write");
-    let mut direct = Direct::new(BLOCKS * 4096, 4096);
+    let kind = args.next().unwrap_or_default();
+    let is_write = kind == "write";
+    let mut direct = if kind == "hit" { Direct::on(&cached()) } else { Direct::new(BLOCKS * 4096, 4096) };
     let mut commands: Vec<u8> = Vec::new();
     let mut random = 0x2545_f491_4f6c_dd1du64;
     let mut left = total;

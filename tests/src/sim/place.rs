@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{Abilities, BlockRange, CoreContext, DiskSource, IoRequest, Op, Token};
+use spindle_disk::{
+    Abilities, BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind, Token,
+};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool};
 
@@ -22,6 +24,8 @@ pub struct Place {
     pub source: Arc<dyn DiskSource>,
     /// Faults of its disk.
     pub control: Arc<FaultControl>,
+    /// The cache of its disk, where it has one.
+    pub cache: Option<Arc<CachedDisk>>,
     /// Its disk, without the faults.
     inner: Arc<dyn DiskSource>,
     /// When it is such a one.
@@ -65,6 +69,26 @@ fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn DiskSource>, Option<Arc<M
     (Arc::clone(&medium) as Arc<dyn DiskSource>, Some(medium))
 }
 
+/// The disk as the target sees it: with faults, and a cache in front where one was drawn.
+struct Dressed {
+    source: Arc<dyn DiskSource>,
+    control: Arc<FaultControl>,
+    cache: Option<Arc<CachedDisk>>,
+}
+
+fn dressed(swarm: &Swarm, inner: &Arc<dyn DiskSource>, has_own_memory: bool) -> Dressed {
+    let (source, control) = with_faults(swarm, inner);
+    let policy = if swarm.seed & 16 == 0 { PolicyKind::S3Fifo } else { PolicyKind::Lru };
+    let spec = |bytes| CacheSpec { bytes, policy, pages: Pages::Base };
+    match swarm.cache_bytes.filter(|_| !has_own_memory) {
+        None => Dressed { source, control, cache: None },
+        Some(bytes) => {
+            let cache = CachedDisk::new(source, &spec(bytes)).expect("a cache");
+            Dressed { source: Arc::clone(&cache) as Arc<dyn DiskSource>, control, cache: Some(cache) }
+        }
+    }
+}
+
 fn with_faults(swarm: &Swarm, inner: &Arc<dyn DiskSource>) -> (Arc<dyn DiskSource>, Arc<FaultControl>) {
     let (source, control) = FaultDisk::new(Arc::clone(inner), swarm.seed);
     for (fault, rate) in
@@ -84,7 +108,7 @@ impl Place {
     #[must_use]
     pub fn new(swarm: &Swarm, index: usize) -> Place {
         let (inner, medium) = inner_disk(swarm, index);
-        let (source, control) = with_faults(swarm, &inner);
+        let Dressed { source, control, cache } = dressed(swarm, &inner, medium.is_none());
         // Copy copies from one part of the disk to the other.
         let middle = swarm.blocks / 2;
         let sources = if swarm.seed >> 3 & 1 == 1 { 0..middle } else { middle..swarm.blocks };
@@ -92,6 +116,7 @@ impl Place {
             nsid: u32::try_from(index + 1).expect("few"),
             source,
             control,
+            cache,
             inner,
             medium,
             is_there: true,
@@ -177,6 +202,11 @@ impl Place {
             .collect()
     }
 
+    fn dress(&mut self) {
+        let dressed = dressed(&self.swarm, &self.inner, self.medium.is_none());
+        (self.source, self.control, self.cache) = (dressed.source, dressed.control, dressed.cache);
+    }
+
     /// The power is cut: what is left is judged, and what comes begins with it.
     ///
     /// # Errors
@@ -186,13 +216,13 @@ impl Place {
             let left = medium.power_cut();
             let overlaps = self.history.power_cut(now, &left, closed)?;
             self.guess = left.into_iter().map(|tag| tag.unwrap_or(0)).collect();
-            (self.source, self.control) = with_faults(&self.swarm, &self.inner);
+            self.dress();
             return Ok(overlaps);
         }
         // Memory comes back empty.
         let overlaps = self.history.lose_all(now, closed)?;
         (self.inner, self.medium) = inner_disk(&self.swarm, self.index);
-        (self.source, self.control) = with_faults(&self.swarm, &self.inner);
+        self.dress();
         self.guess.fill(0);
         Ok(overlaps)
     }

@@ -32,6 +32,8 @@ pub struct Swarm {
     pub buffers: u32,
     /// Frames beyond the RAM disk's size, in bytes; `None`: the disk uses the pool's buffers.
     pub slack_bytes: Option<u64>,
+    /// Bytes of the cache in front of such a disk; `None`: it has none.
+    pub cache_bytes: Option<u64>,
     /// Of such a disk: what was not flushed may be lost with the power.
     pub is_volatile: bool,
     /// And its commands that take their time, in a thousand.
@@ -99,7 +101,10 @@ impl Swarm {
         let faults = [fault(60_000), fault(200_000), fault(20_000), fault(300_000)];
         let happenings: Vec<_> = HAPPENINGS.into_iter().filter(|_| rng.permille(350)).collect();
         let has_silence = happenings.contains(&Happening::Silence);
+        // Few pages, and as many as a disk has at most. Not drawn, so that what follows stays what it was.
+        let cache_bytes = [None, Some(64 << 10), Some(96 << 10), Some(1 << 20)];
         Swarm {
+            cache_bytes: cache_bytes[usize::try_from(Rng::new(!seed).below(4)).unwrap_or(0)],
             seed,
             cores: rng.size(1, 2),
             hosts: rng.size(1, 3),

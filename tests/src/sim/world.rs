@@ -541,6 +541,14 @@ impl<W: Carrier> World<W> {
                 .into_iter()
                 .for_each(|fault| self.counts.add(name_of(fault), place.control.injected(fault)));
             self.counts.add("reads in place", place.control.reads_in_place());
+            if let Some(cache) = &place.cache {
+                let counts = cache.counts();
+                self.counts.add("cache hits", counts.hits);
+                self.counts.add("cache misses", counts.misses);
+                self.counts.add("cache evictions", counts.evictions);
+                self.counts.add("doomed fills", counts.doomed);
+                self.counts.add("joined fills", counts.joined);
+            }
             self.clock += 2;
             let left = place.left();
             self.counts.add("judged blocks", left.len() as u64);

@@ -1,5 +1,6 @@
 //! Tests of the configuration, by what they hold: messages, sums, reload, and the files that describe it.
 
+mod cache;
 mod errors;
 mod files;
 mod keys;

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::medium_id;
+use spindle_disk::{PolicyKind, medium_id};
 use spindle_initiator::{Host, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::Pages;
 
 use super::super::document::{Errors, Node, Place};
 use super::super::machine::{self, Machine, Medium, PathState};
-use super::super::plan::{DiskKind, DiskPlan};
+use super::super::plan::{CachePlan, DiskKind, DiskPlan};
 use super::super::schema;
 use super::super::tree::At;
 use crate::size::Bytes;
@@ -34,7 +34,10 @@ pub fn plan(nodes: &[Node], machine: &Machine, errors: &Errors) -> Vec<DiskPlan>
             }
             names.push(name);
         }
-        let plan = disk(node, machine, &mut media, errors);
+        let mut plan = disk(node, machine, &mut media, errors);
+        if let Some(plan) = &mut plan {
+            plan.cache = cache(node, &plan.kind, errors);
+        }
         if let Some(DiskKind::Nvme { address, namespace }) = plan.as_ref().map(|plan| &plan.kind)
             && let Some(place) = node.given::<PciAddress>("nvme").map(|at| at.place)
         {
@@ -108,7 +111,7 @@ fn memory(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan> {
         node.place.inside("size").refuse(errors, words);
     }
     let (bytes, medium_id) = (size?.value, medium_id(node));
-    Some(DiskPlan { name: node.get("name"), block_bytes: block_bytes?, bytes, kind, medium_id })
+    Some(DiskPlan { name: node.get("name"), block_bytes: block_bytes?, bytes, kind, medium_id, cache: None })
 }
 
 /// A regular file or a block device.
@@ -119,7 +122,7 @@ fn file_disk(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &E
     let (is_direct, is_polled) = (node.get("direct"), node.get("poll"));
     let kind = DiskKind::File { path, is_read_only, create, is_direct, is_polled };
     let medium_id = medium_id(node);
-    Some(DiskPlan { name: node.get("name"), block_bytes: block_bytes?, bytes, kind, medium_id })
+    Some(DiskPlan { name: node.get("name"), block_bytes: block_bytes?, bytes, kind, medium_id, cache: None })
 }
 
 /// The kind, which a key that only one kind has says as well.
@@ -159,7 +162,7 @@ fn nvme(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
     }
     let kind = DiskKind::Nvme { address: address.value, namespace: node.get("namespace") };
     let medium_id = medium_id(node);
-    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id })
+    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id, cache: None })
 }
 
 /// A namespace of a drive with the kernel. What it is is known when it is open.
@@ -181,7 +184,7 @@ fn ng(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) 
     check_medium_id(node, &path.value, errors);
     let kind = DiskKind::Ng { path: path.value, is_read_only };
     let medium_id = medium_id(node);
-    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id })
+    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id, cache: None })
 }
 
 /// A namespace of another target. What it is is known when it is open. One that is away does not keep the
@@ -209,7 +212,32 @@ fn remote(node: &Node, errors: &Errors) -> Option<DiskPlan> {
         quiesce: ms("quiesce_ms"),
     };
     let medium_id = medium_id(node);
-    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id })
+    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id, cache: None })
+}
+
+/// The cache in front of a disk of this kind.
+fn cache(node: &Node, kind: &DiskKind, errors: &Errors) -> Option<CachePlan> {
+    let section = node.section("cache");
+    if !section.is_given {
+        return None;
+    }
+    let refusal = match kind {
+        DiskKind::Ram { .. } | DiskKind::Null => Some("has its data in memory already"),
+        DiskKind::Nvme { .. } | DiskKind::Remote { .. } => Some("has no cache in this version"),
+        DiskKind::File { .. } | DiskKind::Ng { .. } => None,
+    };
+    if let Some(why) = refusal {
+        let words = format!("a {} disk {why}; a cache is for kind = \"file\" or \"ng\"", kind.name());
+        section.place.refuse(errors, words);
+    }
+    if section.is_absent("size") {
+        section.place.inside("size").refuse(errors, "missing; a cache needs one, like \"1GiB\"");
+    }
+    let policy = match section.get::<String>("policy").as_str() {
+        "lru" => PolicyKind::Lru,
+        _ => PolicyKind::S3Fifo,
+    };
+    Some(CachePlan { bytes: section.find::<u64>("size")?.value, policy })
 }
 
 /// Keys that the file gives and that this kind has no use for: whoever wrote them expects something of them.

@@ -1,0 +1,65 @@
+//! The cache of a disk: what it needs, which disks have one, what of it a reload can change.
+
+use spindle_disk::PolicyKind;
+
+use super::*;
+use crate::config::memory::{self, When};
+
+fn disk(keys: &str, cache: &str) -> String {
+    format!("{LISTENER}[[disk]]\nname = \"d\"\n{keys}\n[disk.cache]\n{cache}\n")
+}
+
+fn file(directory: &Directory, cache: &str) -> String {
+    disk(&format!("kind = \"file\"\npath = \"{}\"", directory.file("d.img", 1 << 20)), cache)
+}
+
+#[test]
+fn a_file_has_the_cache_that_it_is_given() {
+    let directory = Directory::new();
+    let cached = plan(&file(&directory, "size = \"16MiB\""));
+    let cache = cached.disks[0].cache.expect("a cache");
+    assert_eq!((cache.bytes, cache.policy), (16 << 20, PolicyKind::S3Fifo));
+    let lru = plan(&file(&directory, "size = \"64KiB\"\npolicy = \"lru\""));
+    assert_eq!(lru.disks[0].cache.expect("a cache").policy, PolicyKind::Lru);
+    let text = file(&directory, "");
+    let without = plan(text.split("[disk.cache]").next().expect("a beginning"));
+    assert_eq!(without.disks[0].cache, None);
+    // Its memory is in the sum.
+    let total = |plan: &Plan| memory::total(&memory::sums(plan), When::Filled);
+    let more = total(&cached) - total(&without);
+    assert!((16 << 20..17 << 20).contains(&more), "{more}");
+}
+
+#[test]
+fn a_section_without_a_size_and_disks_that_have_no_cache_are_refused() {
+    let directory = Directory::new();
+    let found = errors(&file(&directory, ""));
+    assert!(found[0].contains("disk[0].cache.size: missing; a cache needs one"), "{found:?}");
+    for keys in ["kind = \"ram\"\nsize = \"1MiB\"", "kind = \"null\"\nsize = \"1MiB\""] {
+        let found = errors(&disk(keys, "size = \"1MiB\""));
+        assert!(
+            found[0].contains("disk[0].cache: a ") && found[0].contains("in memory already"),
+            "{found:?}"
+        );
+    }
+    let remote = "kind = \"remote\"\naddress = \"192.0.2.7:4420\"\nnqn = \"nqn.2026-01.test:far\"";
+    let found = errors(&disk(remote, "size = \"1MiB\""));
+    assert!(found[0].contains("a remote disk has no cache"), "{found:?}");
+    for size in ["\"63KiB\"", "65537", "\"9TiB\""] {
+        let found = errors(&file(&directory, &format!("size = {size}")));
+        assert!(found[0].contains(&format!("disk[0].cache.size = {size}: must be")), "{found:?}");
+    }
+}
+
+#[test]
+fn each_key_of_a_cache_is_in_the_difference_of_two_plans() {
+    let directory = Directory::new();
+    let with = |cache: &str| plan(&file(&directory, cache));
+    let before = with("size = \"1MiB\"");
+    assert_eq!(with("size = \"1MiB\"\npolicy = \"s3-fifo\"").changes(&before), []);
+    for other in ["size = \"2MiB\"", "size = \"1MiB\"\npolicy = \"lru\""] {
+        let changes = with(other).changes(&before);
+        assert!(changes.len() == 1 && changes[0].is_refused(), "{changes:?}");
+        assert!(format!("{changes:?}").contains("disk \\\"d\\\": cache"), "{changes:?}");
+    }
+}

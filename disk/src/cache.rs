@@ -1,0 +1,181 @@
+//! A cache in front of a disk: pages of 4 KiB in memory, shared by all cores, found without a lock.
+//!
+//! ```text
+//!   core 0: CachedCore ── inner Disk of core 0          a hit: index -> pinned frame -> sent from there
+//!   core 1: CachedCore ── inner Disk of core 1          a miss: frame entered -> filled by the inner disk ->
+//!              └──── Shared: frames, index, policy ──┘          published -> sent from there
+//! ```
+//!
+//! Write-through: a write is acknowledged when the inner disk has ended it, and what it changes is dropped
+//! from the cache before the inner disk is given it. So the disk's promises stay what they are: flush and
+//! FUA go down, and nothing is lost with the cache. Reads and writes of a block are as linearizable as
+//! without it; the argument is in [`index`], the states of a frame in [`spindle_reactor::mem::FrameWords`].
+//!
+//! Each miss of a page that another read is filling waits for that one: the disk reads a page once. A fill
+//! belongs to the cache: a host that goes away does not end it.
+//!
+//! What it does not do: it keeps no write back, and nothing over the end of the process. It does not see what
+//! others change on the medium.
+//!
+//! Limits: pages of 4 KiB; reads of more than 512 KiB are answered from it and not put into it; what lies
+//! in a part of a page at the end of the disk is not cached.
+
+mod core;
+mod counts;
+mod ghost;
+pub mod index;
+mod lists;
+mod plan;
+pub mod policy;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use spindle_reactor::mem::{Area, Pages};
+
+use self::core::CachedCore;
+use self::shared::Shared;
+use crate::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
+
+pub use self::counts::CacheCounts;
+pub use self::ghost::Ghost;
+
+/// Fewest bytes of a cache: 16 pages.
+pub const CACHE_BYTES_MIN: u64 = 64 << 10;
+/// Most bytes of a cache: frames have 32-bit numbers.
+pub const CACHE_BYTES_MAX: u64 = 8 << 40;
+
+/// Which page is to go when another comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PolicyKind {
+    /// What is read once soon goes; see [`policy::S3Fifo`].
+    #[default]
+    S3Fifo,
+    /// What was not read for the longest time; see [`policy::Lru`].
+    Lru,
+}
+
+/// What a cache is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheSpec {
+    /// Bytes of pages, [`CACHE_BYTES_MIN`] to [`CACHE_BYTES_MAX`].
+    pub bytes: u64,
+    /// Which page is to go.
+    pub policy: PolicyKind,
+    /// Which pages of memory to ask for.
+    pub pages: Pages,
+}
+
+impl CacheSpec {
+    /// Memory that it takes when it is full, its tables included.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        shared::memory_bytes(self.bytes)
+    }
+}
+
+/// A disk with a cache in front, shared by all cores. See the module.
+pub struct CachedDisk {
+    inner: Arc<dyn DiskSource>,
+    shared: Arc<Shared>,
+}
+
+impl CachedDisk {
+    /// Put a cache in front of `inner`, whose reads fill the buffers that they are given.
+    ///
+    /// # Errors
+    /// [`OpenError`] when the size is out of range or the address space cannot be had.
+    pub fn new(inner: Arc<dyn DiskSource>, spec: &CacheSpec) -> Result<Arc<CachedDisk>, OpenError> {
+        if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&spec.bytes) {
+            return Err(OpenError::Setting {
+                disk: inner.name().to_owned(),
+                field: "cache.size",
+                value: spec.bytes.to_string(),
+                allowed: format!("{CACHE_BYTES_MIN} to {CACHE_BYTES_MAX} bytes"),
+            });
+        }
+        let shared = Shared::new(spec)
+            .map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
+        Ok(Arc::new(CachedDisk { inner, shared: Arc::new(shared) }))
+    }
+
+    /// What it has done so far, on all cores.
+    #[must_use]
+    pub fn counts(&self) -> CacheCounts {
+        self.shared.totals()
+    }
+
+    /// Bytes of pages that it has room for, and of those that are in it now, nearly.
+    #[must_use]
+    pub fn occupancy(&self) -> (u64, u64) {
+        let words = self.shared.words();
+        let [_, _, present, _] = words.census();
+        (u64::from(words.len()) * 4096, u64::from(present) * 4096)
+    }
+}
+
+impl DiskSource for CachedDisk {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { atomic_blocks: 1, ..self.inner.geometry() }
+    }
+
+    fn prepare(&self, pool: &Area) {
+        self.inner.prepare(pool);
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        // Besides the commands it gets pieces that fill frames.
+        let depth = context.depth.saturating_mul(2);
+        let inner = self.inner.open(&CoreContext { pool: context.pool.clone(), depth, ..*context })?;
+        Ok(Box::new(CachedCore::new(inner, Arc::clone(&self.shared), context)))
+    }
+
+    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.inner.prepare_resize(bytes)
+    }
+
+    fn cancel_resize(&self) {
+        self.inner.cancel_resize();
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        let resized = self.inner.resize(bytes);
+        // What lies beyond the end, or comes back, is not what it was.
+        self.shared.drop_all();
+        resized
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+
+    fn health(&self) -> Option<Health> {
+        self.inner.health()
+    }
+
+    fn deallocated_is_zero(&self) -> bool {
+        self.inner.deallocated_is_zero()
+    }
+
+    fn medium_ids(&self) -> Vec<String> {
+        self.inner.medium_ids()
+    }
+
+    fn identity_seed(&self) -> Option<String> {
+        self.inner.identity_seed()
+    }
+
+    fn area(&self) -> Option<Area> {
+        Some(self.shared.frames.area())
+    }
+}

@@ -1,0 +1,609 @@
+//! [`CachedCore`]: one core's handle on a cached disk.
+//!
+//! ```text
+//!   read   prepare: all pages found            -> Ready
+//!                   some missing               -> Later: frames are entered, the rest is waited for
+//!          submit:  pieces to the inner disk   -> each Done publishes its frames -> all pages here -> Done
+//!                   a page that another fills  -> looked for again in each poll
+//!                   no frame, a piece failed   -> the read itself to the inner disk, into a buffer of the
+//!                   pool
+//!   write  announce each page, drop what there is of it -> inner disk -> end of the write -> Done
+//!          many pages: sweep the frames, some in each poll -> inner disk -> end of the sweep -> Done
+//!   others go to the inner disk as they are
+//! ```
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Pool};
+
+use super::counts::Counts;
+use super::index::{Found, Place};
+use super::plan::{Means, Plan, Run};
+use super::shared::Shared;
+use crate::shape::block_shift;
+use crate::{
+    Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
+};
+
+const FRAME: u64 = FRAME_BYTES as u64;
+/// Pages of the longest read that is put into the cache, 512 KiB. A longer one would evict as much for one
+/// reader that does not wait for single pages.
+const FILL_PAGES_MAX: u64 = 128;
+/// Pages of the longest read that is answered from the cache.
+const HIT_PAGES_MAX: u64 = 512;
+/// Pages of the longest write that announces each of them; a longer one sweeps the frames.
+const ANNOUNCED_PAGES_MAX: u64 = 1024;
+/// Frames that a sweep looks at in one poll: some microseconds.
+const SWEPT_FRAMES: u32 = 512;
+/// Reads of several pages for which a core is ready before the first. Beyond, memory is taken as they come.
+const READY_MAX: usize = 64;
+/// Its pieces, and its data.
+const BUFFERS_A_READ: usize = 8;
+/// Hits that are kept for the policy between two misses.
+const TOUCHES_MAX: usize = 256;
+/// Owner of the pieces that fill frames: no queue pair has this name, as no slab has this entry.
+const FILLS: Owner = Owner(0xffff);
+
+/// A read that has not ended.
+struct Read {
+    /// `None`: its submitter is gone.
+    token: Option<Token>,
+    request: IoRequest,
+    plan: Plan,
+    /// Pieces at the inner disk.
+    at_disk: u32,
+    /// It goes around the cache once its pieces are back.
+    passes: bool,
+}
+
+/// A command, as the inner disk is to be given it.
+enum Call {
+    Op(IoRequest, Option<Buf>),
+    CompareAndWrite { range: BlockRange, expected: Buf, data: Buf },
+    Copy { from: BlockRange, to: u64, fua: bool },
+}
+
+/// A command that has not ended.
+enum Entry {
+    /// The inner disk has it; nothing is to be done at its end.
+    Passed(Token),
+    /// A write that the inner disk has, and its pages.
+    Write(Token, std::ops::Range<u64>),
+    /// A write that the inner disk has, after a sweep.
+    Swept(Token),
+    /// A write for which the frames are being swept, from this one on.
+    Sweeping {
+        token: Token,
+        pages: std::ops::Range<u64>,
+        frame: u32,
+        call: Call,
+    },
+    Read(Read),
+}
+
+/// What a core has of the cache.
+struct Side {
+    shared: Arc<Shared>,
+    frames: Rc<CacheCore>,
+    counts: Arc<Counts>,
+    /// Commands in flight; the token of the inner disk is the index.
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    /// What [`Disk::prepare`] has answered `Later` to, until it is submitted.
+    prepared: Option<(IoRequest, Plan)>,
+    /// Used again and again.
+    plans: Vec<Plan>,
+}
+
+/// One core's handle. See the module.
+pub(super) struct CachedCore {
+    /// Before the rest: its drop waits for what is in flight, and only then the writes in flight have ended.
+    inner: Box<dyn Disk>,
+    side: Side,
+    pool: Pool,
+    shift: u32,
+    /// Pieces that fill frames at the inner disk, at most `depth`.
+    pieces: u32,
+    depth: u32,
+    /// Where the next read probably looks.
+    expected: Place,
+    /// Reads that wait for others' pages or for a buffer of the pool.
+    waiting: VecDeque<u32>,
+    sweeping: VecDeque<u32>,
+    ready: VecDeque<Done>,
+    /// What the inner disk gave back; empty between polls.
+    inner_done: Vec<Done>,
+    /// Frames that were hit, for the policy.
+    touches: Vec<u32>,
+}
+
+impl Side {
+    fn means(&self) -> Means<'_> {
+        Means { shared: &self.shared, frames: &self.frames, counts: &self.counts }
+    }
+
+    fn enter(&mut self, entry: Entry) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            // As many as commands in flight.
+            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.entries[slot as usize] = Some(entry);
+        slot
+    }
+
+    fn leave(&mut self, slot: u32) -> Option<Entry> {
+        let entry = self.entries.get_mut(slot as usize)?.take();
+        if entry.is_some() {
+            self.free.push(slot);
+        }
+        entry
+    }
+
+    /// A read, and what its plan is worked on with.
+    fn read(&mut self, slot: u32) -> Option<(&mut Read, Means<'_>)> {
+        let means = Means { shared: &self.shared, frames: &self.frames, counts: &self.counts };
+        match self.entries.get_mut(slot as usize)? {
+            Some(Entry::Read(read)) => Some((read, means)),
+            Some(Entry::Passed(_) | Entry::Write(..) | Entry::Swept(_) | Entry::Sweeping { .. }) | None => {
+                None
+            }
+        }
+    }
+
+    fn end_read(&mut self, slot: u32) {
+        if let Some(Entry::Read(read)) = self.leave(slot) {
+            self.put_plan(read.plan);
+        }
+    }
+
+    fn put_plan(&mut self, mut plan: Plan) {
+        plan.clear(&self.means());
+        self.plans.push(plan);
+    }
+
+    /// What is prepared will not be submitted.
+    fn drop_prepared(&mut self) {
+        if let Some((_, plan)) = self.prepared.take() {
+            self.put_plan(plan);
+        }
+    }
+
+    fn end_write(&self, pages: std::ops::Range<u64>) {
+        let index = &self.shared.index;
+        pages.for_each(|page| index.end_write(index.place(page)));
+    }
+
+    /// True when all of them are found just now.
+    fn has_all(&self, mut pages: std::ops::Range<u64>) -> bool {
+        let index = &self.shared.index;
+        pages.all(|page| matches!(index.find(self.shared.words(), index.place(page)), Found::Present(_)))
+    }
+}
+
+impl Drop for Side {
+    /// The inner disk is gone. Frames whose buffers it still had are lost.
+    fn drop(&mut self) {
+        self.drop_prepared();
+        for slot in 0..self.entries.len() {
+            let entry = self.leave(u32::try_from(slot).unwrap_or(u32::MAX));
+            match entry {
+                Some(Entry::Read(mut read)) => {
+                    read.plan.on_lost(&self.means());
+                    read.plan.clear(&self.means());
+                }
+                Some(Entry::Write(_, pages)) => self.end_write(pages),
+                Some(Entry::Swept(_) | Entry::Sweeping { .. }) => self.shared.end_sweep(),
+                Some(Entry::Passed(_)) | None => {}
+            }
+        }
+    }
+}
+
+impl CachedCore {
+    pub(super) fn new(inner: Box<dyn Disk>, shared: Arc<Shared>, context: &CoreContext) -> CachedCore {
+        let depth = context.depth as usize;
+        let expected = shared.index.place(0);
+        let side = Side {
+            frames: shared.frames.core(depth.min(READY_MAX) * BUFFERS_A_READ),
+            counts: shared.new_counts(),
+            shared,
+            entries: Vec::with_capacity(depth),
+            free: Vec::with_capacity(depth),
+            prepared: None,
+            plans: (0..depth.min(READY_MAX)).map(|_| Plan::new()).collect(),
+        };
+        CachedCore {
+            shift: block_shift(inner.geometry().block_bytes),
+            inner,
+            side,
+            pool: context.pool.clone(),
+            pieces: 0,
+            depth: context.depth,
+            expected,
+            waiting: VecDeque::with_capacity(depth),
+            sweeping: VecDeque::new(),
+            ready: VecDeque::with_capacity(depth),
+            inner_done: Vec::with_capacity(depth.max(1)),
+            touches: Vec::with_capacity(TOUCHES_MAX),
+        }
+    }
+
+    /// The name of a command for the inner disk: under the same owner, so that it knows whose it is.
+    fn inner_token(owner: Owner, slot: u32) -> Token {
+        Token(u64::from(owner.0) << 32 | u64::from(slot))
+    }
+
+    /// Give the inner disk a command that has its entry.
+    fn call(&mut self, token: Token, slot: u32, call: Call) -> Option<Done> {
+        let inner = Self::inner_token(token.owner(), slot);
+        let done = match call {
+            Call::Op(request, buf) => self.inner.submit(inner, &request, buf),
+            Call::CompareAndWrite { range, expected, data } => {
+                self.inner.compare_and_write(inner, range, expected, data)
+            }
+            Call::Copy { from, to, fua } => self.inner.copy(inner, from, to, fua),
+        };
+        done.and_then(|done| self.on_inner_done(done))
+    }
+
+    fn pages(&self, range: BlockRange) -> std::ops::Range<u64> {
+        let offset = range.offset(self.shift);
+        offset / FRAME..(offset + range.bytes(self.shift)).div_ceil(FRAME)
+    }
+
+    /// A command that changes blocks.
+    fn write(&mut self, token: Token, range: BlockRange, call: Call) -> Option<Done> {
+        let pages = self.pages(range);
+        if pages.end - pages.start > ANNOUNCED_PAGES_MAX {
+            self.side.shared.begin_sweep();
+            let slot = self.side.enter(Entry::Sweeping { token, pages, frame: 0, call });
+            self.sweeping.push_back(slot);
+            return None;
+        }
+        for page in pages.clone() {
+            let shared = &self.side.shared;
+            shared.index.begin_write(shared.words(), shared.index.place(page));
+        }
+        let slot = self.side.enter(Entry::Write(token, pages));
+        self.call(token, slot, call)
+    }
+
+    fn step_sweeps(&mut self) {
+        let Some(slot) = self.sweeping.pop_front() else { return };
+        let Some(entry) = self.side.entries.get_mut(slot as usize) else { return };
+        let Some(Entry::Sweeping { token, pages, frame, .. }) = entry else { return };
+        if let Some(next) = self.side.shared.sweep(*frame, SWEPT_FRAMES, pages) {
+            *frame = next;
+            return self.sweeping.push_front(slot);
+        }
+        let token = *token;
+        let Some(Entry::Sweeping { call, .. }) = entry.replace(Entry::Swept(token)) else { return };
+        if let Some(done) = self.call(token, slot, call) {
+            self.ready.push_back(done);
+        }
+    }
+
+    /// The inner disk has ended something. What its submitter is to be told.
+    fn on_inner_done(&mut self, done: Done) -> Option<Done> {
+        let slot = u32::try_from(done.token.0 & 0xffff_ffff).unwrap_or(u32::MAX);
+        if done.token.owner() == FILLS {
+            self.on_piece(slot, done);
+            self.step_read(slot);
+            return None;
+        }
+        let Some(entry) = self.side.leave(slot) else {
+            panic!("the inner disk ended {:?} twice", done.token)
+        };
+        let token = match entry {
+            Entry::Passed(token) => token,
+            Entry::Write(token, pages) => {
+                self.side.end_write(pages);
+                token
+            }
+            Entry::Swept(token) => {
+                self.side.shared.end_sweep();
+                token
+            }
+            Entry::Sweeping { .. } | Entry::Read(_) => {
+                panic!("the inner disk ended {:?}, which it does not have", done.token)
+            }
+        };
+        Some(Done { token, ..done })
+    }
+}
+
+/// Keep for the policy that a frame was hit.
+fn touch(shared: &Shared, touches: &mut Vec<u32>, frame: u32) {
+    touches.push(frame);
+    if touches.len() >= TOUCHES_MAX {
+        shared.touch(touches);
+    }
+}
+
+/// Reads.
+impl CachedCore {
+    fn offset_and_bytes(&self, request: &IoRequest) -> (u64, u32) {
+        (request.range.offset(self.shift), request.range.data_bytes(self.shift))
+    }
+
+    #[inline]
+    fn prepare_read(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        let (offset, bytes) = self.offset_and_bytes(request);
+        let is_expected = self.expected.page() == offset / FRAME;
+        let place = if is_expected { self.expected } else { self.side.shared.index.place(offset / FRAME) };
+        if let Some(next) = next {
+            // Its place is worked out once.
+            self.expected = self.side.shared.index.place((next << self.shift) / FRAME);
+            self.side.shared.index.expect(self.expected);
+        }
+        match self.find_one(place, offset, bytes) {
+            Some(data) => Prepared::Ready(data),
+            None => self.prepare_pages(request, offset, bytes),
+        }
+    }
+
+    /// The commonest: bytes of one page that is here.
+    #[inline]
+    fn find_one(&mut self, place: Place, offset: u64, bytes: u32) -> Option<Buf> {
+        let Side { shared, frames, counts, .. } = &self.side;
+        let skip = u32::try_from(offset % FRAME).unwrap_or(0);
+        if bytes == 0 || bytes > FRAME_BYTES - skip {
+            return None;
+        }
+        let pin = shared.index.hit(shared.words(), place)?;
+        pin.warm();
+        counts.hits.add(1);
+        if shared.wants_touches {
+            touch(shared, &mut self.touches, pin.frame());
+        }
+        Some(frames.one(pin, skip, bytes))
+    }
+
+    fn prepare_pages(&mut self, request: &IoRequest, offset: u64, bytes: u32) -> Prepared {
+        self.side.drop_prepared();
+        if !self.touches.is_empty() {
+            self.side.shared.touch(&mut self.touches);
+        }
+        let end = offset + u64::from(bytes);
+        let pages = offset / FRAME..end.div_ceil(FRAME);
+        let count = pages.end - pages.start;
+        let is_last_part = end.next_multiple_of(FRAME) > self.inner.geometry().bytes();
+        let is_too_long = count > HIT_PAGES_MAX || count > FILL_PAGES_MAX && !self.side.has_all(pages);
+        let mut plan = self.side.plans.pop().unwrap_or_else(Plan::new);
+        let means = self.side.means();
+        if bytes == 0 || is_last_part || is_too_long || plan.make(&means, offset, bytes).is_err() {
+            self.side.counts.passed.add(count);
+            self.side.plans.push(plan);
+            return Prepared::Pool;
+        }
+        let hits = plan.kept().count() as u64;
+        self.side.counts.hits.add(hits);
+        self.side.counts.misses.add(count - hits);
+        if self.side.shared.wants_touches {
+            plan.kept().for_each(|frame| touch(&self.side.shared, &mut self.touches, frame));
+        }
+        if hits == count {
+            let data = plan.data(&self.side.means());
+            self.side.plans.push(plan);
+            return Prepared::Ready(data);
+        }
+        self.side.prepared = Some((*request, plan));
+        Prepared::Later
+    }
+
+    /// A read whose pages are to come.
+    fn begin_read(&mut self, token: Token, request: &IoRequest) {
+        let prepared = self.side.prepared.take_if(|(prepared, _)| prepared == request);
+        let (plan, passes) = match prepared {
+            Some((_, plan)) => (plan, false),
+            // Not asked for, or not at once: it goes around the cache.
+            None => {
+                let mut plan = self.side.plans.pop().unwrap_or_else(Plan::new);
+                (plan.offset, plan.bytes) = self.offset_and_bytes(request);
+                (plan, true)
+            }
+        };
+        let read = Read { token: Some(token), request: *request, plan, at_disk: 0, passes };
+        let slot = self.side.enter(Entry::Read(read));
+        self.step_read(slot);
+    }
+
+    /// Give the inner disk the pieces that are to be read, as far as it has room.
+    fn submit_runs(&mut self, slot: u32) {
+        while let Some((read, _)) = self.side.read(slot).filter(|_| self.pieces < self.depth) {
+            let Some(Run { page, buf }) = read.plan.runs.pop() else { return };
+            read.at_disk += 1;
+            self.pieces += 1;
+            let blocks = u32::try_from(buf.len() >> self.shift).unwrap_or(0);
+            let range = BlockRange { lba: (page * FRAME) >> self.shift, blocks };
+            let request = IoRequest { range, ..read.request };
+            if let Some(done) = self.inner.submit(Self::inner_token(FILLS, slot), &request, Some(buf)) {
+                self.on_piece(slot, done);
+            }
+        }
+    }
+
+    /// The inner disk has ended a piece.
+    fn on_piece(&mut self, slot: u32, done: Done) {
+        let Some((read, means)) = self.side.read(slot) else {
+            panic!("the inner disk ended a piece of a read that there is not")
+        };
+        self.pieces -= 1;
+        read.at_disk -= 1;
+        read.passes |= done.result.is_err() || done.buf.is_none();
+        if let Some(buf) = done.buf {
+            read.plan.on_read(&means, buf, done.result.is_ok());
+        }
+    }
+
+    /// What a read does next.
+    fn step_read(&mut self, slot: u32) {
+        self.submit_runs(slot);
+        let Some((read, means)) = self.side.read(slot) else { return };
+        if read.at_disk > 0 {
+            return; // each piece comes by here
+        }
+        if !read.plan.runs.is_empty() {
+            return self.waiting.push_back(slot);
+        }
+        read.plan.on_lost(&means);
+        let Some(token) = read.token else { return self.side.end_read(slot) };
+        if read.passes {
+            return self.pass(slot, token);
+        }
+        if !read.plan.is_whole() {
+            return self.waiting.push_back(slot);
+        }
+        let data = read.plan.data(&means);
+        self.side.end_read(slot);
+        self.ready.push_back(Done { token, result: Ok(()), buf: Some(data) });
+    }
+
+    /// The read itself goes to the inner disk.
+    fn pass(&mut self, slot: u32, token: Token) {
+        let Some((read, means)) = self.side.read(slot) else { return };
+        read.plan.clear(&means);
+        let (request, bytes) = (read.request, read.plan.bytes);
+        let Some(buf) = self.pool.take(bytes) else { return self.waiting.push_back(slot) };
+        self.side.counts.passed.add(u64::from(bytes).div_ceil(FRAME));
+        self.side.end_read(slot);
+        if let Some(done) = self.pass_on(token, Call::Op(request, Some(buf))) {
+            self.ready.push_back(done);
+        }
+    }
+
+    fn pass_on(&mut self, token: Token, call: Call) -> Option<Done> {
+        let slot = self.side.enter(Entry::Passed(token));
+        self.call(token, slot, call)
+    }
+
+    /// Once for each read that waits.
+    fn step_waiting(&mut self) {
+        for _ in 0..self.waiting.len() {
+            let Some(slot) = self.waiting.pop_front() else { return };
+            let Some((read, means)) = self.side.read(slot) else { continue };
+            if !read.passes && read.token.is_some() {
+                read.passes = read.plan.look_again(&means).is_err();
+            }
+            self.step_read(slot);
+        }
+    }
+}
+
+impl CachedCore {
+    /// Cut a command short that the inner disk does not have, if it is of `owner`.
+    fn cancel(&mut self, slot: u32, owner: Owner) -> Option<Done> {
+        match self.side.entries.get_mut(slot as usize)?.as_mut()? {
+            Entry::Read(read) => {
+                let token = read.token.take_if(|token| token.owner() == owner)?;
+                Some(Done::cancelled(token, None))
+            }
+            Entry::Sweeping { token, .. } if token.owner() == owner => {
+                let token = *token;
+                self.side.shared.end_sweep();
+                self.sweeping.retain(|other| *other != slot);
+                let Some(Entry::Sweeping { call, .. }) = self.side.leave(slot) else { return None };
+                let buf = if let Call::Op(_, buf) = call { buf } else { None };
+                Some(Done::cancelled(token, buf))
+            }
+            Entry::Sweeping { .. } | Entry::Passed(_) | Entry::Write(..) | Entry::Swept(_) => None,
+        }
+    }
+}
+
+impl Disk for CachedCore {
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        // Two pages of one read may have come at different times.
+        Geometry { atomic_blocks: 1, ..self.inner.geometry() }
+    }
+
+    #[inline]
+    fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        match request.op {
+            Op::Read => self.prepare_read(request, next),
+            Op::Write { .. }
+            | Op::Flush
+            | Op::WriteZeroes { .. }
+            | Op::Deallocate
+            | Op::Compare
+            | Op::Verify => self.inner.prepare(request, next),
+        }
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.inner.free_bytes()
+    }
+
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        match request.op {
+            Op::Read if buf.is_none() => {
+                self.begin_read(token, request);
+                None
+            }
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate => {
+                self.write(token, request.range, Call::Op(*request, buf))
+            }
+            Op::Read | Op::Flush | Op::Compare | Op::Verify => self.pass_on(token, Call::Op(*request, buf)),
+        }
+    }
+
+    fn compare_and_write(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        expected: Buf,
+        data: Buf,
+    ) -> Option<Done> {
+        self.write(token, range, Call::CompareAndWrite { range, expected, data })
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { reads_in_place: false, ..self.inner.abilities() }
+    }
+
+    fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
+        self.write(token, BlockRange { lba: to, blocks: from.blocks }, Call::Copy { from, to, fua })
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
+        self.side.drop_prepared();
+        let mut ended = std::mem::take(&mut self.inner_done);
+        let mut is_busy = self.inner.poll(now, &mut ended);
+        for inner in ended.drain(..) {
+            if let Some(done) = self.on_inner_done(inner) {
+                self.ready.push_back(done);
+            }
+        }
+        self.inner_done = ended;
+        is_busy |= !self.waiting.is_empty() || !self.sweeping.is_empty() || !self.ready.is_empty();
+        self.step_waiting();
+        self.step_sweeps();
+        while done.len() < done.capacity() {
+            let Some(ready) = self.ready.pop_front() else { break };
+            done.push(ready);
+        }
+        is_busy
+    }
+
+    /// Pieces that fill frames go on: others may wait for the pages.
+    fn forget(&mut self, owner: Owner) -> usize {
+        let mut count = self.inner.forget(owner);
+        count += self.ready.iter().filter(|done| done.token.owner() == owner).count();
+        for slot in 0..u32::try_from(self.side.entries.len()).unwrap_or(u32::MAX) {
+            if let Some(done) = self.cancel(slot, owner) {
+                self.ready.push_back(done);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.side.entries.len() - self.side.free.len() + self.ready.len()
+    }
+}

@@ -1,0 +1,327 @@
+//! [`Index`]: in which frame a page is. Its memory follows the cache's size, not the disk's.
+//!
+//! ```text
+//!   bucket, 64 bytes:  control | 7 entries of tag (32), frame + 1 (32)
+//!   control:           write sequence (40) | writes in flight (24), of pages whose first bucket this is
+//! ```
+//!
+//! A page is in one of two buckets. An entry is believed only after its frame is pinned and has the page.
+//!
+//! Why no stale page is found, in terms of one page's control word, whose changes have one order:
+//!
+//! - A writer adds itself to the control word, *then* scans the buckets and invalidates what it finds, and
+//!   only then changes the disk. A filler stores its entry, *then* adds 0 to the control word, and reads
+//!   the disk only after that. Either the filler's addition comes later, so that it sees the writer and
+//!   dooms its own frame; or the writer's comes later, so that it sees the entry and dooms the frame. A
+//!   writer that has ended before the filler's addition had changed the disk before the filler reads it.
+//! - The addition of 0 is what makes acquire and release enough: two additions to one word are ordered, a
+//!   store and a load of another word are not.
+//! - A writer that publishes its own page does the same, and dooms it unless it was the only writer all
+//!   the time: one write in flight, and the sequence its own.
+//! - An entry is removed before its frame can be free, by who invalidated the frame and still has it
+//!   pinned, or by its filler. So at most one entry names a frame.
+//!
+//! Insertions of one page exclude each other by the lock of its shard ([`super::shared`]). Finding and
+//! invalidating take no lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use spindle_reactor::mem::{Filling, FrameWords, Invalidated, Look, Pin, Word, prefetch};
+
+/// Entries of a bucket.
+const ENTRIES: usize = 7;
+/// One write in flight.
+const WRITE: u64 = 1;
+const WRITES: u64 = (1 << 24) - 1;
+/// The next write.
+const SEQUENCE: u64 = 1 << 24;
+
+/// One line of the processor's cache.
+#[repr(C, align(64))]
+struct Bucket<W> {
+    control: W,
+    entries: [W; ENTRIES],
+}
+
+/// Where a page is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    page: u64,
+    first: u32,
+    second: u32,
+    /// The entry of either bucket that is tried before the others, below [`ENTRIES`].
+    slot: u8,
+}
+
+impl Place {
+    /// Which page.
+    #[must_use]
+    pub fn page(&self) -> u64 {
+        self.page
+    }
+
+    /// A number below `count`, the same for all that have the same first bucket.
+    #[must_use]
+    pub fn part(&self, count: u32) -> u32 {
+        self.first % count
+    }
+
+    fn entry(&self, frame: u32) -> u64 {
+        (self.page & 0xffff_ffff) << 32 | (u64::from(frame) + 1)
+    }
+}
+
+/// What a page is now.
+pub enum Found<'a, W: Word> {
+    /// In a frame, pinned.
+    Present(Pin<'a, W>),
+    /// Being filled by somebody.
+    Filling,
+    /// Not in the cache.
+    Missing,
+}
+
+/// A write of a page that is in flight; see [`Index::begin_write`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Write {
+    /// No other was in flight when it began.
+    pub is_alone: bool,
+    sequence: u64,
+}
+
+/// What came of [`Index::insert`].
+#[derive(Debug, PartialEq, Eq)]
+pub enum Inserted {
+    /// It will be published unless it is doomed from now on.
+    Clean,
+    /// A write is in flight: the frame is doomed and its entry removed.
+    Doomed,
+    /// Both buckets are full: there is no entry.
+    Full,
+}
+
+/// Which page is in which frame. See the module.
+pub struct Index<W = AtomicU64> {
+    buckets: Box<[Bucket<W>]>,
+}
+
+/// Spreads the bits of a page number (the finalizer of splitmix64).
+pub(super) fn mix(page: u64) -> u64 {
+    let mut z = page.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+impl<W: Word> Index<W> {
+    /// For as many frames.
+    #[must_use]
+    pub fn new(frames: u32) -> Index<W> {
+        let bucket = |_| Bucket { control: W::new(0), entries: std::array::from_fn(|_| W::new(0)) };
+        Index { buckets: (0..Self::buckets_for(frames)).map(bucket).collect() }
+    }
+
+    /// 4 of 7 entries in use: then both buckets of a page are full once in ten thousand times (with 5 of 7,
+    /// once in two hundred), and most pages are where they are looked for first.
+    fn buckets_for(frames: u32) -> u32 {
+        frames / 4 + 1
+    }
+
+    /// Bytes that an index for so many frames takes.
+    #[must_use]
+    pub fn bytes_for(frames: u32) -> u64 {
+        u64::from(Self::buckets_for(frames)) * 64
+    }
+
+    /// Where to look for a page.
+    #[inline]
+    #[must_use]
+    pub fn place(&self, page: u64) -> Place {
+        let hash = mix(page);
+        let count = self.buckets.len() as u64;
+        // Below `count`, which is 32 bits.
+        let scale = |bits: u64| (((bits & 0xffff_ffff) * count) >> 32) as u32;
+        let slot = ((hash & 0xffff) * ENTRIES as u64) >> 16;
+        Place { page, first: scale(hash >> 32), second: scale(hash), slot: u8::try_from(slot).unwrap_or(0) }
+    }
+
+    /// Have the page's first bucket in the processor's cache soon.
+    #[inline]
+    pub fn expect(&self, place: Place) {
+        if let Some(bucket) = self.buckets.get(place.first as usize) {
+            prefetch(bucket);
+        }
+    }
+
+    fn both(&self, place: Place) -> impl Iterator<Item = &Bucket<W>> {
+        // Of a page whose two buckets are one, that one twice: it does no harm.
+        [place.first, place.second].into_iter().filter_map(|at| self.buckets.get(at as usize))
+    }
+
+    /// Look in the entry of a bucket that is tried before the others.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call moves the pin through memory")]
+    fn probe<'a>(&self, words: &'a FrameWords<W>, place: Place, bucket: u32) -> Option<Pin<'a, W>> {
+        let slot = self.buckets.get(bucket as usize)?.entries.get(usize::from(place.slot))?;
+        let entry = slot.load(Ordering::Acquire);
+        if entry >> 32 != place.page & 0xffff_ffff {
+            return None;
+        }
+        match words.look(frame_of(entry), place.page) {
+            Look::Present(pin) => Some(pin),
+            Look::Filling(_) | Look::Other => None,
+        }
+    }
+
+    /// The frame of a page that is in the cache, pinned.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call moves the pin through memory")]
+    pub fn hit<'a>(&self, words: &'a FrameWords<W>, place: Place) -> Option<Pin<'a, W>> {
+        if let Some(pin) = self.probe(words, place, place.first) {
+            return Some(pin);
+        }
+        if let Some(pin) = self.probe(words, place, place.second) {
+            return Some(pin);
+        }
+        match self.find(words, place) {
+            Found::Present(pin) => Some(pin),
+            Found::Filling | Found::Missing => None,
+        }
+    }
+
+    /// Look for a page everywhere it can be, and pin its frame.
+    pub fn find<'a>(&self, words: &'a FrameWords<W>, place: Place) -> Found<'a, W> {
+        let tag = place.page & 0xffff_ffff;
+        let mut found = Found::Missing;
+        for bucket in self.both(place) {
+            for slot in &bucket.entries {
+                let entry = slot.load(Ordering::Acquire);
+                if entry >> 32 != tag || entry & 0xffff_ffff == 0 {
+                    continue;
+                }
+                match words.look(frame_of(entry), place.page) {
+                    Look::Present(pin) => return Found::Present(pin),
+                    // A doomed frame that is looked at before its state changes; a Present one may follow.
+                    Look::Filling(_pin) => found = Found::Filling,
+                    Look::Other => {}
+                }
+            }
+        }
+        found
+    }
+
+    /// Enter a frame that is to be filled. The caller has the lock of the page's shard, and has not found the
+    /// page since it took that. `write`: it is the writer's own page, which no other write may have changed.
+    pub fn insert(
+        &self,
+        words: &FrameWords<W>,
+        place: Place,
+        filling: &Filling<'_, W>,
+        write: Option<Write>,
+    ) -> Inserted {
+        let entry = place.entry(filling.frame());
+        let is_free = |slot: &&W| slot.load(Ordering::Relaxed) == 0;
+        let is_stored = self.slots(place).filter(is_free).any(|slot| slot.exchange(0, entry).is_ok());
+        if !is_stored {
+            return Inserted::Full;
+        }
+        let control = self.control(place).fetch_add(0, Ordering::AcqRel);
+        let is_clean = match write {
+            None => control & WRITES == 0,
+            Some(write) => control & WRITES == WRITE && control / SEQUENCE == write.sequence,
+        };
+        if is_clean {
+            return Inserted::Clean;
+        }
+        filling.doom();
+        self.remove(words, place, filling.frame());
+        Inserted::Doomed
+    }
+
+    /// Where an entry for this page can be made, the better first: where it is looked for first, in a bucket
+    /// that has room for others; then in the emptier one.
+    fn slots(&self, place: Place) -> impl Iterator<Item = &W> {
+        let free = |bucket: &Bucket<W>| {
+            bucket.entries.iter().filter(|slot| slot.load(Ordering::Relaxed) == 0).count()
+        };
+        let both = [place.first, place.second].map(|at| &self.buckets[at as usize]);
+        let first = both.into_iter().filter(move |bucket| free(bucket) >= 2);
+        let first = first.map(move |bucket| &bucket.entries[usize::from(place.slot)]);
+        let order = if free(both[1]) > free(both[0]) { [both[1], both[0]] } else { both };
+        first.chain(order.into_iter().flat_map(|bucket| &bucket.entries))
+    }
+
+    fn control(&self, place: Place) -> &W {
+        &self.buckets[place.first as usize].control
+    }
+
+    /// Take out the entry of a frame. The caller has the frame pinned or fills it.
+    pub fn remove(&self, words: &FrameWords<W>, place: Place, frame: u32) {
+        debug_assert!(frame < words.len());
+        let entry = place.entry(frame);
+        for bucket in self.both(place) {
+            for slot in &bucket.entries {
+                if slot.load(Ordering::Relaxed) == entry && slot.exchange(entry, 0).is_ok() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A write of the page begins: from now on nothing of before is found, and nothing that is being
+    /// filled will be. To be called before the disk is given the write; [`Index::end_write`] after it has
+    /// ended, before it is acknowledged.
+    pub fn begin_write(&self, words: &FrameWords<W>, place: Place) -> Write {
+        let before = self.control(place).fetch_add(WRITE + SEQUENCE, Ordering::AcqRel);
+        self.invalidate(words, place);
+        let sequence = before.wrapping_add(WRITE + SEQUENCE) / SEQUENCE;
+        Write { is_alone: before & WRITES == 0, sequence }
+    }
+
+    /// The end of a write.
+    pub fn end_write(&self, place: Place) {
+        let before = self.control(place).fetch_add(WRITE.wrapping_neg(), Ordering::AcqRel);
+        debug_assert!(before & WRITES != 0, "a write ends that has not begun");
+    }
+
+    /// Drop what there is of the page.
+    pub fn invalidate(&self, words: &FrameWords<W>, place: Place) {
+        let tag = place.page & 0xffff_ffff;
+        for bucket in self.both(place) {
+            for slot in &bucket.entries {
+                let entry = slot.load(Ordering::Acquire);
+                if entry >> 32 != tag || entry & 0xffff_ffff == 0 {
+                    continue;
+                }
+                let frame = frame_of(entry);
+                let (Look::Present(pin) | Look::Filling(pin)) = words.look(frame, place.page) else {
+                    continue;
+                };
+                match pin.invalidate() {
+                    Invalidated::Detached | Invalidated::Doomed => self.remove(words, place, frame),
+                    Invalidated::Before => {}
+                }
+            }
+        }
+    }
+
+    /// Entries in use.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let slots = self.buckets.iter().flat_map(|bucket| &bucket.entries);
+        slots.filter(|slot| slot.load(Ordering::Relaxed) != 0).count()
+    }
+
+    /// True when no page is in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The frame of an entry that is not empty.
+#[inline]
+fn frame_of(entry: u64) -> u32 {
+    // 32 bits, at least 1.
+    u32::try_from((entry & 0xffff_ffff).wrapping_sub(1)).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,90 @@
+//! [`Lists`]: queues of frames, each frame in one of them at most.
+
+/// No frame.
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy)]
+struct Link {
+    newer: u32,
+    older: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Ends {
+    newest: u32,
+    oldest: u32,
+    len: u32,
+}
+
+/// `N` queues, numbered from 1; 0 is none.
+pub(super) struct Lists<const N: usize> {
+    links: Box<[Link]>,
+    queue: Box<[u8]>,
+    ends: [Ends; N],
+}
+
+/// Bytes for each frame.
+pub(super) const LIST_BYTES: u64 = size_of::<Link>() as u64 + 1;
+
+impl<const N: usize> Lists<N> {
+    pub(super) fn new(frames: u32) -> Lists<N> {
+        let count = frames as usize;
+        Lists {
+            links: vec![Link { newer: NONE, older: NONE }; count].into(),
+            queue: vec![0; count].into(),
+            ends: [Ends { newest: NONE, oldest: NONE, len: 0 }; N],
+        }
+    }
+
+    pub(super) fn len(&self, queue: u8) -> u32 {
+        self.ends[usize::from(queue) - 1].len
+    }
+
+    pub(super) fn is_linked(&self, frame: u32) -> bool {
+        self.queue[frame as usize] != 0
+    }
+
+    /// Put a frame that is in no queue into this one, as its newest.
+    pub(super) fn push_front(&mut self, queue: u8, frame: u32) {
+        debug_assert_eq!(self.queue[frame as usize], 0, "a frame is in one queue at most");
+        let ends = &mut self.ends[usize::from(queue) - 1];
+        let older = std::mem::replace(&mut ends.newest, frame);
+        ends.len += 1;
+        if older == NONE {
+            ends.oldest = frame;
+        } else {
+            self.links[older as usize].newer = frame;
+        }
+        self.links[frame as usize] = Link { newer: NONE, older };
+        self.queue[frame as usize] = queue;
+    }
+
+    /// Take the oldest one out.
+    pub(super) fn pop_back(&mut self, queue: u8) -> Option<u32> {
+        let frame = self.ends[usize::from(queue) - 1].oldest;
+        if frame == NONE {
+            return None;
+        }
+        self.unlink(frame);
+        Some(frame)
+    }
+
+    /// Take a frame out of the queue that it is in, if any.
+    pub(super) fn unlink(&mut self, frame: u32) {
+        let queue = std::mem::take(&mut self.queue[frame as usize]);
+        let Some(at) = usize::from(queue).checked_sub(1) else { return };
+        let Link { newer, older } = self.links[frame as usize];
+        let ends = &mut self.ends[at];
+        ends.len -= 1;
+        if newer == NONE {
+            ends.newest = older;
+        } else {
+            self.links[newer as usize].older = older;
+        }
+        if older == NONE {
+            ends.oldest = newer;
+        } else {
+            self.links[older as usize].newer = newer;
+        }
+    }
+}

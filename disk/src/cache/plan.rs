@@ -1,0 +1,261 @@
+//! [`Plan`]: the pages of one read, and what becomes of each.
+
+use std::rc::Rc;
+
+use arrayvec::ArrayVec;
+use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Filling, KeptPin, Pin};
+
+use super::counts::Counts;
+use super::index::{Found, Place};
+use super::shared::{Admission, Shared};
+
+const FRAME: u64 = FRAME_BYTES as u64;
+/// Pages that are read from the disk in one piece, 128 KiB.
+const RUN_PAGES_MAX: usize = 32;
+
+/// A page of a read.
+#[derive(Debug)]
+pub(super) enum Page {
+    /// In a frame that is pinned.
+    Kept(KeptPin),
+    /// Being read into this frame for this read.
+    Own(u32),
+    /// Somebody else reads it, or the shard's lock was taken.
+    Waiting,
+}
+
+/// A piece of it that is to be read from the disk.
+pub(super) struct Run {
+    /// Its first page.
+    pub(super) page: u64,
+    pub(super) buf: Buf,
+}
+
+/// Why a read goes around the cache.
+#[derive(Debug)]
+pub(super) struct NoFrame;
+
+/// The pages of one read. See the module.
+pub(super) struct Plan {
+    /// Where the read begins on the disk.
+    pub(super) offset: u64,
+    pub(super) bytes: u32,
+    pub(super) pages: Vec<Page>,
+    /// Not submitted yet.
+    pub(super) runs: Vec<Run>,
+}
+
+/// Frames that are to be read in one piece.
+struct Open<'a> {
+    page: u64,
+    frames: ArrayVec<Filling<'a>, RUN_PAGES_MAX>,
+}
+
+/// What a plan is made with.
+pub(super) struct Means<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) frames: &'a Rc<CacheCore>,
+    pub(super) counts: &'a Counts,
+}
+
+impl Means<'_> {
+    /// The frames of a piece that is not read: nobody waits for them any more.
+    pub(super) fn give_up(&self, buf: Buf) {
+        let taken = self.frames.take_back(buf, |filling| self.end(filling));
+        debug_assert!(taken.is_ok(), "a piece is made of frames");
+    }
+
+    /// The end of a frame that was not filled.
+    pub(super) fn end(&self, filling: Filling<'_>) {
+        drop(self.unpublished(filling));
+    }
+
+    /// A filled frame that is not to be found; the pin keeps its bytes.
+    pub(super) fn unpublished<'b>(&self, filling: Filling<'b>) -> Pin<'b> {
+        filling.doom();
+        let place = self.shared.index.place(filling.page());
+        self.shared.index.remove(self.shared.words(), place, filling.frame());
+        filling.detach()
+    }
+}
+
+impl Plan {
+    /// An empty one, with room for the pages of a common read.
+    pub(super) fn new() -> Plan {
+        Plan { offset: 0, bytes: 0, pages: Vec::with_capacity(128), runs: Vec::with_capacity(64) }
+    }
+
+    pub(super) fn first_page(&self) -> u64 {
+        self.offset / FRAME
+    }
+
+    /// Look each page up, and enter those that are missing.
+    ///
+    /// # Errors
+    /// [`NoFrame`] when one cannot be had; the plan is empty again.
+    pub(super) fn make(&mut self, means: &Means<'_>, offset: u64, bytes: u32) -> Result<(), NoFrame> {
+        (self.offset, self.bytes) = (offset, bytes);
+        let end = (offset + u64::from(bytes)).div_ceil(FRAME);
+        let mut open = None;
+        for page in self.first_page()..end {
+            let place = means.shared.index.place(page);
+            let looked = look(means, place);
+            let Ok(looked) = looked else {
+                close(means, &mut self.runs, open.take());
+                self.clear(means);
+                return Err(NoFrame);
+            };
+            let state = match looked {
+                Looked::Kept(pin) => Page::Kept(pin.keep()),
+                Looked::Waiting => Page::Waiting,
+                Looked::Own(filling) => {
+                    let frame = filling.frame();
+                    add(means, &mut self.runs, &mut open, page, filling);
+                    Page::Own(frame)
+                }
+            };
+            self.pages.push(state);
+        }
+        close(means, &mut self.runs, open);
+        Ok(())
+    }
+
+    /// Look again for the pages that others read.
+    ///
+    /// # Errors
+    /// [`NoFrame`]: the read goes around the cache, once its own pieces are back.
+    pub(super) fn look_again(&mut self, means: &Means<'_>) -> Result<(), NoFrame> {
+        let first = self.first_page();
+        for (page, state) in (first..).zip(&mut self.pages) {
+            if !matches!(state, Page::Waiting) {
+                continue;
+            }
+            match look(means, means.shared.index.place(page))? {
+                Looked::Kept(pin) => {
+                    means.counts.joined.add(1);
+                    *state = Page::Kept(pin.keep());
+                }
+                Looked::Waiting => {}
+                Looked::Own(filling) => {
+                    *state = Page::Own(filling.frame());
+                    let mut open = None;
+                    add(means, &mut self.runs, &mut open, page, filling);
+                    close(means, &mut self.runs, open);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// True when every page is here.
+    pub(super) fn is_whole(&self) -> bool {
+        self.kept().count() == self.pages.len()
+    }
+
+    /// Frames of the pages that are here.
+    pub(super) fn kept(&self) -> impl Iterator<Item = u32> {
+        self.pages.iter().filter_map(|page| match page {
+            Page::Kept(kept) => Some(kept.frame()),
+            Page::Own(_) | Page::Waiting => None,
+        })
+    }
+
+    /// The data of a read whose pages are all here. The plan is empty afterwards.
+    pub(super) fn data(&mut self, means: &Means<'_>) -> Buf {
+        let skip = u32::try_from(self.offset % FRAME).unwrap_or(0);
+        let words = means.shared.words();
+        let pins = self.pages.drain(..).map(|page| match page {
+            Page::Kept(kept) => words.resume(kept),
+            Page::Own(_) | Page::Waiting => panic!("a read ends with all of its pages"),
+        });
+        means.frames.several(pins, skip, self.bytes)
+    }
+
+    /// A piece has been read, or not.
+    pub(super) fn on_read(&mut self, means: &Means<'_>, buf: Buf, is_read: bool) {
+        let first = self.first_page();
+        let taken = means.frames.take_back(buf, |filling| {
+            let at = filling.page().checked_sub(first).and_then(|at| usize::try_from(at).ok());
+            let Some(state) = at.and_then(|at| self.pages.get_mut(at)) else { return means.end(filling) };
+            if !is_read {
+                *state = Page::Waiting;
+                return means.end(filling);
+            }
+            let pin = filling.publish().unwrap_or_else(|filling| {
+                means.counts.doomed.add(1);
+                means.unpublished(filling)
+            });
+            *state = Page::Kept(pin.keep());
+        });
+        assert!(taken.is_ok(), "the disk gave back a buffer of its own");
+    }
+
+    /// The disk has lost buffers: what is still to be read will not be, and its frames may be written for
+    /// ever.
+    pub(super) fn on_lost(&mut self, means: &Means<'_>) {
+        let words = means.shared.words();
+        for (page, state) in (self.first_page()..).zip(&mut self.pages) {
+            let Page::Own(frame) = *state else { continue };
+            if let Some(pin) = words.pin(frame) {
+                pin.invalidate();
+                means.shared.index.remove(words, means.shared.index.place(page), frame);
+            }
+            *state = Page::Waiting;
+        }
+    }
+
+    /// Give back what it holds: pins, and frames of pieces that were not submitted.
+    pub(super) fn clear(&mut self, means: &Means<'_>) {
+        self.runs.drain(..).for_each(|run| means.give_up(run.buf));
+        for page in self.pages.drain(..) {
+            if let Page::Kept(kept) = page {
+                drop(means.shared.words().resume(kept));
+            }
+        }
+    }
+}
+
+/// What is known of a page.
+enum Looked<'a> {
+    Kept(Pin<'a>),
+    Own(Filling<'a>),
+    Waiting,
+}
+
+fn look<'a>(means: &Means<'a>, place: Place) -> Result<Looked<'a>, NoFrame> {
+    let shared = means.shared;
+    match shared.index.find(shared.words(), place) {
+        Found::Present(pin) => {
+            pin.warm();
+            return Ok(Looked::Kept(pin));
+        }
+        Found::Filling => return Ok(Looked::Waiting),
+        Found::Missing => {}
+    }
+    Ok(match shared.admit(place, means.counts) {
+        Admission::Present(pin) => Looked::Kept(pin),
+        Admission::Filling | Admission::Busy => Looked::Waiting,
+        Admission::Fill(filling) => Looked::Own(filling),
+        Admission::Full => return Err(NoFrame),
+    })
+}
+
+fn add<'a>(
+    means: &Means<'_>,
+    runs: &mut Vec<Run>,
+    open: &mut Option<Open<'a>>,
+    page: u64,
+    filling: Filling<'a>,
+) {
+    let follows = |open: &Open<'_>| open.page + open.frames.len() as u64 == page && !open.frames.is_full();
+    if open.as_ref().is_some_and(|open| !follows(open)) {
+        close(means, runs, open.take());
+    }
+    open.get_or_insert_with(|| Open { page, frames: ArrayVec::new() }).frames.push(filling);
+}
+
+fn close(means: &Means<'_>, runs: &mut Vec<Run>, open: Option<Open<'_>>) {
+    if let Some(Open { page, frames }) = open {
+        runs.push(Run { page, buf: means.frames.filling(frames.into_iter()) });
+    }
+}

@@ -1,0 +1,186 @@
+//! [`Policy`]: which frame of a shard is to go when a page comes. Pure: it knows frames by number and asks
+//! for their state, so that the same code runs over a trace without a disk.
+//!
+//! - [`S3Fifo`] (Yang et al., SOSP 2023): a small queue takes a tenth of the frames, so that what is read
+//!   once is soon gone; what is read again, or comes back soon after (the [`Ghost`] remembers), goes to
+//!   the main queue.
+//! - [`Lru`]: the page that was not read for the longest time.
+
+use super::ghost::Ghost;
+use super::lists::Lists;
+
+/// What a policy is told of a frame that it asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It has no page any more: somebody has invalidated it.
+    Gone,
+    /// It is in use now.
+    Busy,
+    /// It can go. Hits since the heat was last set, at most [`spindle_reactor::mem::HEAT_MAX`].
+    Heat(u8),
+}
+
+/// The frames of a shard as a policy sees them.
+pub trait Frames {
+    /// How one is.
+    fn state(&self, frame: u32) -> State;
+    /// From now on it has so many hits.
+    fn set_heat(&self, frame: u32, heat: u8);
+    /// The hash of its page.
+    fn hash(&self, frame: u32) -> u64;
+}
+
+/// Frames that a [`Policy::victim`] looks at before it says that there is none: a turn of a core is bounded.
+const LOOKS_MAX: u32 = 256;
+
+/// Chooses victims among the frames of one shard, which are numbered from 0.
+pub trait Policy: Send {
+    /// A frame gets a page, of this hash. True: the page was evicted not long ago.
+    fn inserted(&mut self, frame: u32, hash: u64) -> bool;
+
+    /// A page was hit. Told late, and not of every hit; policies that live by the heat ignore it.
+    fn touched(&mut self, frame: u32);
+
+    /// True when it wants to be told of hits.
+    fn wants_touches(&self) -> bool;
+
+    /// The frame that is to go; the policy has forgotten it. `None`: there is none that can.
+    fn victim(&mut self, frames: &dyn Frames) -> Option<u32>;
+
+    /// What was named as victim could not go: somebody has just taken it into use.
+    fn kept(&mut self, frame: u32);
+}
+
+const SMALL: u8 = 1;
+const MAIN: u8 = 2;
+/// Hits in the small queue that bring a page to the main one.
+const PROMOTED_HEAT: u8 = 2;
+
+/// See the module.
+pub struct S3Fifo {
+    lists: Lists<2>,
+    ghost: Ghost,
+    small_max: u32,
+    main_max: u32,
+    /// Until the first eviction, pages beyond the small queue's part go to the main one.
+    has_evicted: bool,
+}
+
+impl S3Fifo {
+    /// For so many frames.
+    #[must_use]
+    pub fn new(frames: u32) -> S3Fifo {
+        let small_max = (frames / 10).max(1);
+        let main_max = frames.saturating_sub(small_max);
+        S3Fifo {
+            lists: Lists::new(frames),
+            ghost: Ghost::new(main_max),
+            small_max,
+            main_max,
+            has_evicted: false,
+        }
+    }
+}
+
+impl Policy for S3Fifo {
+    fn inserted(&mut self, frame: u32, hash: u64) -> bool {
+        self.lists.unlink(frame);
+        let is_ghost = self.ghost.take(hash);
+        let is_filling_up = !self.has_evicted && self.lists.len(SMALL) >= self.small_max;
+        let queue = if is_ghost || is_filling_up { MAIN } else { SMALL };
+        self.lists.push_front(queue, frame);
+        is_ghost
+    }
+
+    fn touched(&mut self, _frame: u32) {}
+
+    fn wants_touches(&self) -> bool {
+        false
+    }
+
+    fn victim(&mut self, frames: &dyn Frames) -> Option<u32> {
+        for _ in 0..LOOKS_MAX {
+            let is_main = self.lists.len(MAIN) > self.main_max || self.lists.len(SMALL) == 0;
+            let queue = if is_main { MAIN } else { SMALL };
+            let frame = self.lists.pop_back(queue)?;
+            match (frames.state(frame), queue) {
+                (State::Gone, _) => {}
+                (State::Busy, _) => self.lists.push_front(queue, frame),
+                (State::Heat(heat), SMALL) if heat >= PROMOTED_HEAT => {
+                    frames.set_heat(frame, 0);
+                    self.lists.push_front(MAIN, frame);
+                }
+                (State::Heat(heat), MAIN) if heat > 0 => {
+                    frames.set_heat(frame, heat - 1);
+                    self.lists.push_front(MAIN, frame);
+                }
+                (State::Heat(_), _) => {
+                    if queue == SMALL {
+                        self.ghost.insert(frames.hash(frame));
+                    }
+                    self.has_evicted = true;
+                    return Some(frame);
+                }
+            }
+        }
+        None
+    }
+
+    fn kept(&mut self, frame: u32) {
+        self.lists.unlink(frame);
+        self.lists.push_front(MAIN, frame);
+    }
+}
+
+/// See the module.
+pub struct Lru {
+    lists: Lists<2>,
+    ghost: Ghost,
+}
+
+impl Lru {
+    /// For so many frames.
+    #[must_use]
+    pub fn new(frames: u32) -> Lru {
+        Lru { lists: Lists::new(frames), ghost: Ghost::new(frames) }
+    }
+}
+
+impl Policy for Lru {
+    fn inserted(&mut self, frame: u32, hash: u64) -> bool {
+        self.lists.unlink(frame);
+        self.lists.push_front(MAIN, frame);
+        self.ghost.take(hash)
+    }
+
+    fn touched(&mut self, frame: u32) {
+        if self.lists.is_linked(frame) {
+            self.lists.unlink(frame);
+            self.lists.push_front(MAIN, frame);
+        }
+    }
+
+    fn wants_touches(&self) -> bool {
+        true
+    }
+
+    fn victim(&mut self, frames: &dyn Frames) -> Option<u32> {
+        for _ in 0..LOOKS_MAX {
+            let frame = self.lists.pop_back(MAIN)?;
+            match frames.state(frame) {
+                State::Gone => {}
+                State::Busy => self.lists.push_front(MAIN, frame),
+                State::Heat(_) => {
+                    self.ghost.insert(frames.hash(frame));
+                    return Some(frame);
+                }
+            }
+        }
+        None
+    }
+
+    fn kept(&mut self, frame: u32) {
+        self.lists.unlink(frame);
+        self.lists.push_front(MAIN, frame);
+    }
+}

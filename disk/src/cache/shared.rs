@@ -1,0 +1,277 @@
+//! [`Shared`]: what the cores have in common of one cache: frames, index, policy.
+//!
+//! The frames are divided into shards by the page's first bucket. A shard has its own policy and its own free
+//! frames, under a lock that only misses take, and never wait for: who finds it taken asks again in its
+//! next turn.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use spindle_reactor::mem::{
+    CacheFrames, FRAME_BYTES, Filling, FrameWords, Invalidated, Pin, RegionError, Shard,
+};
+
+use super::counts::Counts;
+use super::ghost::Ghost;
+use super::index::{Found, Index, Inserted, Place, mix};
+use super::lists::LIST_BYTES;
+use super::policy::{Frames, Lru, Policy, S3Fifo, State};
+use super::{CacheSpec, PolicyKind};
+
+/// Fewest frames of a shard: with fewer, pages that fall into one shard by chance cost hits.
+const SHARD_FRAMES_MIN: u32 = 4096;
+const SHARDS_MAX: u32 = 64;
+/// Victims that a miss tries before it goes without the cache.
+const VICTIMS_MAX: u32 = 8;
+/// How often the lock of a shard is tried. It is held for less than a microsecond.
+const LOCK_TRIES: u32 = 64;
+
+/// A shard's part that only its lock's holder may use.
+struct ShardState {
+    right: Shard,
+    policy: Box<dyn Policy>,
+}
+
+/// What the cores have in common. See the module.
+pub(super) struct Shared {
+    pub(super) frames: Arc<CacheFrames>,
+    pub(super) index: Index,
+    shards: Box<[Mutex<ShardState>]>,
+    /// Writes in flight that sweep the frames instead of announcing each of their pages.
+    sweeping: AtomicU32,
+    /// Each core's, and those of cores that are gone.
+    counts: Mutex<Vec<Arc<Counts>>>,
+    pub(super) wants_touches: bool,
+}
+
+/// What a miss may do.
+pub(super) enum Admission<'a> {
+    /// It is there by now.
+    Present(Pin<'a>),
+    /// Somebody fills it.
+    Filling,
+    /// This one is to fill it.
+    Fill(Filling<'a>),
+    /// The lock was taken: ask again.
+    Busy,
+    /// There is no frame for it.
+    Full,
+}
+
+/// Shards, and frames of each, of a cache of so many bytes.
+fn shape(bytes: u64) -> (u32, u32) {
+    let frames = u32::try_from(bytes / u64::from(FRAME_BYTES)).unwrap_or(u32::MAX - SHARDS_MAX).max(1);
+    let shards = (frames / SHARD_FRAMES_MIN).clamp(1, SHARDS_MAX);
+    (shards, frames / shards)
+}
+
+/// Memory that a cache of so many bytes takes with its tables.
+pub(super) fn memory_bytes(bytes: u64) -> u64 {
+    let (shards, shard_frames) = shape(bytes);
+    let frames = shards * shard_frames;
+    // Page and word of each frame.
+    let each = u64::from(FRAME_BYTES) + 16 + LIST_BYTES;
+    let ghosts = u64::from(shards) * Ghost::bytes_for(shard_frames);
+    u64::from(frames) * each + ghosts + Index::<std::sync::atomic::AtomicU64>::bytes_for(frames)
+}
+
+impl Shared {
+    pub(super) fn new(spec: &CacheSpec) -> Result<Shared, RegionError> {
+        let (shards, shard_frames) = shape(spec.bytes);
+        let (frames, rights) = CacheFrames::new(shards, shard_frames, spec.pages)?;
+        let policy = || -> Box<dyn Policy> {
+            match spec.policy {
+                PolicyKind::S3Fifo => Box::new(S3Fifo::new(shard_frames)),
+                PolicyKind::Lru => Box::new(Lru::new(shard_frames)),
+            }
+        };
+        let shard = |right| Mutex::new(ShardState { right, policy: policy() });
+        Ok(Shared {
+            index: Index::new(frames.words().len()),
+            frames,
+            wants_touches: policy().wants_touches(),
+            shards: rights.into_iter().map(shard).collect(),
+            sweeping: AtomicU32::new(0),
+            counts: Mutex::new(Vec::new()),
+        })
+    }
+
+    pub(super) fn words(&self) -> &FrameWords {
+        self.frames.words()
+    }
+
+    fn lock(&self, shard: u32) -> Option<MutexGuard<'_, ShardState>> {
+        let shard = self.shards.get(shard as usize)?;
+        for _ in 0..LOCK_TRIES {
+            match shard.try_lock() {
+                Ok(state) => return Some(state),
+                // A policy that panicked is still one; at worst it names a poor victim.
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
+        None
+    }
+
+    /// A page is not in the cache: what now? `Fill` with the entry made: the caller is to read the page
+    /// from the disk into the frame, and nobody else does meanwhile.
+    pub(super) fn admit(&self, place: Place, counts: &Counts) -> Admission<'_> {
+        let words = self.words();
+        let at = place.part(u32::try_from(self.shards.len()).unwrap_or(1));
+        let Some(mut guard) = self.lock(at) else { return Admission::Busy };
+        match self.index.find(words, place) {
+            Found::Present(pin) => return Admission::Present(pin),
+            Found::Filling => return Admission::Filling,
+            Found::Missing => {}
+        }
+        let state = &mut *guard;
+        let Some(filling) = self.frame_for(place, state, at, counts) else { return Admission::Full };
+        match self.index.insert(words, place, &filling, None) {
+            Inserted::Full => {
+                drop(filling.detach());
+                return Admission::Full;
+            }
+            // A doomed frame is filled for the one read that it was taken for.
+            Inserted::Clean | Inserted::Doomed => {}
+        }
+        // The frame is Filling since before this; a sweep that began later finds it so.
+        if self.sweeping.load(Ordering::Acquire) > 0 {
+            filling.doom();
+            self.index.remove(words, place, filling.frame());
+        }
+        let local = filling.frame() - at * words.shard_frames();
+        if state.policy.inserted(local, mix(place.page())) {
+            counts.ghost_hits.add(1);
+        }
+        Admission::Fill(filling)
+    }
+
+    /// A free frame of the shard, or that of a victim.
+    fn frame_for(
+        &self,
+        place: Place,
+        state: &mut ShardState,
+        at: u32,
+        counts: &Counts,
+    ) -> Option<Filling<'_>> {
+        let words = self.words();
+        for _ in 0..VICTIMS_MAX {
+            if let Some(filling) = words.allocate(&mut state.right, place.page()) {
+                return Some(filling);
+            }
+            let view = View { words, first: at * words.shard_frames() };
+            let victim = state.policy.victim(&view)?;
+            let pin = words.pin(view.first + victim)?;
+            if pin.evict() {
+                counts.evictions.add(1);
+                self.index.remove(words, self.index.place(pin.page()), pin.frame());
+            } else {
+                state.policy.kept(victim);
+            }
+        }
+        words.allocate(&mut state.right, place.page())
+    }
+
+    /// Frames that were hit, for a policy that wants to know. Those whose shard is busy are left out.
+    pub(super) fn touch(&self, frames: &mut Vec<u32>) {
+        let shard_frames = self.words().shard_frames();
+        let mut held: Option<(u32, MutexGuard<'_, ShardState>)> = None;
+        for frame in frames.drain(..) {
+            let at = frame / shard_frames;
+            if held.as_ref().is_none_or(|(shard, _)| *shard != at) {
+                drop(held.take());
+                held = self.lock(at).map(|state| (at, state));
+            }
+            if let Some((_, state)) = &mut held {
+                state.policy.touched(frame % shard_frames);
+            }
+        }
+    }
+
+    /// From now on nothing is published, until [`Shared::end_sweep`].
+    pub(super) fn begin_sweep(&self) {
+        self.sweeping.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn end_sweep(&self) {
+        self.sweeping.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Drop the pages `pages` of up to `count` frames from `frame` on. Where to go on; `None`: that was
+    /// the last.
+    pub(super) fn sweep(&self, frame: u32, count: u32, pages: &std::ops::Range<u64>) -> Option<u32> {
+        let words = self.words();
+        let end = frame.saturating_add(count).min(words.len());
+        for frame in frame..end {
+            // The pin is an addition to the word: a frame that is allocated later is so by one who sees
+            // the sweep.
+            let pin = words.pin(frame)?;
+            let page = pin.page();
+            if pages.contains(&page) && pin.invalidate() != Invalidated::Before {
+                self.index.remove(words, self.index.place(page), frame);
+            }
+        }
+        (end < words.len()).then_some(end)
+    }
+
+    /// Drop all: others may have written to the disk before this.
+    pub(super) fn drop_all(&self) {
+        self.begin_sweep();
+        self.sweep(0, u32::MAX, &(0..u64::MAX));
+        self.end_sweep();
+    }
+
+    /// A core's own counters.
+    pub(super) fn new_counts(&self) -> Arc<Counts> {
+        let counts = Arc::new(Counts::default());
+        let mut all = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those of cores that are gone become one.
+        if let Some(first) = all.first().cloned() {
+            all.retain(|other| {
+                let is_gone = Arc::strong_count(other) == 1;
+                if is_gone {
+                    first.add_all(other);
+                }
+                !is_gone
+            });
+        } else {
+            all.push(Arc::new(Counts::default()));
+        }
+        all.push(Arc::clone(&counts));
+        counts
+    }
+
+    /// All cores' together.
+    pub(super) fn totals(&self) -> super::CacheCounts {
+        let all = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let total = Counts::default();
+        all.iter().for_each(|counts| total.add_all(counts));
+        total.read()
+    }
+}
+
+/// A shard's frames as its policy sees them.
+struct View<'a> {
+    words: &'a FrameWords,
+    first: u32,
+}
+
+impl Frames for View<'_> {
+    fn state(&self, frame: u32) -> State {
+        let frame = self.first + frame;
+        match self.words.heat(frame) {
+            None if self.words.is_filling(frame) => State::Busy,
+            None => State::Gone,
+            Some(_) if self.words.is_pinned(frame) => State::Busy,
+            Some(heat) => State::Heat(heat),
+        }
+    }
+
+    fn set_heat(&self, frame: u32, heat: u8) {
+        self.words.set_heat(self.first + frame, heat);
+    }
+
+    fn hash(&self, frame: u32) -> u64 {
+        mix(self.words.page(self.first + frame))
+    }
+}

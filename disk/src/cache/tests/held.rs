@@ -1,0 +1,149 @@
+//! [`HeldDisk`]: memory that does a command when it is submitted, and says so when the test lets it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
+
+use crate::{
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner,
+    ResizeError, Token, Usage,
+};
+
+/// What a test sets and sees.
+#[derive(Default)]
+pub(super) struct Control {
+    pub(super) holds_reads: AtomicBool,
+    pub(super) holds_writes: AtomicBool,
+    /// The next reads fail, so many.
+    pub(super) fails: AtomicU64,
+    /// The next reads lose their buffers, so many.
+    pub(super) loses: AtomicU64,
+    /// Reads that came.
+    pub(super) reads: AtomicU64,
+    pub(super) bytes: Mutex<Vec<u8>>,
+}
+
+pub(super) struct HeldDisk {
+    pub(super) control: Arc<Control>,
+    block_bytes: u32,
+    blocks: u64,
+}
+
+impl HeldDisk {
+    /// Byte `n` of the disk is the number of its page.
+    pub(super) fn create(block_bytes: u32, bytes: usize) -> (Arc<dyn DiskSource>, Arc<Control>) {
+        let content = (0..bytes).map(|at| (at / 4096).to_le_bytes()[0]).collect();
+        let control = Arc::new(Control { bytes: Mutex::new(content), ..Control::default() });
+        let blocks = bytes as u64 / u64::from(block_bytes);
+        (Arc::new(HeldDisk { control: Arc::clone(&control), block_bytes, blocks }), control)
+    }
+}
+
+impl DiskSource for HeldDisk {
+    fn name(&self) -> &'static str {
+        "held"
+    }
+
+    fn kind(&self) -> &'static str {
+        "test"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_bytes: self.block_bytes,
+            block_count: self.blocks,
+            is_read_only: false,
+            has_volatile_cache: false,
+            can_deallocate: true,
+            atomic_blocks: 8,
+            can_compare_and_write: false,
+        }
+    }
+
+    fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        let control = Arc::clone(&self.control);
+        Ok(Box::new(HeldCore { control, geometry: self.geometry(), pending: VecDeque::new() }))
+    }
+
+    fn resize(&self, _bytes: u64) -> Result<(), ResizeError> {
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+struct HeldCore {
+    control: Arc<Control>,
+    geometry: Geometry,
+    pending: VecDeque<(Op, Done)>,
+}
+
+fn takes_one(count: &AtomicU64) -> bool {
+    count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).is_ok()
+}
+
+impl HeldCore {
+    fn span(&self, range: BlockRange) -> std::ops::Range<usize> {
+        let at = usize::try_from(range.lba).expect("small") * self.geometry.block_bytes as usize;
+        at..at + range.blocks as usize * self.geometry.block_bytes as usize
+    }
+}
+
+impl Disk for HeldCore {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn submit(&mut self, token: Token, request: &IoRequest, mut buf: Option<Buf>) -> Option<Done> {
+        let span = self.span(request.range);
+        let mut bytes = self.control.bytes.lock().expect("no panic");
+        let mut result = Ok(());
+        match (request.op, &mut buf) {
+            (Op::Read, Some(buf)) => {
+                self.control.reads.fetch_add(1, Ordering::SeqCst);
+                if takes_one(&self.control.fails) {
+                    result = Err(DiskError::MediaRead);
+                } else {
+                    buf.copy_in(0, &bytes[span]);
+                }
+            }
+            (Op::Write { .. }, Some(buf)) => buf.copy_out(0, &mut bytes[span]),
+            (Op::WriteZeroes { .. } | Op::Deallocate, None) => bytes[span].fill(0),
+            (Op::Flush, None) => {}
+            (op, _) => panic!("{op:?} with or without a buffer"),
+        }
+        if request.op == Op::Read && takes_one(&self.control.loses) {
+            // The device may still write to it.
+            std::mem::forget(buf.take());
+            result = Err(DiskError::Gone);
+        }
+        self.pending.push_back((request.op, Done { token, result, buf }));
+        None
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Vec<Done>) -> bool {
+        for _ in 0..self.pending.len() {
+            let Some((op, ended)) = self.pending.pop_front() else { break };
+            let holds = if op == Op::Read { &self.control.holds_reads } else { &self.control.holds_writes };
+            if holds.load(Ordering::SeqCst) || done.len() == done.capacity() {
+                self.pending.push_back((op, ended));
+            } else {
+                done.push(ended);
+            }
+        }
+        !self.pending.is_empty()
+    }
+
+    fn forget(&mut self, owner: Owner) -> usize {
+        self.pending.iter().filter(|(_, done)| done.token.owner() == owner).count()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+}

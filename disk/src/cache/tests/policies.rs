@@ -1,0 +1,171 @@
+//! Policies by themselves: what they keep.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use crate::cache::ghost::Ghost;
+use crate::cache::index::mix;
+use crate::cache::policy::{Frames, Lru, Policy, S3Fifo, State};
+use crate::testing::Random;
+
+/// A cache of pages without bytes.
+pub(super) struct Paper {
+    policy: Box<dyn Policy>,
+    heat: RefCell<Vec<u8>>,
+    page: Vec<u64>,
+    at: HashMap<u64, u32>,
+    free: Vec<u32>,
+    pinned: Vec<bool>,
+    pub(super) hits: u64,
+}
+
+impl Paper {
+    pub(super) fn new(policy: Box<dyn Policy>, frames: u32) -> Paper {
+        let count = frames as usize;
+        Paper {
+            policy,
+            heat: RefCell::new(vec![0; count]),
+            page: vec![u64::MAX; count],
+            at: HashMap::new(),
+            free: (0..frames).rev().collect(),
+            pinned: vec![false; count],
+            hits: 0,
+        }
+    }
+
+    pub(super) fn access(&mut self, page: u64) -> bool {
+        if let Some(&frame) = self.at.get(&page) {
+            let heat = &mut self.heat.borrow_mut()[frame as usize];
+            *heat = (*heat + 1).min(3);
+            self.policy.touched(frame);
+            self.hits += 1;
+            return true;
+        }
+        let frame = match self.free.pop() {
+            Some(frame) => frame,
+            None => {
+                let mut policy = std::mem::replace(&mut self.policy, Box::new(Lru::new(1)));
+                let victim = policy.victim(self);
+                self.policy = policy;
+                let Some(victim) = victim else { return false };
+                self.at.remove(&self.page[victim as usize]);
+                victim
+            }
+        };
+        self.page[frame as usize] = page;
+        self.heat.borrow_mut()[frame as usize] = 0;
+        self.at.insert(page, frame);
+        self.policy.inserted(frame, mix(page));
+        false
+    }
+
+    fn invalidate(&mut self, page: u64) {
+        if let Some(frame) = self.at.remove(&page) {
+            self.page[frame as usize] = u64::MAX;
+            self.free.push(frame);
+        }
+    }
+}
+
+impl Frames for Paper {
+    fn state(&self, frame: u32) -> State {
+        let at = frame as usize;
+        match (self.page[at], self.pinned[at]) {
+            (u64::MAX, _) => State::Gone,
+            (_, true) => State::Busy,
+            (_, false) => State::Heat(self.heat.borrow()[at]),
+        }
+    }
+
+    fn set_heat(&self, frame: u32, heat: u8) {
+        self.heat.borrow_mut()[frame as usize] = heat;
+    }
+
+    fn hash(&self, frame: u32) -> u64 {
+        mix(self.page[frame as usize])
+    }
+}
+
+fn both(frames: u32) -> [Paper; 2] {
+    [Box::new(S3Fifo::new(frames)) as Box<dyn Policy>, Box::new(Lru::new(frames))]
+        .map(|policy| Paper::new(policy, frames))
+}
+
+#[test]
+fn a_set_that_fits_is_kept() {
+    for mut cache in both(100) {
+        for round in 0..10 {
+            for page in 0..100 {
+                assert_eq!(cache.access(page), round > 0, "round {round}, page {page}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_scan_does_not_evict_what_s3_fifo_knows_to_be_used() {
+    let [mut s3, mut lru] = both(100);
+    for cache in [&mut s3, &mut lru] {
+        for _ in 0..20 {
+            (0..50).for_each(|page| _ = cache.access(page));
+        }
+        (1000..3000).for_each(|page| _ = cache.access(page));
+        cache.hits = 0;
+        (0..50).for_each(|page| _ = cache.access(page));
+    }
+    assert_eq!((s3.hits, lru.hits), (50, 0));
+}
+
+#[test]
+fn lru_evicts_the_page_that_was_not_used_for_the_longest_time() {
+    let [_, mut cache] = both(3);
+    for page in [1, 2, 3, 1, 4] {
+        cache.access(page);
+    }
+    assert!(cache.at.contains_key(&1) && !cache.at.contains_key(&2));
+}
+
+#[test]
+fn frames_that_are_in_use_or_gone_are_no_victims() {
+    let mut random = Random(5);
+    for mut cache in both(64) {
+        for step in 0..20_000_u32 {
+            match random.below(10) {
+                0 => cache.invalidate(random.below(200)),
+                1 => {
+                    let at = usize::try_from(random.below(64)).expect("small");
+                    cache.pinned[at] = step % 3 == 0;
+                }
+                _ => {
+                    let before: Vec<u64> =
+                        (0..64).filter(|at| cache.pinned[*at]).map(|at| cache.page[at]).collect();
+                    cache.access(random.below(200));
+                    let is_kept = |page: &u64| *page == u64::MAX || cache.at.contains_key(page);
+                    assert!(before.iter().all(is_kept), "a page in use was evicted");
+                }
+            }
+        }
+        assert!(cache.at.len() > 40, "{} pages of 64 frames", cache.at.len());
+    }
+}
+
+#[test]
+fn a_cache_whose_frames_are_all_in_use_has_no_victim_and_gets_over_it() {
+    for mut cache in both(8) {
+        (0..8).for_each(|page| _ = cache.access(page));
+        cache.pinned.fill(true);
+        assert!(!cache.access(100) && !cache.at.contains_key(&100));
+        cache.pinned.fill(false);
+        cache.access(100);
+        assert!(cache.at.contains_key(&100));
+    }
+}
+
+#[test]
+fn a_ghost_remembers_as_many_evictions_as_it_is_long_and_each_once() {
+    let mut ghost = Ghost::new(1000);
+    (0..1500).for_each(|page| ghost.insert(mix(page)));
+    let known = (500..1500).filter(|page| ghost.take(mix(*page))).count();
+    assert!((970..=1000).contains(&known), "{known} of 1000");
+    assert_eq!((0..1500).filter(|page| ghost.take(mix(*page))).count(), 0);
+}

@@ -1,0 +1,367 @@
+//! The rules of the cache, one by one, over a disk whose completions the test holds.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::{Buf, Pool};
+
+use super::held::{Control, HeldDisk};
+use super::{CachedDisk, PolicyKind, spec};
+use crate::cache::CacheCounts;
+use crate::testing::pool;
+use crate::{
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Owner, Prepared, Token,
+};
+
+const PAGE: usize = 4096;
+
+/// One core's handle on a cached disk of 512-byte blocks.
+struct Rig {
+    disk: Box<dyn Disk>,
+    source: Arc<CachedDisk>,
+    control: Arc<Control>,
+    pool: Pool,
+    done: Vec<Done>,
+}
+
+/// A read of these bytes.
+fn read(at: usize, bytes: usize) -> IoRequest {
+    IoRequest::new(Op::Read, range(at, bytes))
+}
+
+fn range(at: usize, bytes: usize) -> BlockRange {
+    BlockRange { lba: at as u64 / 512, blocks: u32::try_from(bytes / 512).expect("small") }
+}
+
+impl Rig {
+    fn new(disk_bytes: usize, cache_bytes: u64) -> Rig {
+        let (inner, control) = HeldDisk::create(512, disk_bytes);
+        let source = CachedDisk::new(inner, &spec(cache_bytes, PolicyKind::S3Fifo)).expect("a cache");
+        Rig::on(source, control)
+    }
+
+    fn on(source: Arc<CachedDisk>, control: Arc<Control>) -> Rig {
+        let pool = pool();
+        let context = CoreContext { core: 0, pool: pool.clone(), depth: 64 };
+        let disk = source.open(&context).expect("opens");
+        Rig { disk, source, control, pool, done: Vec::with_capacity(64) }
+    }
+
+    /// Another core's handle on the same disk.
+    fn other(&self) -> Rig {
+        Rig::on(Arc::clone(&self.source), Arc::clone(&self.control))
+    }
+
+    /// Begin a read; the data of one that is answered at once.
+    fn begin(&mut self, token: u64, request: IoRequest) -> Option<Buf> {
+        match self.disk.prepare(&request, None) {
+            Prepared::Ready(data) => return Some(data),
+            Prepared::Later => assert!(self.disk.submit(Token(token), &request, None).is_none()),
+            Prepared::Pool => {
+                let buf = Buf::heap(request.range.blocks * 512);
+                assert!(self.disk.submit(Token(token), &request, Some(buf)).is_none());
+            }
+            Prepared::Fill(_) | Prepared::Wait => panic!("no answer of a cache"),
+        }
+        None
+    }
+
+    /// Begin a write of this byte.
+    fn write(&mut self, token: u64, at: usize, bytes: usize, byte: u8) {
+        let mut buf = self.pool.take(u32::try_from(bytes).expect("small")).expect("a buffer");
+        buf.copy_in(0, &vec![byte; bytes]);
+        let request = IoRequest::new(Op::Write { fua: false }, range(at, bytes));
+        assert!(self.disk.submit(Token(token), &request, Some(buf)).is_none());
+    }
+
+    fn poll(&mut self) -> usize {
+        self.disk.poll(Nanos::ZERO, &mut self.done);
+        self.done.len()
+    }
+
+    /// The end of a command.
+    fn wait(&mut self, token: u64) -> Done {
+        for _ in 0..10_000 {
+            if let Some(at) = self.done.iter().position(|done| done.token == Token(token)) {
+                return self.done.remove(at);
+            }
+            self.poll();
+        }
+        panic!("{token} does not end")
+    }
+
+    /// A read, to its end.
+    fn data(&mut self, at: usize, bytes: usize) -> Vec<u8> {
+        let buf = match self.begin(99, read(at, bytes)) {
+            Some(buf) => buf,
+            None => self.wait(99).buf.expect("the data of a read"),
+        };
+        buf.segments().flatten().copied().collect()
+    }
+
+    fn counts(&self) -> CacheCounts {
+        self.source.counts()
+    }
+
+    fn reads(&self) -> u64 {
+        self.control.reads.load(SeqCst)
+    }
+
+    /// At rest each frame is free or found.
+    fn assert_at_rest(&mut self) {
+        self.done.clear();
+        self.poll();
+        assert_eq!(self.disk.in_flight(), 0);
+        let words = self.source.shared.words();
+        let [_, filling, present, detached] = words.census();
+        assert_eq!((filling, detached), (0, 0), "frames are left over");
+        assert_eq!(self.source.shared.index.len(), present as usize, "entries and frames differ");
+        assert!((0..words.len()).all(|frame| !words.is_pinned(frame)), "a pin is left over");
+        assert_eq!(self.pool.free_bytes(), pool().free_bytes(), "a buffer is left over");
+    }
+}
+
+#[test]
+fn a_page_is_read_once_and_then_found() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    assert_eq!(rig.data(3 * PAGE + 512, 1024), [3; 1024]);
+    assert_eq!(rig.reads(), 1);
+    assert_eq!(rig.data(3 * PAGE, PAGE), [3; PAGE]);
+    assert_eq!(rig.data(4 * PAGE - 512, 512), [3; 512]);
+    assert_eq!(rig.reads(), 1);
+    // Two of four pages are there: what is missing is read, in one piece where it is in a row.
+    assert_eq!(rig.data(5 * PAGE, 512), [5; 512]);
+    let across: Vec<u8> = (2..7_u8).flat_map(|page| [page; PAGE]).skip(512).collect();
+    assert_eq!(rig.data(2 * PAGE + 512, 5 * PAGE - 512), across);
+    assert_eq!(rig.reads(), 2 + 3);
+    let counts = rig.counts();
+    assert_eq!((counts.hits, counts.misses, counts.passed), (2 + 2, 2 + 3, 0));
+    rig.assert_at_rest();
+}
+
+#[test]
+fn misses_of_one_page_are_one_read() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    let mut other = rig.other();
+    rig.control.holds_reads.store(true, SeqCst);
+    for token in 0..32 {
+        assert!(rig.begin(token, read(2 * PAGE, PAGE)).is_none());
+        assert!(other.begin(token, read(2 * PAGE + 512, 512)).is_none());
+    }
+    for _ in 0..100 {
+        assert_eq!((rig.poll(), other.poll()), (0, 0));
+    }
+    assert_eq!(rig.reads(), 1);
+    rig.control.holds_reads.store(false, SeqCst);
+    for token in 0..32 {
+        let data = [rig.wait(token), other.wait(token)].map(|done| done.buf.expect("data"));
+        assert!(data[0].equals_at(0, &[2; PAGE]) && data[1].equals_at(0, &[2; 512]));
+    }
+    assert_eq!((rig.reads(), rig.counts().joined), (1, 63));
+    other.assert_at_rest();
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_fill_is_not_published_when_a_write_begins_after_it() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    rig.control.holds_reads.store(true, SeqCst);
+    assert!(rig.begin(1, read(PAGE, PAGE)).is_none());
+    rig.write(2, PAGE + 512, 512, 0xee);
+    assert_eq!(rig.wait(2).result, Ok(()));
+    // The write is acknowledged: a read that begins now finds neither the old page nor waits for it.
+    rig.control.holds_reads.store(false, SeqCst);
+    let old = rig.wait(1).buf.expect("the data of before the write");
+    assert!(old.equals_at(0, &[1; PAGE]), "a read that began before may have it");
+    let new = rig.data(PAGE, PAGE);
+    assert!(new[..512] == [1; 512] && new[512..1024] == [0xee; 512], "the write is seen");
+    assert_eq!((rig.reads(), rig.counts().doomed), (2, 1));
+    drop(old);
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_fill_that_begins_during_a_write_is_not_published() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    let mut writer = rig.other();
+    rig.control.holds_writes.store(true, SeqCst);
+    writer.write(1, PAGE, PAGE, 0xee);
+    writer.poll();
+    rig.data(PAGE, PAGE);
+    rig.data(PAGE, PAGE);
+    assert_eq!((rig.reads(), rig.counts().doomed), (2, 2), "each of them asks the disk");
+    rig.control.holds_writes.store(false, SeqCst);
+    assert_eq!(writer.wait(1).result, Ok(()));
+    assert_eq!(rig.data(PAGE, PAGE), [0xee; PAGE]);
+    assert_eq!(rig.data(PAGE, PAGE), [0xee; PAGE]);
+    assert_eq!(rig.reads(), 3);
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_write_of_a_part_drops_the_page_and_leaves_those_who_have_it_alone() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    rig.data(PAGE, 3 * PAGE);
+    let old = rig.begin(1, read(PAGE, PAGE)).expect("a hit");
+    rig.write(2, 2 * PAGE - 512, 1024, 0xee);
+    assert_eq!(rig.wait(2).result, Ok(()));
+    assert!(old.equals_at(0, &[1; PAGE]));
+    let bytes = [vec![1; PAGE - 512], vec![0xee; 1024], vec![2; PAGE - 512], vec![3; PAGE]].concat();
+    assert_eq!(rig.data(PAGE, 3 * PAGE), bytes);
+    assert_eq!(rig.reads(), 2, "page 3 was still there");
+    drop(old);
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_long_zeroing_drops_what_it_covers_and_nothing_else() {
+    let mut rig = Rig::new(2048 * PAGE, 16 << 20);
+    for page in 0..2048 {
+        rig.data(page * PAGE, 512);
+    }
+    assert!(rig.source.occupancy().1 > 1900 * 4096);
+    let zeroes = IoRequest::new(Op::WriteZeroes { deallocate: true, fua: false }, range(512, 1500 * PAGE));
+    assert!(rig.disk.submit(Token(1), &zeroes, None).is_none());
+    let before = rig.reads();
+    // A fill during the sweep is for its own read only.
+    assert_eq!(rig.data(2000 * PAGE, 512), [2000_usize.to_le_bytes()[0]; 512]);
+    assert_eq!(rig.wait(1).result, Ok(()));
+    assert_eq!(rig.data(512, PAGE - 512), [0; PAGE - 512]);
+    assert_eq!(rig.data(0, 512), [0; 512]);
+    assert_eq!(rig.data(1500 * PAGE, 1024), [[0; 512], [1500_usize.to_le_bytes()[0]; 512]].concat());
+    assert_eq!(rig.reads() - before, 2, "two pages are read anew, each once");
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_page_that_is_pinned_is_not_evicted_and_a_full_cache_is_passed() {
+    let mut rig = Rig::new(64 * PAGE, 16 * PAGE as u64);
+    let pinned: Vec<Buf> = (0..16)
+        .map(|page| {
+            rig.data(page * PAGE, PAGE);
+            rig.begin(1, read(page * PAGE, PAGE)).expect("a hit")
+        })
+        .collect();
+    assert_eq!(rig.data(40 * PAGE, PAGE), [40; PAGE], "read around the cache");
+    assert_eq!(rig.data(40 * PAGE, 4 * PAGE)[..PAGE], [40; PAGE]);
+    assert_eq!((rig.counts().passed, rig.counts().evictions), (5, 0));
+    for (page, buf) in pinned.iter().enumerate() {
+        assert!(buf.equals_at(0, &[page.to_le_bytes()[0]; PAGE]));
+    }
+    drop(pinned);
+    assert_eq!(rig.data(40 * PAGE, PAGE), [40; PAGE]);
+    assert_eq!((rig.counts().passed, rig.counts().evictions), (5, 1));
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_fill_that_fails_is_read_again_as_the_host_asked() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    let mut other = rig.other();
+    rig.control.holds_reads.store(true, SeqCst);
+    rig.control.fails.store(1, SeqCst);
+    assert!(rig.begin(1, read(PAGE + 512, 512)).is_none());
+    assert!(other.begin(2, read(PAGE, PAGE)).is_none());
+    rig.control.holds_reads.store(false, SeqCst);
+    let done = rig.wait(1);
+    assert_eq!(done.result, Ok(()), "another block of the page was bad");
+    assert!(done.buf.expect("data").equals_at(0, &[1; 512]));
+    assert!(other.wait(2).buf.expect("data").equals_at(0, &[1; PAGE]));
+    // Bad for good.
+    rig.control.fails.store(2, SeqCst);
+    assert!(rig.begin(3, read(2 * PAGE, 512)).is_none());
+    let done = rig.wait(3);
+    assert_eq!(done.result, Err(DiskError::MediaRead));
+    drop(done);
+    other.assert_at_rest();
+    rig.assert_at_rest();
+}
+
+#[test]
+fn frames_whose_buffer_a_disk_has_lost_are_never_used_again() {
+    let mut rig = Rig::new(64 * PAGE, 16 * PAGE as u64);
+    rig.control.loses.store(1, SeqCst);
+    assert!(rig.begin(1, read(0, 4 * PAGE)).is_none());
+    assert_eq!(rig.wait(1).result, Ok(()), "it is read once more");
+    assert_eq!(rig.source.shared.words().census(), [12, 4, 0, 0]);
+    for page in 0..64 {
+        assert_eq!(rig.data(page * PAGE, 512), [page.to_le_bytes()[0]; 512]);
+    }
+    assert_eq!(rig.source.shared.words().census(), [0, 4, 12, 0]);
+}
+
+#[test]
+fn a_submitter_that_goes_does_not_end_a_fill_for_others() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    let owned = |owner: u64, token: u64| owner << 32 | token;
+    rig.control.holds_reads.store(true, SeqCst);
+    rig.control.holds_writes.store(true, SeqCst);
+    assert!(rig.begin(owned(1, 1), read(PAGE, PAGE)).is_none());
+    assert!(rig.begin(owned(2, 1), read(PAGE, PAGE)).is_none());
+    rig.write(owned(1, 2), 8 * PAGE, PAGE, 9);
+    assert_eq!(rig.disk.forget(Owner(1)), 2);
+    assert_eq!(rig.wait(owned(1, 1)).result, Err(DiskError::Cancelled));
+    rig.control.holds_writes.store(false, SeqCst);
+    rig.control.holds_reads.store(false, SeqCst);
+    assert_eq!(rig.wait(owned(1, 2)).token.owner(), Owner(1));
+    assert!(rig.wait(owned(2, 1)).buf.expect("data").equals_at(0, &[1; PAGE]));
+    assert_eq!(rig.reads(), 1);
+    rig.assert_at_rest();
+}
+
+#[test]
+fn what_is_prepared_and_not_submitted_is_given_up() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    for _ in 0..3 {
+        assert!(matches!(rig.disk.prepare(&read(0, 4 * PAGE), None), Prepared::Later));
+    }
+    rig.assert_at_rest();
+    // A read that was not asked for brings its data all the same.
+    assert!(rig.disk.submit(Token(5), &read(PAGE, PAGE), None).is_none());
+    assert!(rig.wait(5).buf.expect("data").equals_at(0, &[1; PAGE]));
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_handle_that_is_dropped_leaves_no_write_and_no_sweep_behind() {
+    let mut rig = Rig::new(2048 * PAGE, 1 << 20);
+    let mut other = rig.other();
+    rig.control.holds_writes.store(true, SeqCst);
+    other.write(1, PAGE, PAGE, 7);
+    let zeroes = IoRequest::new(Op::Deallocate, range(8 * PAGE, 2000 * PAGE));
+    assert!(other.disk.submit(Token(2), &zeroes, None).is_none());
+    drop(other);
+    assert_eq!(rig.data(PAGE, PAGE), [7; PAGE]);
+    assert_eq!(rig.data(PAGE, PAGE), [7; PAGE]);
+    assert_eq!(rig.reads(), 1, "it is published");
+    rig.assert_at_rest();
+}
+
+#[test]
+fn the_part_of_a_page_at_the_end_of_the_disk_is_not_cached_and_long_reads_are_passed() {
+    let mut rig = Rig::new(256 * PAGE + 512, 2 << 20);
+    for _ in 0..2 {
+        assert_eq!(rig.data(256 * PAGE, 512), [0; 512]);
+        assert_eq!(rig.data(255 * PAGE, PAGE + 512)[..PAGE], [255; PAGE]);
+        rig.data(0, 129 * PAGE);
+    }
+    assert_eq!((rig.source.occupancy().1, rig.reads()), (0, 6));
+    rig.data(0, 128 * PAGE);
+    rig.data(128 * PAGE, PAGE);
+    let before = rig.reads();
+    let data = rig.data(0, 129 * PAGE);
+    assert!(data.chunks(PAGE).zip(0_u8..).all(|(page, byte)| page == [byte; PAGE]));
+    assert_eq!(rig.reads(), before, "a long read is answered where all of it is there");
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_resize_drops_the_contents() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    rig.data(0, PAGE);
+    rig.source.resize(16 * PAGE as u64).expect("the same size");
+    rig.data(0, PAGE);
+    assert_eq!(rig.reads(), 2);
+    rig.assert_at_rest();
+}

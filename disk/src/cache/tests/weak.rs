@@ -1,0 +1,188 @@
+//! Index and frames under a model checker of weak memory (loom): two threads, two frames, two pages, every
+//! order of their steps with up to three preemptions, and every value that a load may see.
+//!
+//! The bytes of a frame, and those of the disk, are relaxed atomics here: what orders them in the product
+//! is the index and the frames' words, so that is what must order them in the model.
+
+use std::sync::atomic::Ordering::{self, Relaxed};
+
+use loom::sync::Arc;
+use loom::sync::Mutex;
+use loom::sync::atomic::AtomicU64;
+use loom::thread;
+use spindle_reactor::mem::{Filling, FrameWords, Shard, Word};
+
+use crate::cache::index::{Found, Index, Inserted};
+
+struct Modelled(AtomicU64);
+
+impl Word for Modelled {
+    fn new(value: u64) -> Self {
+        Modelled(AtomicU64::new(value))
+    }
+
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order);
+    }
+
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_add(value, order)
+    }
+
+    fn exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        self.0.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    }
+}
+
+/// Pages 0 and 1 of a disk, two frames.
+struct World {
+    words: FrameWords<Modelled>,
+    index: Index<Modelled>,
+    shard: Mutex<Shard>,
+    /// The version on the disk.
+    disk: [AtomicU64; 2],
+    /// What is in a frame: page and version.
+    content: [AtomicU64; 2],
+    /// The newest version that was acknowledged.
+    acknowledged: [AtomicU64; 2],
+}
+
+fn pair() -> [AtomicU64; 2] {
+    [AtomicU64::new(0), AtomicU64::new(0)]
+}
+
+impl World {
+    fn new() -> Arc<World> {
+        let (words, mut shards) = FrameWords::new(1, 2);
+        let shard = Mutex::new(shards.remove(0));
+        let index = Index::new(2);
+        Arc::new(World { words, index, shard, disk: pair(), content: pair(), acknowledged: pair() })
+    }
+
+    /// A read of a page, with a fill where it is missing.
+    fn read(&self, page: usize) -> u64 {
+        let floor = self.acknowledged[page].load(Ordering::Acquire);
+        let version = self.look(page).unwrap_or_else(|| match self.enter(page) {
+            Some(filling) => self.fill(page, filling),
+            None => self.disk[page].load(Relaxed),
+        });
+        assert!(version >= floor, "page {page}: version {version} after {floor} was acknowledged");
+        version
+    }
+
+    fn look(&self, page: usize) -> Option<u64> {
+        match self.index.find(&self.words, self.index.place(page as u64)) {
+            Found::Present(pin) => {
+                let content = self.content[pin.frame() as usize].load(Relaxed);
+                assert_eq!(content >> 32, page as u64, "another page's bytes");
+                Some(content & 0xffff_ffff)
+            }
+            Found::Filling | Found::Missing => None,
+        }
+    }
+
+    fn enter(&self, page: usize) -> Option<Filling<'_, Modelled>> {
+        let place = self.index.place(page as u64);
+        let mut shard = self.shard.lock().expect("no panic");
+        if !matches!(self.index.find(&self.words, place), Found::Missing) {
+            return None;
+        }
+        let filling = self.words.allocate(&mut shard, page as u64)?;
+        assert_ne!(self.index.insert(&self.words, place, &filling, None), Inserted::Full);
+        Some(filling)
+    }
+
+    fn fill(&self, page: usize, filling: Filling<'_, Modelled>) -> u64 {
+        let version = self.disk[page].load(Relaxed);
+        self.content[filling.frame() as usize].store((page as u64) << 32 | version, Relaxed);
+        if let Err(filling) = filling.publish() {
+            self.index.remove(&self.words, self.index.place(page as u64), filling.frame());
+            drop(filling.detach());
+        }
+        version
+    }
+
+    /// A write of the next version, acknowledged.
+    fn write(&self, page: usize, version: u64) {
+        let place = self.index.place(page as u64);
+        self.index.begin_write(&self.words, place);
+        self.disk[page].store(version, Relaxed);
+        self.index.end_write(place);
+        self.acknowledged[page].store(version, Ordering::Release);
+    }
+
+    /// Take a page out, if nobody has it.
+    fn evict(&self, page: usize) {
+        let place = self.index.place(page as u64);
+        if let Found::Present(pin) = self.index.find(&self.words, place)
+            && pin.evict()
+        {
+            self.index.remove(&self.words, place, pin.frame());
+        }
+    }
+
+    /// Both threads have ended.
+    fn check(&self) {
+        let [free, filling, present, detached] = self.words.census();
+        assert_eq!((filling, detached, free + present), (0, 0, 2), "a frame is left over");
+        assert_eq!(self.index.len(), present as usize, "entries and frames differ");
+        assert!(!self.words.is_pinned(0) && !self.words.is_pinned(1), "a pin is left over");
+        for page in 0..2 {
+            let newest = self.disk[page].load(Relaxed);
+            assert!(self.look(page).is_none_or(|version| version == newest), "page {page} is stale");
+        }
+    }
+}
+
+fn explore(before: fn(&World), first: fn(&World), second: fn(&World)) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let world = World::new();
+        before(&world);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || second(&other));
+        first(&world);
+        thread.join().expect("no panic");
+        world.check();
+    });
+}
+
+#[test]
+fn a_write_and_a_read_of_a_page_that_is_there() {
+    explore(|it| _ = it.read(0), |it| it.write(0, 1), |it| _ = it.read(0));
+}
+
+#[test]
+fn a_write_and_a_fill() {
+    explore(|_| (), |it| it.write(0, 1), |it| _ = it.read(0));
+}
+
+#[test]
+fn two_fills_of_one_page_and_two_of_two_pages() {
+    explore(|_| (), |it| _ = it.read(0), |it| _ = it.read(0));
+    explore(|_| (), |it| _ = it.read(0), |it| _ = it.read(1));
+}
+
+#[test]
+fn an_eviction_a_fill_of_its_frame_and_a_read() {
+    let both_there = |it: &World| {
+        it.read(0);
+        it.read(1);
+    };
+    let reuse = |it: &World| {
+        it.evict(0);
+        it.evict(1);
+        it.read(1);
+    };
+    explore(both_there, reuse, |it| _ = it.read(0));
+}
+
+#[test]
+fn an_eviction_and_a_write() {
+    explore(|it| _ = it.read(0), |it| it.evict(0), |it| it.write(0, 1));
+}
