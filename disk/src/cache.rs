@@ -57,6 +57,17 @@ pub enum PolicyKind {
     Lru,
 }
 
+impl PolicyKind {
+    /// Its name in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            PolicyKind::S3Fifo => "s3-fifo",
+            PolicyKind::Lru => "lru",
+        }
+    }
+}
+
 /// What a cache is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheSpec {
@@ -76,9 +87,23 @@ impl CacheSpec {
     }
 }
 
+/// A cache as it is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheUse {
+    /// Bytes of pages that it has room for.
+    pub bytes: u64,
+    /// Bytes of pages that are in it, nearly.
+    pub used_bytes: u64,
+    /// Which page is to go.
+    pub policy: PolicyKind,
+    /// What it has done so far, on all cores.
+    pub counts: CacheCounts,
+}
+
 /// A disk with a cache in front, shared by all cores. See the module.
 pub struct CachedDisk {
     inner: Arc<dyn DiskSource>,
+    policy: PolicyKind,
     shared: Arc<Shared>,
 }
 
@@ -98,21 +123,13 @@ impl CachedDisk {
         }
         let shared = Shared::new(spec)
             .map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
-        Ok(Arc::new(CachedDisk { inner, shared: Arc::new(shared) }))
+        Ok(Arc::new(CachedDisk { inner, policy: spec.policy, shared: Arc::new(shared) }))
     }
 
     /// What it has done so far, on all cores.
     #[must_use]
     pub fn counts(&self) -> CacheCounts {
         self.shared.totals()
-    }
-
-    /// Bytes of pages that it has room for, and of those that are in it now, nearly.
-    #[must_use]
-    pub fn occupancy(&self) -> (u64, u64) {
-        let words = self.shared.words();
-        let [_, _, present, _] = words.census();
-        (u64::from(words.len()) * 4096, u64::from(present) * 4096)
     }
 }
 
@@ -173,6 +190,18 @@ impl DiskSource for CachedDisk {
 
     fn identity_seed(&self) -> Option<String> {
         self.inner.identity_seed()
+    }
+
+    fn cache(&self) -> Option<CacheUse> {
+        let words = self.shared.words();
+        let [_, _, present, _] = words.census();
+        let bytes = |frames: u32| u64::from(frames) * 4096;
+        Some(CacheUse {
+            bytes: bytes(words.len()),
+            used_bytes: bytes(present),
+            policy: self.policy,
+            counts: self.counts(),
+        })
     }
 
     fn area(&self) -> Option<Area> {

@@ -39,7 +39,7 @@ use nvme_spec::status::{Status, StatusType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-pub use cache::{CacheCounts, CacheSpec, CachedDisk, PolicyKind};
+pub use cache::{CacheCounts, CacheSpec, CacheUse, CachedDisk, PolicyKind};
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
 pub use file::{FileDisk, FileFacts, FileSpec};
 pub use medium::guard;

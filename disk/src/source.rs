@@ -2,6 +2,7 @@
 
 use spindle_reactor::mem::{Area, Pool};
 
+use crate::cache::CacheUse;
 use crate::{Disk, Geometry};
 
 /// What a core gives a disk when it opens it.
@@ -156,6 +157,11 @@ pub trait DiskSource: Send + Sync {
     /// other one: the identity that hosts see is derived from it. `None` where the names in the configuration
     /// say which medium it is.
     fn identity_seed(&self) -> Option<String> {
+        None
+    }
+
+    /// The cache in front of it, where it has one.
+    fn cache(&self) -> Option<CacheUse> {
         None
     }
 

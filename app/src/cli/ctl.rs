@@ -46,6 +46,8 @@ pub enum CtlCommand {
 pub enum Verb {
     /// List connected hosts
     Connections,
+    /// List the caches of disks, and how much of what is read they have
+    Cache,
     /// List, add and remove subsystems
     #[command(subcommand)]
     Subsystem(SubsystemVerb),

@@ -138,11 +138,7 @@ impl CachePlan {
     /// As it is shown.
     #[must_use]
     pub fn words(cache: Option<&CachePlan>) -> String {
-        let policy = |policy| match policy {
-            PolicyKind::S3Fifo => "s3-fifo",
-            PolicyKind::Lru => "lru",
-        };
-        let words = |it: &CachePlan| format!("{} {}", Bytes::new(it.bytes), policy(it.policy));
+        let words = |it: &CachePlan| format!("{} {}", Bytes::new(it.bytes), it.policy.name());
         cache.map_or_else(|| "none".to_owned(), words)
     }
 }

@@ -92,6 +92,31 @@ pub fn disks(disks: &Value) -> String {
     })
 }
 
+/// Of the disks that have one.
+pub fn caches(iostat: &Value) -> String {
+    let header = ["disk", "policy", "size", "used", "found", "hits", "misses", "ghosts", "passed", "evicted"];
+    let disks = list(iostat, "bdevs").iter().filter(|disk| disk["cache"].is_object());
+    rows(header, disks, |disk| {
+        let cache = &disk["cache"];
+        let pages = |name| number(cache, name);
+        let asked = pages("hits") + pages("misses") + pages("passed");
+        // In tenths of a percent.
+        let found = (pages("hits") * 1000).checked_div(asked);
+        [
+            word(disk, "name"),
+            word(cache, "policy"),
+            Bytes::new(pages("size")).to_string(),
+            Bytes::new(pages("used")).to_string(),
+            found.map_or_else(|| "-".to_owned(), |tenths| format!("{}.{} %", tenths / 10, tenths % 10)),
+            pages("hits").to_string(),
+            pages("misses").to_string(),
+            pages("ghost_hits").to_string(),
+            pages("passed").to_string(),
+            pages("evictions").to_string(),
+        ]
+    })
+}
+
 fn rows<'a, const N: usize>(
     header: [&str; N],
     of: impl Iterator<Item = &'a Value>,

@@ -259,7 +259,7 @@ fn what_is_refused_names_the_value_and_what_is_allowed() {
         ("subsystem add", ["<NQN>", "required"]),
         ("subsytem list", ["\"subsytem\"", "did you mean \"subsystem\"?"]),
         ("rpcgetmethods", ["\"rpcgetmethods\"", "did you mean \"rpc_get_methods\"?"]),
-        ("everything", ["\"everything\"", "verbs are status, connections, subsystem"]),
+        ("everything", ["\"everything\"", "verbs are status, connections, cache, subsystem"]),
         ("host any nqn.a maybe", ["maybe", "on, off"]),
         ("host add nqn.a", ["<HOST>", "required"]),
         ("listener add nqn.a host:4420", ["`host:4420` is not an address", "[V6]:PORT"]),
@@ -344,4 +344,24 @@ fn connections_have_their_peers_and_hosts_name_themselves_without_control_charac
         assert!(text.contains(wanted), "{wanted}\n{text}");
     }
     assert_eq!(text.matches('┆').count() % 5, 0, "{text}");
+}
+
+#[test]
+fn caches_are_shown_with_the_share_of_pages_that_were_found() {
+    let ask = |method: &str, _: Value| {
+        assert_eq!(method, "bdev_get_iostat");
+        let cache = json!({
+            "size": 1 << 30, "used": 1 << 20, "policy": "s3-fifo", "hits": 750, "misses": 200,
+            "ghost_hits": 7, "joined": 1, "passed": 50, "evictions": 3, "doomed": 0,
+        });
+        let unread = json!({ "size": 1 << 20, "used": 0, "policy": "lru" });
+        Ok(json!({ "bdevs": [
+            { "name": "plain" }, { "name": "cached", "cache": cache }, { "name": "new", "cache": unread },
+        ] }))
+    };
+    let (_, text) = verbs::answer(&crate::cli::Verb::Cache, &ask).expect("an answer");
+    assert!(!text.contains("plain"), "{text}");
+    for wanted in ["cached ┆ s3-fifo ┆ 1 GiB ┆ 1 MiB ┆ 75.0 %", "new    ┆ lru     ┆ 1 MiB"] {
+        assert!(text.contains(wanted), "{wanted}\n{text}");
+    }
 }

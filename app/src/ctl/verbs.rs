@@ -10,6 +10,7 @@ use crate::rpc::client::CallError;
 pub fn answer(verb: &Verb, ask: Ask<'_>) -> Answer {
     match verb {
         Verb::Connections => connections(ask),
+        Verb::Cache => shown(ask("bdev_get_iostat", json!({})), show::caches),
         Verb::Subsystem(verb) => subsystem(verb, ask),
         Verb::Host(verb) => host(verb, ask),
         Verb::Listener(verb) => listener(verb, ask),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use nvme_spec::nqn::Nqn;
 use serde_json::{Value, json};
-use spindle_disk::DiskSource;
+use spindle_disk::{CacheUse, DiskSource};
 use spindle_target::counters::IoTotals;
 use spindle_target::shared::ControllerShared;
 use spindle_target::snapshot::{AllowedHosts, Listener, Snapshot, Subsystem};
@@ -318,6 +318,23 @@ fn traffic((key, of): (&str, Value), totals: IoTotals) -> Value {
     })
 }
 
+/// Pages are counted, of 4 KiB.
+fn cache(used: &CacheUse) -> Value {
+    let counts = used.counts;
+    json!({
+        "size": used.bytes,
+        "used": used.used_bytes,
+        "policy": used.policy.name(),
+        "hits": counts.hits,
+        "misses": counts.misses,
+        "ghost_hits": counts.ghost_hits,
+        "joined": counts.joined,
+        "passed": counts.passed,
+        "evictions": counts.evictions,
+        "doomed": counts.doomed,
+    })
+}
+
 pub fn iostat(look: &Look<'_>, args: &Args) -> Answer {
     let snapshot = &look.snapshot;
     let namespaces = || snapshot.iter().flat_map(|it| &it.subsystems).flat_map(|it| it.active());
@@ -328,7 +345,12 @@ pub fn iostat(look: &Look<'_>, args: &Args) -> Answer {
             let channels = cores.map(|(core, totals)| traffic(("thread_id", json!(core + 1)), totals));
             return json!({ "name": disk.name(), "channels": channels.collect::<Vec<_>>() });
         }
-        traffic(("name", json!(disk.name())), counters.map_or_else(IoTotals::default, |it| it.totals()))
+        let totals = counters.map_or_else(IoTotals::default, |it| it.totals());
+        let mut told = traffic(("name", json!(disk.name())), totals);
+        if let Some(used) = disk.cache() {
+            told["cache"] = cache(&used);
+        }
+        told
     };
     let bdevs: Vec<_> = disks(look, args)?.iter().map(tell).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "ticks": look.view.uptime_ns(), "bdevs": bdevs }))

@@ -307,7 +307,7 @@ pub static METHODS: &[Method] = &[
             may("per_channel", Kind::Flag, "Of each core, as channels."),
             may("reset_mode", Kind::Only("\"none\""), "Counters are never reset."),
         ],
-        "Traffic of each disk since the process was started.",
+        "Traffic of each disk since the process was started, and what its cache has done.",
         reads::iostat,
     ),
     change(
