@@ -329,6 +329,13 @@ pub struct DiskArgs {
     /// Use only the first SIZE bytes
     #[arg(long, value_name = "SIZE")]
     pub span: Option<Bytes>,
+    /// Put a cache of SIZE bytes in front of it, as `[disk.cache]` does
+    #[arg(long, value_name = "SIZE")]
+    pub cache: Option<Bytes>,
+    /// Which page of the cache goes when another comes
+    #[arg(long, value_name = "POLICY", default_value = "s3-fifo", value_parser = ["s3-fifo", "lru"])]
+    #[arg(requires = "cache")]
+    pub policy: String,
     /// Allow writes, which destroy what is on the disk
     #[arg(long)]
     pub destroy_data: bool,

@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`sim`] | the seeded simulator |
+//! | [`blank`] | a disk without a medium, for measuring |
 //! | [`direct`], [`script`] | a target driven by hand, over NVMe/TCP and over scripted connections |
 //! | [`embedded`] | a target on a thread of this process, with sockets: `tests/examples/embedded_target.rs` |
 //! | [`loopback`] | the binary as a child process, and hosts that use it |
@@ -15,6 +16,7 @@
 //! corpora, tidy rules; the lab's bodies are in `tests/lab`.
 #![forbid(unsafe_code)]
 
+pub mod blank;
 pub mod direct;
 pub mod drive;
 #[cfg(feature = "simulator")]

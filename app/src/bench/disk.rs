@@ -12,8 +12,8 @@ use std::time::Duration;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgSpec};
 use spindle_disk::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, NullDisk, NullSpec, Op, OpenError,
-    Prepared, Token,
+    BlockRange, CacheCounts, CacheSpec, CacheUse, CachedDisk, CoreContext, Disk, DiskError, DiskSource, Done,
+    IoRequest, NullDisk, NullSpec, Op, OpenError, PolicyKind, Prepared, Token,
 };
 use spindle_nvme_pcie::{DriveError, Drives, PciAddress, PciAddressError, Settings};
 use spindle_reactor::affinity::{AffinityError, pin_current_thread};
@@ -140,10 +140,11 @@ pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
     if let Some(core) = args.core {
         pin_current_thread(core)?;
     }
-    let source = open(&args.disk)?;
+    let source = with_cache(args, open(&args.disk)?)?;
     let mut engine = Engine::new(args, source.as_ref())?;
     let end = engine.measure(args.load.seconds);
     drop(engine.disk);
+    let cache = source.cache();
     drop(source);
     spindle_nvme_pcie::finish();
     let result = end?;
@@ -152,6 +153,10 @@ pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
     } else {
         say!("{} on {}", result.run.summary(), result.run.address.as_deref().unwrap_or_default());
         say!("{}", report::table::render(&[("bench disk", &result)]));
+        if let Some(CacheUse { counts, .. }) = cache {
+            let CacheCounts { hits, misses, passed, evictions, .. } = counts;
+            say!("cache: {hits} pages found, {misses} missed, {passed} passed, {evictions} evicted");
+        }
     }
     if let Some(path) = &args.output.plot {
         report::plot::write(path, &result.run.summary(), &[("bench disk", &result.latency)])?;
@@ -168,6 +173,16 @@ fn open(place: &DiskPlace) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
         DiskPlace::File(path) => FileDisk::new("bench", &FileSpec::new(path, 512))?,
         DiskPlace::Null => NullDisk::new("bench", NullSpec { bytes: 1 << 40, block_bytes: 512 })?,
     })
+}
+
+fn with_cache(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
+    let Some(bytes) = args.cache else { return Ok(disk) };
+    if matches!(args.disk, DiskPlace::Nvme(..) | DiskPlace::Null) {
+        let rule = "a cache is for file:PATH and ng:PATH".to_owned();
+        return Err(DiskBenchError::Size { option: "--cache", value: bytes.to_string(), rule });
+    }
+    let policy = if args.policy == "lru" { PolicyKind::Lru } else { PolicyKind::S3Fifo };
+    Ok(CachedDisk::new(disk, &CacheSpec { bytes: bytes.get(), policy, pages: Pages::Transparent })?)
 }
 
 /// One thread's measurement.

@@ -16,81 +16,22 @@ use nvme_spec::Sqe;
 use nvme_spec::tcp::{CapsuleCmd, Extent};
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_disk::{
-    BlockRange, CacheSpec, CachedDisk, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op,
-    OpenError, Owner, PolicyKind, Prepared, ResizeError, Token, Usage,
+    BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind, Prepared, Token,
 };
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_tcp::RxBatch;
+use spindle_tests::blank::Blank;
 use spindle_tests::direct::Direct;
 use spindle_transport::Connections;
 
 const BLOCKS: u64 = 65_536;
 
-/// A disk whose reads leave the buffer as it is.
-struct Blank;
-
-impl DiskSource for Blank {
-    fn name(&self) -> &'static str {
-        "blank"
-    }
-
-    fn kind(&self) -> &'static str {
-        "blank"
-    }
-
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            block_bytes: 4096,
-            block_count: BLOCKS,
-            is_read_only: false,
-            has_volatile_cache: false,
-            can_deallocate: false,
-            atomic_blocks: 1,
-            can_compare_and_write: false,
-        }
-    }
-
-    fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(Blank))
-    }
-
-    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
-        Err(ResizeError { disk: "blank".to_owned(), bytes, allowed: "never".to_owned() })
-    }
-
-    fn usage(&self) -> Usage {
-        Usage::default()
-    }
-}
-
-impl Disk for Blank {
-    fn geometry(&self) -> Geometry {
-        DiskSource::geometry(self)
-    }
-
-    fn submit(&mut self, token: Token, _request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
-        Some(Done { token, result: Ok(()), buf })
-    }
-
-    fn poll(&mut self, _now: Nanos, _done: &mut Vec<Done>) -> bool {
-        false
-    }
-
-    fn forget(&mut self, _owner: Owner) -> usize {
-        0
-    }
-
-    fn in_flight(&self) -> usize {
-        0
-    }
-}
-
 /// A disk with a cache in which all of it is.
 fn cached() -> Arc<dyn DiskSource> {
     let spec =
         CacheSpec { bytes: BLOCKS * 4096 * 11 / 10, policy: PolicyKind::S3Fifo, pages: Pages::Transparent };
-    let disk = CachedDisk::new(Arc::new(Blank), &spec).expect("a cache");
+    let disk = CachedDisk::new(Arc::new(Blank { blocks: BLOCKS }), &spec).expect("a cache");
     let zone = ZoneSpec { buffer_bytes: 4096, count: 1 };
     let pool = Pool::new(&[zone], Pages::Base).expect("a pool");
     let mut core = disk.open(&CoreContext { core: 0, pool, depth: 1 }).expect("a core");
