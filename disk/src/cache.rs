@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Write-through: a write is acknowledged when the inner disk has ended it, and what it changes is dropped
-//! from the cache before the inner disk is given it. So the disk's promises stay what they are: flush and
+//! from the cache before the inner disk is given it. Whole pages that were in the cache come back into it
+//! when the inner disk has ended the write. So the disk's promises stay what they are: flush and
 //! FUA go down, and nothing is lost with the cache. Reads and writes of a block are as linearizable as
 //! without it; the argument is in [`index`], the states of a frame in [`spindle_reactor::mem::FrameWords`].
 //!

@@ -320,8 +320,8 @@ pub trait Disk {
     fn geometry(&self) -> Geometry;
 
     /// Where the data of this Read or Write is, or is to be. What it gives is for this command alone;
-    /// dropped, it is free again. `next` is the block that is probably read next, unchecked: a hint, to begin
-    /// to fetch what will be looked up for it.
+    /// dropped, it is free again. `next` is the block that is probably read second next, unchecked: a hint,
+    /// to begin to fetch what will be looked up for it.
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let _ = (request, next);
         Prepared::Pool

@@ -9,13 +9,14 @@ const COMMANDS: u64 = 2000;
 const SEEDS: u64 = 250;
 
 /// What must have happened in each half: what did not was not tested.
-const LEAST: [(&str, u64); 37] = [
+const LEAST: [(&str, u64); 38] = [
     ("reads in place", 10_000),
     ("cache hits", 10_000),
     ("cache misses", 10_000),
     ("cache evictions", 1000),
     ("doomed fills", 2000),
     ("joined fills", 300),
+    ("written pages", 300),
     ("overlapping reads", 50_000),
     ("overlapping writes", 30_000),
     ("overlapping swaps", 1000),

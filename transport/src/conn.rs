@@ -211,8 +211,9 @@ pub trait Transport {
         false
     }
 
-    /// The bytes where the next command's queue entry would be, if they are here. Unchecked: they may be of
-    /// something else.
+    /// The bytes where the queue entry of the second next command would be, if they are here: that one, as
+    /// two dependent fetches from memory take as long as two commands. Unchecked: they may be of something
+    /// else.
     fn peek_command(&self) -> Option<&Sqe> {
         None
     }

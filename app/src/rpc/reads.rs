@@ -331,6 +331,7 @@ fn cache(used: &CacheUse) -> Value {
         "joined": counts.joined,
         "passed": counts.passed,
         "evictions": counts.evictions,
+        "written": counts.written,
         "doomed": counts.doomed,
     })
 }

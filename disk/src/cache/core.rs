@@ -7,7 +7,8 @@
 //!                   a page that another fills  -> looked for again in each poll
 //!                   no frame, a piece failed   -> the read itself to the inner disk, into a buffer of the
 //!                   pool
-//!   write  announce each page, drop what there is of it -> inner disk -> end of the write -> Done
+//!   write  announce each page, drop what there is of it -> inner disk
+//!            -> whole pages that were in the cache are entered again -> end of the write -> Done
 //!          many pages: sweep the frames, some in each poll -> inner disk -> end of the sweep -> Done
 //!   others go to the inner disk as they are
 //! ```
@@ -20,9 +21,9 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Pool};
 
 use super::counts::Counts;
-use super::index::{Found, Place};
+use super::index::{Found, NO_FRAME, Place};
 use super::plan::{Means, Plan, Run};
-use super::shared::Shared;
+use super::shared::{Admission, Shared, Stay};
 use crate::shape::block_shift;
 use crate::{
     Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
@@ -34,6 +35,8 @@ const FRAME: u64 = FRAME_BYTES as u64;
 const FILL_PAGES_MAX: u64 = 128;
 /// Pages of the longest read that is answered from the cache.
 const HIT_PAGES_MAX: u64 = 512;
+/// Pages of one write that stay in the cache, 128 KiB: each is copied.
+const STAYS_MAX: usize = 32;
 /// Pages of the longest write that announces each of them; a longer one sweeps the frames.
 const ANNOUNCED_PAGES_MAX: u64 = 1024;
 /// Frames that a sweep looks at in one poll: some microseconds.
@@ -70,8 +73,12 @@ enum Call {
 enum Entry {
     /// The inner disk has it; nothing is to be done at its end.
     Passed(Token),
-    /// A write that the inner disk has, and its pages.
-    Write(Token, std::ops::Range<u64>),
+    /// A write that the inner disk has, its pages, and which of them may stay in the cache.
+    Write {
+        token: Token,
+        pages: std::ops::Range<u64>,
+        stays: Vec<Stay>,
+    },
     /// A write that the inner disk has, after a sweep.
     Swept(Token),
     /// A write for which the frames are being swept, from this one on.
@@ -96,6 +103,7 @@ struct Side {
     prepared: Option<(IoRequest, Plan)>,
     /// Used again and again.
     plans: Vec<Plan>,
+    stays: Vec<Vec<Stay>>,
 }
 
 /// One core's handle. See the module.
@@ -108,8 +116,10 @@ pub(super) struct CachedCore {
     /// Pieces that fill frames at the inner disk, at most `depth`.
     pieces: u32,
     depth: u32,
-    /// Where the next read probably looks.
-    expected: Place,
+    /// The page that the next read probably wants, and the frame that it is probably in.
+    expected: (u64, u32),
+    /// Where the second next read probably looks.
+    coming: Place,
     /// Reads that wait for others' pages or for a buffer of the pool.
     waiting: VecDeque<u32>,
     sweeping: VecDeque<u32>,
@@ -148,9 +158,8 @@ impl Side {
         let means = Means { shared: &self.shared, frames: &self.frames, counts: &self.counts };
         match self.entries.get_mut(slot as usize)? {
             Some(Entry::Read(read)) => Some((read, means)),
-            Some(Entry::Passed(_) | Entry::Write(..) | Entry::Swept(_) | Entry::Sweeping { .. }) | None => {
-                None
-            }
+            Some(Entry::Passed(_) | Entry::Write { .. } | Entry::Swept(_) | Entry::Sweeping { .. })
+            | None => None,
         }
     }
 
@@ -172,9 +181,37 @@ impl Side {
         }
     }
 
-    fn end_write(&self, pages: std::ops::Range<u64>) {
+    fn end_write(&mut self, pages: std::ops::Range<u64>, mut stays: Vec<Stay>) {
         let index = &self.shared.index;
         pages.for_each(|page| index.end_write(index.place(page)));
+        if stays.capacity() > 0 {
+            stays.clear();
+            self.stays.push(stays);
+        }
+    }
+
+    /// A write of whole pages has ended well: those that were in the cache are in it again.
+    fn keep_written(&self, pages: &std::ops::Range<u64>, stays: &[Stay], data: &Buf) {
+        let means = self.means();
+        for stay in stays {
+            let Admission::Fill(filling) = self.shared.admit_written(stay, &self.counts) else { continue };
+            let mut frame = self.frames.filling(std::iter::once(filling));
+            let mut at = 0;
+            // The write begins with a page: see `write`.
+            let offset = usize::try_from((stay.page - pages.start) * FRAME).unwrap_or(usize::MAX);
+            data.visit(offset, FRAME_BYTES as usize, |piece| {
+                frame.copy_in(at, piece);
+                at += piece.len();
+            });
+            let taken = self.frames.take_back(frame, |filling| match filling.publish() {
+                Ok(pin) => {
+                    self.shared.words().set_heat(pin.frame(), stay.heat);
+                    self.counts.written.add(1);
+                }
+                Err(filling) => drop(means.unpublished(filling)),
+            });
+            debug_assert!(taken.is_ok(), "it is a frame");
+        }
     }
 
     /// True when all of them are found just now.
@@ -195,7 +232,7 @@ impl Drop for Side {
                     read.plan.on_lost(&self.means());
                     read.plan.clear(&self.means());
                 }
-                Some(Entry::Write(_, pages)) => self.end_write(pages),
+                Some(Entry::Write { pages, stays, .. }) => self.end_write(pages, stays),
                 Some(Entry::Swept(_) | Entry::Sweeping { .. }) => self.shared.end_sweep(),
                 Some(Entry::Passed(_)) | None => {}
             }
@@ -206,7 +243,7 @@ impl Drop for Side {
 impl CachedCore {
     pub(super) fn new(inner: Box<dyn Disk>, shared: Arc<Shared>, context: &CoreContext) -> CachedCore {
         let depth = context.depth as usize;
-        let expected = shared.index.place(0);
+        let coming = shared.index.place(0);
         let side = Side {
             frames: shared.frames.core(depth.min(READY_MAX) * BUFFERS_A_READ),
             counts: shared.new_counts(),
@@ -215,6 +252,7 @@ impl CachedCore {
             free: Vec::with_capacity(depth),
             prepared: None,
             plans: (0..depth.min(READY_MAX)).map(|_| Plan::new()).collect(),
+            stays: Vec::with_capacity(depth),
         };
         CachedCore {
             shift: block_shift(inner.geometry().block_bytes),
@@ -223,7 +261,8 @@ impl CachedCore {
             pool: context.pool.clone(),
             pieces: 0,
             depth: context.depth,
-            expected,
+            expected: (u64::MAX, NO_FRAME),
+            coming,
             waiting: VecDeque::with_capacity(depth),
             sweeping: VecDeque::new(),
             ready: VecDeque::with_capacity(depth),
@@ -264,11 +303,20 @@ impl CachedCore {
             self.sweeping.push_back(slot);
             return None;
         }
+        let is_whole =
+            range.offset(self.shift).is_multiple_of(FRAME) && range.bytes(self.shift).is_multiple_of(FRAME);
+        let has_data = matches!(call, Call::Op(IoRequest { op: Op::Write { .. }, .. }, Some(_)));
+        let mut stays = Vec::new();
         for page in pages.clone() {
-            let shared = &self.side.shared;
-            shared.index.begin_write(shared.words(), shared.index.place(page));
+            let stay = self.side.shared.begin_write(page);
+            if let Some(stay) = stay.filter(|_| is_whole && has_data && stays.len() < STAYS_MAX) {
+                if stays.capacity() == 0 {
+                    stays = self.side.stays.pop().unwrap_or_else(|| Vec::with_capacity(STAYS_MAX));
+                }
+                stays.push(stay);
+            }
         }
-        let slot = self.side.enter(Entry::Write(token, pages));
+        let slot = self.side.enter(Entry::Write { token, pages, stays });
         self.call(token, slot, call)
     }
 
@@ -300,8 +348,11 @@ impl CachedCore {
         };
         let token = match entry {
             Entry::Passed(token) => token,
-            Entry::Write(token, pages) => {
-                self.side.end_write(pages);
+            Entry::Write { token, pages, stays } => {
+                if let (Ok(()), Some(buf)) = (done.result, &done.buf) {
+                    self.side.keep_written(&pages, &stays, buf);
+                }
+                self.side.end_write(pages, stays);
                 token
             }
             Entry::Swept(token) => {
@@ -333,14 +384,22 @@ impl CachedCore {
     #[inline]
     fn prepare_read(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let (offset, bytes) = self.offset_and_bytes(request);
-        let is_expected = self.expected.page() == offset / FRAME;
-        let place = if is_expected { self.expected } else { self.side.shared.index.place(offset / FRAME) };
+        let page = offset / FRAME;
+        let Shared { index, frames, .. } = &*self.side.shared;
+        let guess = match self.expected {
+            (expected, frame) if expected == page => frame,
+            _ => index.guess(index.place(page)),
+        };
+        // While this command is worked on, the processor fetches the frame's word of the next one, whose
+        // bucket it has fetched during the one before, and the bucket of the second next.
+        let frame = index.guess(self.coming);
+        frames.words().expect(frame);
+        self.expected = (self.coming.page(), frame);
         if let Some(next) = next {
-            // Its place is worked out once.
-            self.expected = self.side.shared.index.place((next << self.shift) / FRAME);
-            self.side.shared.index.expect(self.expected);
+            self.coming = index.place((next << self.shift) / FRAME);
+            index.expect(self.coming);
         }
-        match self.find_one(place, offset, bytes) {
+        match self.find_one(guess, offset, bytes) {
             Some(data) => Prepared::Ready(data),
             None => self.prepare_pages(request, offset, bytes),
         }
@@ -348,13 +407,13 @@ impl CachedCore {
 
     /// The commonest: bytes of one page that is here.
     #[inline]
-    fn find_one(&mut self, place: Place, offset: u64, bytes: u32) -> Option<Buf> {
+    fn find_one(&mut self, guess: u32, offset: u64, bytes: u32) -> Option<Buf> {
         let Side { shared, frames, counts, .. } = &self.side;
         let skip = u32::try_from(offset % FRAME).unwrap_or(0);
         if bytes == 0 || bytes > FRAME_BYTES - skip {
             return None;
         }
-        let pin = shared.index.hit(shared.words(), place)?;
+        let pin = shared.index.hit(shared.words(), offset / FRAME, guess)?;
         pin.warm();
         counts.hits.add(1);
         if shared.wants_touches {
@@ -510,7 +569,7 @@ impl CachedCore {
                 let buf = if let Call::Op(_, buf) = call { buf } else { None };
                 Some(Done::cancelled(token, buf))
             }
-            Entry::Sweeping { .. } | Entry::Passed(_) | Entry::Write(..) | Entry::Swept(_) => None,
+            Entry::Sweeping { .. } | Entry::Passed(_) | Entry::Write { .. } | Entry::Swept(_) => None,
         }
     }
 }
@@ -519,7 +578,9 @@ impl Disk for CachedCore {
     #[inline]
     fn geometry(&self) -> Geometry {
         // Two pages of one read may have come at different times.
-        Geometry { atomic_blocks: 1, ..self.inner.geometry() }
+        let mut geometry = self.inner.geometry();
+        geometry.atomic_blocks = 1;
+        geometry
     }
 
     #[inline]

@@ -54,6 +54,8 @@ counts! {
     passed,
     /// Pages that made place for others.
     evictions,
+    /// Pages that were in the cache and are in it with what was written to them.
+    written,
     /// Pages that were read into a frame and not kept, because a write came.
     doomed,
 }

@@ -36,6 +36,9 @@ const WRITES: u64 = (1 << 24) - 1;
 /// The next write.
 const SEQUENCE: u64 = 1 << 24;
 
+/// No frame has this number.
+pub const NO_FRAME: u32 = u32::MAX;
+
 /// One line of the processor's cache.
 #[repr(C, align(64))]
 struct Bucket<W> {
@@ -49,8 +52,6 @@ pub struct Place {
     page: u64,
     first: u32,
     second: u32,
-    /// The entry of either bucket that is tried before the others, below [`ENTRIES`].
-    slot: u8,
 }
 
 impl Place {
@@ -86,6 +87,8 @@ pub enum Found<'a, W: Word> {
 pub struct Write {
     /// No other was in flight when it began.
     pub is_alone: bool,
+    /// The hits of the page, when it was in the cache: see [`FrameWords::heat`].
+    pub heat: Option<u8>,
     sequence: u64,
 }
 
@@ -105,12 +108,11 @@ pub struct Index<W = AtomicU64> {
     buckets: Box<[Bucket<W>]>,
 }
 
-/// Spreads the bits of a page number (the finalizer of splitmix64).
+/// Spreads the bits of a page number: each bit of it reaches both halves of the hash.
+#[inline]
 pub(super) fn mix(page: u64) -> u64 {
-    let mut z = page.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    let z = page.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (z ^ (z >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
 impl<W: Word> Index<W> {
@@ -121,10 +123,10 @@ impl<W: Word> Index<W> {
         Index { buckets: (0..Self::buckets_for(frames)).map(bucket).collect() }
     }
 
-    /// 4 of 7 entries in use: then both buckets of a page are full once in ten thousand times (with 5 of 7,
-    /// once in two hundred), and most pages are where they are looked for first.
+    /// 3 of 7 entries in use: then both buckets of a page are full 6 times in ten thousand (with 4 of 7, 70),
+    /// and 98 of a hundred pages are in their first.
     fn buckets_for(frames: u32) -> u32 {
-        frames / 4 + 1
+        frames / 3 + 1
     }
 
     /// Bytes that an index for so many frames takes.
@@ -141,8 +143,7 @@ impl<W: Word> Index<W> {
         let count = self.buckets.len() as u64;
         // Below `count`, which is 32 bits.
         let scale = |bits: u64| (((bits & 0xffff_ffff) * count) >> 32) as u32;
-        let slot = ((hash & 0xffff) * ENTRIES as u64) >> 16;
-        Place { page, first: scale(hash >> 32), second: scale(hash), slot: u8::try_from(slot).unwrap_or(0) }
+        Place { page, first: scale(hash >> 32), second: scale(hash) }
     }
 
     /// Have the page's first bucket in the processor's cache soon.
@@ -158,32 +159,28 @@ impl<W: Word> Index<W> {
         [place.first, place.second].into_iter().filter_map(|at| self.buckets.get(at as usize))
     }
 
-    /// Look in the entry of a bucket that is tried before the others.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call moves the pin through memory")]
-    fn probe<'a>(&self, words: &'a FrameWords<W>, place: Place, bucket: u32) -> Option<Pin<'a, W>> {
-        let slot = self.buckets.get(bucket as usize)?.entries.get(usize::from(place.slot))?;
-        let entry = slot.load(Ordering::Acquire);
-        if entry >> 32 != place.page & 0xffff_ffff {
-            return None;
-        }
-        match words.look(frame_of(entry), place.page) {
-            Look::Present(pin) => Some(pin),
-            Look::Filling(_) | Look::Other => None,
-        }
+    /// The frame that a page is probably in, from its first bucket. To be believed only once it is pinned and
+    /// has the page. [`NO_FRAME`]: it is looked for everywhere.
+    #[inline]
+    pub fn guess(&self, place: Place) -> u32 {
+        let Some(bucket) = self.buckets.get(place.first as usize) else { return NO_FRAME };
+        let tag = place.page << 32;
+        // An entry of this tag is less than any other without the tag. All of them are looked at: a branch
+        // that is often predicted wrongly takes longer.
+        let entries = bucket.entries.iter().map(|slot| slot.load(Ordering::Acquire) ^ tag);
+        // Without one it is some other page's frame, which is then not believed.
+        frame_of(entries.fold(u64::MAX, u64::min))
     }
 
-    /// The frame of a page that is in the cache, pinned.
+    /// The frame of a page that is in the cache, pinned. `guess`: where it is looked for first; a frame that
+    /// has the page is the right one, from wherever its number comes.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the pin through memory")]
-    pub fn hit<'a>(&self, words: &'a FrameWords<W>, place: Place) -> Option<Pin<'a, W>> {
-        if let Some(pin) = self.probe(words, place, place.first) {
+    pub fn hit<'a>(&self, words: &'a FrameWords<W>, page: u64, guess: u32) -> Option<Pin<'a, W>> {
+        if let Look::Present(pin) = words.look(guess, page) {
             return Some(pin);
         }
-        if let Some(pin) = self.probe(words, place, place.second) {
-            return Some(pin);
-        }
-        match self.find(words, place) {
+        match self.find(words, self.place(page)) {
             Found::Present(pin) => Some(pin),
             Found::Filling | Found::Missing => None,
         }
@@ -238,17 +235,9 @@ impl<W: Word> Index<W> {
         Inserted::Doomed
     }
 
-    /// Where an entry for this page can be made, the better first: where it is looked for first, in a bucket
-    /// that has room for others; then in the emptier one.
+    /// Where an entry for this page can be made, the better first: in the page's first bucket.
     fn slots(&self, place: Place) -> impl Iterator<Item = &W> {
-        let free = |bucket: &Bucket<W>| {
-            bucket.entries.iter().filter(|slot| slot.load(Ordering::Relaxed) == 0).count()
-        };
-        let both = [place.first, place.second].map(|at| &self.buckets[at as usize]);
-        let first = both.into_iter().filter(move |bucket| free(bucket) >= 2);
-        let first = first.map(move |bucket| &bucket.entries[usize::from(place.slot)]);
-        let order = if free(both[1]) > free(both[0]) { [both[1], both[0]] } else { both };
-        first.chain(order.into_iter().flat_map(|bucket| &bucket.entries))
+        self.both(place).flat_map(|bucket| &bucket.entries)
     }
 
     fn control(&self, place: Place) -> &W {
@@ -273,9 +262,9 @@ impl<W: Word> Index<W> {
     /// ended, before it is acknowledged.
     pub fn begin_write(&self, words: &FrameWords<W>, place: Place) -> Write {
         let before = self.control(place).fetch_add(WRITE + SEQUENCE, Ordering::AcqRel);
-        self.invalidate(words, place);
+        let heat = self.invalidate(words, place);
         let sequence = before.wrapping_add(WRITE + SEQUENCE) / SEQUENCE;
-        Write { is_alone: before & WRITES == 0, sequence }
+        Write { is_alone: before & WRITES == 0, heat, sequence }
     }
 
     /// The end of a write.
@@ -284,8 +273,9 @@ impl<W: Word> Index<W> {
         debug_assert!(before & WRITES != 0, "a write ends that has not begun");
     }
 
-    /// Drop what there is of the page.
-    pub fn invalidate(&self, words: &FrameWords<W>, place: Place) {
+    /// Drop what there is of the page. Its hits, when it could be found until now.
+    pub fn invalidate(&self, words: &FrameWords<W>, place: Place) -> Option<u8> {
+        let mut found = None;
         let tag = place.page & 0xffff_ffff;
         for bucket in self.both(place) {
             for slot in &bucket.entries {
@@ -297,12 +287,18 @@ impl<W: Word> Index<W> {
                 let (Look::Present(pin) | Look::Filling(pin)) = words.look(frame, place.page) else {
                     continue;
                 };
+                let heat = words.heat(frame);
                 match pin.invalidate() {
-                    Invalidated::Detached | Invalidated::Doomed => self.remove(words, place, frame),
+                    Invalidated::Detached => {
+                        found = heat.or(Some(0));
+                        self.remove(words, place, frame);
+                    }
+                    Invalidated::Doomed => self.remove(words, place, frame),
                     Invalidated::Before => {}
                 }
             }
         }
+        found
     }
 
     /// Entries in use.
@@ -319,9 +315,9 @@ impl<W: Word> Index<W> {
     }
 }
 
-/// The frame of an entry that is not empty.
+/// The frame of an entry; [`NO_FRAME`] of an empty one.
 #[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the lower 32 bits are wanted")]
 fn frame_of(entry: u64) -> u32 {
-    // 32 bits, at least 1.
-    u32::try_from((entry & 0xffff_ffff).wrapping_sub(1)).unwrap_or(u32::MAX)
+    (entry as u32).wrapping_sub(1)
 }

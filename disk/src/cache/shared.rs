@@ -4,7 +4,7 @@
 //! frames, under a lock that only misses take, and never wait for: who finds it taken asks again in its
 //! next turn.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use spindle_reactor::mem::{
@@ -13,7 +13,7 @@ use spindle_reactor::mem::{
 
 use super::counts::Counts;
 use super::ghost::Ghost;
-use super::index::{Found, Index, Inserted, Place, mix};
+use super::index::{Found, Index, Inserted, Place, Write, mix};
 use super::lists::LIST_BYTES;
 use super::policy::{Frames, Lru, Policy, S3Fifo, State};
 use super::{CacheSpec, PolicyKind};
@@ -37,11 +37,24 @@ pub(super) struct Shared {
     pub(super) frames: Arc<CacheFrames>,
     pub(super) index: Index,
     shards: Box<[Mutex<ShardState>]>,
-    /// Writes in flight that sweep the frames instead of announcing each of their pages.
-    sweeping: AtomicU32,
+    /// Writes in flight that sweep the frames instead of announcing each of their pages (lower 32 bits), and
+    /// how many there have been.
+    sweeps: AtomicU64,
     /// Each core's, and those of cores that are gone.
     counts: Mutex<Vec<Arc<Counts>>>,
     pub(super) wants_touches: bool,
+}
+
+/// The next sweep.
+const SWEEP: u64 = 1 << 32;
+
+/// A write of a page that was in the cache: the page may stay, if no other write comes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stay {
+    pub(super) page: u64,
+    pub(super) heat: u8,
+    write: Write,
+    sweeps: u64,
 }
 
 /// What a miss may do.
@@ -91,7 +104,7 @@ impl Shared {
             frames,
             wants_touches: policy().wants_touches(),
             shards: rights.into_iter().map(shard).collect(),
-            sweeping: AtomicU32::new(0),
+            sweeps: AtomicU64::new(0),
             counts: Mutex::new(Vec::new()),
         })
     }
@@ -116,6 +129,15 @@ impl Shared {
     /// A page is not in the cache: what now? `Fill` with the entry made: the caller is to read the page
     /// from the disk into the frame, and nobody else does meanwhile.
     pub(super) fn admit(&self, place: Place, counts: &Counts) -> Admission<'_> {
+        self.admit_for(place, None, counts)
+    }
+
+    /// The same for the writer of the page, whose write has ended and is still announced.
+    pub(super) fn admit_written(&self, stay: &Stay, counts: &Counts) -> Admission<'_> {
+        self.admit_for(self.index.place(stay.page), Some(stay), counts)
+    }
+
+    fn admit_for(&self, place: Place, stay: Option<&Stay>, counts: &Counts) -> Admission<'_> {
         let words = self.words();
         let at = place.part(u32::try_from(self.shards.len()).unwrap_or(1));
         let Some(mut guard) = self.lock(at) else { return Admission::Busy };
@@ -126,7 +148,7 @@ impl Shared {
         }
         let state = &mut *guard;
         let Some(filling) = self.frame_for(place, state, at, counts) else { return Admission::Full };
-        match self.index.insert(words, place, &filling, None) {
+        match self.index.insert(words, place, &filling, stay.map(|stay| stay.write)) {
             Inserted::Full => {
                 drop(filling.detach());
                 return Admission::Full;
@@ -135,12 +157,13 @@ impl Shared {
             Inserted::Clean | Inserted::Doomed => {}
         }
         // The frame is Filling since before this; a sweep that began later finds it so.
-        if self.sweeping.load(Ordering::Acquire) > 0 {
+        let sweeps = self.sweeps.load(Ordering::Acquire);
+        if stay.map_or(!sweeps.is_multiple_of(SWEEP), |stay| sweeps != stay.sweeps) {
             filling.doom();
             self.index.remove(words, place, filling.frame());
         }
         let local = filling.frame() - at * words.shard_frames();
-        if state.policy.inserted(local, mix(place.page())) {
+        if state.policy.inserted(local, mix(place.page())) && stay.is_none() {
             counts.ghost_hits.add(1);
         }
         Admission::Fill(filling)
@@ -188,13 +211,21 @@ impl Shared {
         }
     }
 
+    /// A write of the page begins: see [`Index::begin_write`]. `Some`: the page may stay in the cache.
+    pub(super) fn begin_write(&self, page: u64) -> Option<Stay> {
+        let write = self.index.begin_write(self.words(), self.index.place(page));
+        let sweeps = self.sweeps.load(Ordering::Acquire);
+        let heat = write.heat.filter(|_| write.is_alone && sweeps.is_multiple_of(SWEEP))?;
+        Some(Stay { page, heat, write, sweeps })
+    }
+
     /// From now on nothing is published, until [`Shared::end_sweep`].
     pub(super) fn begin_sweep(&self) {
-        self.sweeping.fetch_add(1, Ordering::AcqRel);
+        self.sweeps.fetch_add(SWEEP + 1, Ordering::AcqRel);
     }
 
     pub(super) fn end_sweep(&self) {
-        self.sweeping.fetch_sub(1, Ordering::AcqRel);
+        self.sweeps.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Drop the pages `pages` of up to `count` frames from `frame` on. Where to go on; `None`: that was

@@ -5,6 +5,7 @@ mod policies;
 mod rules;
 mod threads;
 mod weak;
+mod written;
 
 use std::sync::Arc;
 

@@ -71,7 +71,7 @@ impl<T: Transport> Qpair<T> {
         let core = env.core;
         let Some(checked) = check(role, env, sqe, Op::Read, bytes) else { return false };
         let Checked { namespace, disk, geometry, request } = checked;
-        // What is looked up for the next command comes while this one is worked on.
+        // What is looked up for a later command comes while this one is worked on.
         let next = self.transport.peek_command().filter(|next| next.nsid() == sqe.nsid()).map(Sqe::slba);
         let data = match disk.prepare(&request, next) {
             Prepared::Ready(data) => data,

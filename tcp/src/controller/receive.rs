@@ -73,8 +73,9 @@ impl Conn {
     /// See [`Transport::peek_command`](spindle_transport::Transport::peek_command).
     #[inline]
     pub(super) fn peek_sqe(&self) -> Option<&Sqe> {
-        let bytes: &[u8; COMMAND_BYTES] = self.wire.inbox.peek_batch()?;
-        CapsuleCmd::ref_from_bytes(bytes).ok().map(|capsule| &capsule.sqe)
+        let bytes: &[u8; 2 * COMMAND_BYTES] = self.wire.inbox.peek_batch()?;
+        let (_, second) = bytes.split_at(COMMAND_BYTES);
+        CapsuleCmd::ref_from_bytes(second).ok().map(|capsule| &capsule.sqe)
     }
 
     /// The end of a fetch that found all of the data in the batch, at once.

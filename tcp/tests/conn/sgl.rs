@@ -122,22 +122,25 @@ fn data_of_a_command_that_is_refused_unseen_is_skipped() {
 }
 
 #[test]
-fn the_command_behind_is_looked_at_where_all_of_it_is_here() {
+fn the_second_command_behind_is_looked_at_where_all_of_it_is_here() {
     let read = |cid| wire::capsule(wire::sqe(2, cid, TRANSPORT, 4096), &[], NONE);
-    let (first, next) = (read(3), read(4));
-    for behind in 0..=next.len() {
+    let (first, next, second) = (read(3), read(4), read(5));
+    for behind in 0..=second.len() {
         let mut rig = Controller::ready(ConnConfig::default(), NONE);
         let mut batch = rig.batch.take().expect("a batch");
         batch.extend(&first);
-        batch.extend(&next[..behind]);
+        batch.extend(&next);
+        batch.extend(&second[..behind]);
         rig.conn.load(batch);
         let event = rig.conn.next_event();
         assert!(matches!(event, Some(Event::Command { sqe, .. }) if sqe.cid() == 3), "{event:?}");
         let peeked = rig.conn.peek_command().map(Sqe::cid);
-        assert_eq!(peeked, (behind == next.len()).then_some(4), "{behind} bytes of the next");
+        assert_eq!(peeked, (behind == second.len()).then_some(5), "{behind} bytes of the second");
         // Looking takes nothing.
         let event = rig.conn.next_event();
-        assert_eq!(matches!(event, Some(Event::Command { sqe, .. }) if sqe.cid() == 4), peeked.is_some());
+        assert!(matches!(event, Some(Event::Command { sqe, .. }) if sqe.cid() == 4), "{event:?}");
+        let event = rig.conn.next_event();
+        assert_eq!(matches!(event, Some(Event::Command { sqe, .. }) if sqe.cid() == 5), peeked.is_some());
         assert!(rig.conn.peek_command().is_none());
         rig.conn.unload();
     }

@@ -548,6 +548,7 @@ impl<W: Carrier> World<W> {
                 self.counts.add("cache evictions", counts.evictions);
                 self.counts.add("doomed fills", counts.doomed);
                 self.counts.add("joined fills", counts.joined);
+                self.counts.add("written pages", counts.written);
             }
             self.clock += 2;
             let left = place.left();

@@ -19,6 +19,8 @@ pub(super) struct Control {
     pub(super) holds_writes: AtomicBool,
     /// The next reads fail, so many.
     pub(super) fails: AtomicU64,
+    /// The next writes fail, so many, after they have changed the disk.
+    pub(super) fails_writes: AtomicU64,
     /// The next reads lose their buffers, so many.
     pub(super) loses: AtomicU64,
     /// Reads that came.
@@ -112,7 +114,12 @@ impl Disk for HeldCore {
                     buf.copy_in(0, &bytes[span]);
                 }
             }
-            (Op::Write { .. }, Some(buf)) => buf.copy_out(0, &mut bytes[span]),
+            (Op::Write { .. }, Some(buf)) => {
+                buf.copy_out(0, &mut bytes[span]);
+                if takes_one(&self.control.fails_writes) {
+                    result = Err(DiskError::MediaWrite);
+                }
+            }
             (Op::WriteZeroes { .. } | Op::Deallocate, None) => bytes[span].fill(0),
             (Op::Flush, None) => {}
             (op, _) => panic!("{op:?} with or without a buffer"),

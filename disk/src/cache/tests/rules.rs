@@ -14,28 +14,28 @@ use crate::{
     BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Owner, Prepared, Token,
 };
 
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// One core's handle on a cached disk of 512-byte blocks.
-struct Rig {
-    disk: Box<dyn Disk>,
-    source: Arc<CachedDisk>,
-    control: Arc<Control>,
+pub(super) struct Rig {
+    pub(super) disk: Box<dyn Disk>,
+    pub(super) source: Arc<CachedDisk>,
+    pub(super) control: Arc<Control>,
     pool: Pool,
     done: Vec<Done>,
 }
 
 /// A read of these bytes.
-fn read(at: usize, bytes: usize) -> IoRequest {
+pub(super) fn read(at: usize, bytes: usize) -> IoRequest {
     IoRequest::new(Op::Read, range(at, bytes))
 }
 
-fn range(at: usize, bytes: usize) -> BlockRange {
+pub(super) fn range(at: usize, bytes: usize) -> BlockRange {
     BlockRange { lba: at as u64 / 512, blocks: u32::try_from(bytes / 512).expect("small") }
 }
 
 impl Rig {
-    fn new(disk_bytes: usize, cache_bytes: u64) -> Rig {
+    pub(super) fn new(disk_bytes: usize, cache_bytes: u64) -> Rig {
         let (inner, control) = HeldDisk::create(512, disk_bytes);
         let source = CachedDisk::new(inner, &spec(cache_bytes, PolicyKind::S3Fifo)).expect("a cache");
         Rig::on(source, control)
@@ -49,12 +49,12 @@ impl Rig {
     }
 
     /// Another core's handle on the same disk.
-    fn other(&self) -> Rig {
+    pub(super) fn other(&self) -> Rig {
         Rig::on(Arc::clone(&self.source), Arc::clone(&self.control))
     }
 
     /// Begin a read; the data of one that is answered at once.
-    fn begin(&mut self, token: u64, request: IoRequest) -> Option<Buf> {
+    pub(super) fn begin(&mut self, token: u64, request: IoRequest) -> Option<Buf> {
         match self.disk.prepare(&request, None) {
             Prepared::Ready(data) => return Some(data),
             Prepared::Later => assert!(self.disk.submit(Token(token), &request, None).is_none()),
@@ -68,20 +68,21 @@ impl Rig {
     }
 
     /// Begin a write of this byte.
-    fn write(&mut self, token: u64, at: usize, bytes: usize, byte: u8) {
-        let mut buf = self.pool.take(u32::try_from(bytes).expect("small")).expect("a buffer");
+    pub(super) fn write(&mut self, token: u64, at: usize, bytes: usize, byte: u8) {
+        let len = u32::try_from(bytes).expect("small");
+        let mut buf = self.pool.take(len).unwrap_or_else(|| Buf::heap(len));
         buf.copy_in(0, &vec![byte; bytes]);
         let request = IoRequest::new(Op::Write { fua: false }, range(at, bytes));
         assert!(self.disk.submit(Token(token), &request, Some(buf)).is_none());
     }
 
-    fn poll(&mut self) -> usize {
+    pub(super) fn poll(&mut self) -> usize {
         self.disk.poll(Nanos::ZERO, &mut self.done);
         self.done.len()
     }
 
     /// The end of a command.
-    fn wait(&mut self, token: u64) -> Done {
+    pub(super) fn wait(&mut self, token: u64) -> Done {
         for _ in 0..10_000 {
             if let Some(at) = self.done.iter().position(|done| done.token == Token(token)) {
                 return self.done.remove(at);
@@ -92,7 +93,7 @@ impl Rig {
     }
 
     /// A read, to its end.
-    fn data(&mut self, at: usize, bytes: usize) -> Vec<u8> {
+    pub(super) fn data(&mut self, at: usize, bytes: usize) -> Vec<u8> {
         let buf = match self.begin(99, read(at, bytes)) {
             Some(buf) => buf,
             None => self.wait(99).buf.expect("the data of a read"),
@@ -100,16 +101,16 @@ impl Rig {
         buf.segments().flatten().copied().collect()
     }
 
-    fn counts(&self) -> CacheCounts {
+    pub(super) fn counts(&self) -> CacheCounts {
         self.source.counts()
     }
 
-    fn reads(&self) -> u64 {
+    pub(super) fn reads(&self) -> u64 {
         self.control.reads.load(SeqCst)
     }
 
     /// At rest each frame is free or found.
-    fn assert_at_rest(&mut self) {
+    pub(super) fn assert_at_rest(&mut self) {
         self.done.clear();
         self.poll();
         assert_eq!(self.disk.in_flight(), 0);
