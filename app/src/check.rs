@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 use crate::cli::CheckArgs;
 use crate::config::{
-    CachePlan, Change, Config, ConfigErrors, DiskKind, DiskPlan, Hosts, LogFormat, Plan, SubsystemPlan, When,
-    connect_line, reachable, reference, rounded, sums, total,
+    CachePlan, Change, Config, ConfigErrors, DelayPlan, DiskKind, DiskPlan, Hosts, LogFormat, Plan,
+    SubsystemPlan, When, connect_line, reachable, reference, rounded, sums, total,
 };
 use crate::report::say;
 use crate::size::Bytes;
@@ -100,7 +100,8 @@ fn medium_of(disk: &DiskPlan) -> Option<String> {
 
 fn describe_disk(disk: &DiskPlan) -> String {
     let cache = disk.cache.map(|cache| format!(", cache {}", CachePlan::words(Some(&cache))));
-    format!("{}{}", describe_uncached(disk), cache.unwrap_or_default())
+    let delay = disk.delay.map(|delay| format!(", slow on purpose: {}", DelayPlan::words(Some(&delay))));
+    format!("{}{}{}", describe_uncached(disk), delay.unwrap_or_default(), cache.unwrap_or_default())
 }
 
 fn describe_uncached(disk: &DiskPlan) -> String {
@@ -236,6 +237,15 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_disk_is_printed_with_what_makes_it_slow() {
+        let mut plan = Config::builtin().plan().clone();
+        plan.disks[0].delay = Some(DelayPlan { latency_us: 7, bandwidth: Some(1 << 20), seek_us: 0 });
+        let text = describe(&plan);
+        let part = "blocks of 512 bytes, slow on purpose: latency 7 us, bandwidth 1 MiB/s\n";
+        assert!(text.contains(part), "{text}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use spindle_disk::delay::{LATENCY_US_MAX, SEEK_US_MAX};
 use spindle_nvme_pcie::{PciAddress, PciAddressError};
 
 use crate::bench::Access;
@@ -336,6 +337,17 @@ pub struct DiskArgs {
     #[arg(long, value_name = "POLICY", default_value = "s3-fifo", value_parser = ["s3-fifo", "lru"])]
     #[arg(requires = "cache")]
     pub policy: String,
+    /// Make it slow, as `latency_us` of `[disk.delay]` does
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=LATENCY_US_MAX))]
+    pub latency_us: u64,
+    /// Make it slow, as `bandwidth` of `[disk.delay]` does, in bytes per second
+    #[arg(long, value_name = "SIZE")]
+    pub bandwidth: Option<Bytes>,
+    /// Make it slow, as `seek_us` of `[disk.delay]` does
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=SEEK_US_MAX))]
+    pub seek_us: u64,
     /// Allow writes, which destroy what is on the disk
     #[arg(long)]
     pub destroy_data: bool,

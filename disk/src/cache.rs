@@ -29,6 +29,7 @@ mod lists;
 mod plan;
 pub mod policy;
 mod shared;
+mod switch;
 #[cfg(test)]
 mod tests;
 
@@ -36,8 +37,8 @@ use std::sync::Arc;
 
 use spindle_reactor::mem::{Area, Pages};
 
-use self::core::CachedCore;
 use self::shared::Shared;
+use self::switch::{Switch, SwitchedCore};
 use crate::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
 
 pub use self::counts::CacheCounts;
@@ -101,36 +102,53 @@ pub struct CacheUse {
     pub counts: CacheCounts,
 }
 
-/// A disk with a cache in front, shared by all cores. See the module.
+/// A disk that can have a cache in front, shared by all cores. See the module.
 pub struct CachedDisk {
     inner: Arc<dyn DiskSource>,
-    policy: PolicyKind,
-    shared: Arc<Shared>,
+    switch: Arc<Switch>,
+    /// It was opened with a cache, whose pages come one by one: hosts are not told that a write of several
+    /// blocks is one step, whether it has a cache now or not. They ask only once.
+    has_single_blocks: bool,
+}
+
+/// A cache that is ready to be put in front of a disk, or that there is to be none.
+pub struct CacheChange(Option<Arc<Shared>>);
+
+fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<Shared>>, OpenError> {
+    let Some(spec) = spec else { return Ok(None) };
+    if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&spec.bytes) {
+        return Err(OpenError::Setting {
+            disk: inner.name().to_owned(),
+            field: "cache.size",
+            value: spec.bytes.to_string(),
+            allowed: format!("{CACHE_BYTES_MIN} to {CACHE_BYTES_MAX} bytes"),
+        });
+    }
+    let made = Shared::new(spec);
+    let shared = made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
+    Ok(Some(Arc::new(shared)))
 }
 
 impl CachedDisk {
-    /// Put a cache in front of `inner`, whose reads fill the buffers that they are given.
+    /// Put a cache in front of `inner`, whose reads fill the buffers that they are given. Without a `spec`
+    /// all passes, and a cache can come later.
     ///
     /// # Errors
     /// [`OpenError`] when the size is out of range or the address space cannot be had.
-    pub fn new(inner: Arc<dyn DiskSource>, spec: &CacheSpec) -> Result<Arc<CachedDisk>, OpenError> {
-        if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&spec.bytes) {
-            return Err(OpenError::Setting {
-                disk: inner.name().to_owned(),
-                field: "cache.size",
-                value: spec.bytes.to_string(),
-                allowed: format!("{CACHE_BYTES_MIN} to {CACHE_BYTES_MAX} bytes"),
-            });
-        }
-        let shared = Shared::new(spec)
-            .map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
-        Ok(Arc::new(CachedDisk { inner, policy: spec.policy, shared: Arc::new(shared) }))
+    pub fn new(inner: Arc<dyn DiskSource>, spec: Option<&CacheSpec>) -> Result<Arc<CachedDisk>, OpenError> {
+        let switch = Arc::new(Switch::new(make(&*inner, spec)?));
+        Ok(Arc::new(CachedDisk { inner, switch, has_single_blocks: spec.is_some() }))
     }
 
-    /// What it has done so far, on all cores.
+    /// What the cache that it has, or will have, has done so far, on all cores.
     #[must_use]
     pub fn counts(&self) -> CacheCounts {
-        self.shared.totals()
+        self.switch.wanted().map(|shared| shared.totals()).unwrap_or_default()
+    }
+
+    #[cfg(test)]
+    fn shared(&self) -> Arc<Shared> {
+        self.switch.wanted().expect("a cache")
     }
 }
 
@@ -144,7 +162,9 @@ impl DiskSource for CachedDisk {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry { atomic_blocks: 1, ..self.inner.geometry() }
+        let geometry = self.inner.geometry();
+        let atomic_blocks = if self.has_single_blocks { 1 } else { geometry.atomic_blocks };
+        Geometry { atomic_blocks, ..geometry }
     }
 
     fn prepare(&self, pool: &Area) {
@@ -155,7 +175,7 @@ impl DiskSource for CachedDisk {
         // Besides the commands it gets pieces that fill frames.
         let depth = context.depth.saturating_mul(2);
         let inner = self.inner.open(&CoreContext { pool: context.pool.clone(), depth, ..*context })?;
-        Ok(Box::new(CachedCore::new(inner, Arc::clone(&self.shared), context)))
+        Ok(Box::new(SwitchedCore::new(inner, &self.switch, context, self.has_single_blocks)))
     }
 
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -169,7 +189,7 @@ impl DiskSource for CachedDisk {
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let resized = self.inner.resize(bytes);
         // What lies beyond the end, or comes back, is not what it was.
-        self.shared.drop_all();
+        self.switch.each(Shared::drop_all);
         resized
     }
 
@@ -193,19 +213,44 @@ impl DiskSource for CachedDisk {
         self.inner.identity_seed()
     }
 
+    fn prepare_cache(&self, spec: Option<&CacheSpec>) -> Result<Option<CacheChange>, OpenError> {
+        let has = self.switch.wanted();
+        if has.as_ref().map(|shared| &shared.spec) == spec {
+            return Ok(None);
+        }
+        let atomic_blocks = self.geometry().atomic_blocks;
+        if atomic_blocks > 1 && spec.is_some() {
+            return Err(OpenError::Setting {
+                disk: self.name().to_owned(),
+                field: "cache",
+                value: "new".to_owned(),
+                allowed: format!(
+                    "hosts were told that a write of {atomic_blocks} blocks is one step, which it is not \
+                     in a cache; restart to add one"
+                ),
+            });
+        }
+        Ok(Some(CacheChange(make(&*self.inner, spec)?)))
+    }
+
+    fn set_cache(&self, change: CacheChange) {
+        self.switch.want(change.0);
+    }
+
     fn cache(&self) -> Option<CacheUse> {
-        let words = self.shared.words();
+        let shared = self.switch.wanted()?;
+        let words = shared.words();
         let [_, _, present, _] = words.census();
         let bytes = |frames: u32| u64::from(frames) * 4096;
         Some(CacheUse {
             bytes: bytes(words.len()),
             used_bytes: bytes(present),
-            policy: self.policy,
-            counts: self.counts(),
+            policy: shared.spec.policy,
+            counts: shared.totals(),
         })
     }
 
     fn area(&self) -> Option<Area> {
-        Some(self.shared.frames.area())
+        Some(self.switch.wanted()?.frames.area())
     }
 }

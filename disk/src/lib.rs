@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod delay;
 pub mod exports;
 pub mod fault;
 pub mod file;
@@ -39,7 +40,8 @@ use nvme_spec::status::{Status, StatusType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-pub use cache::{CacheCounts, CacheSpec, CacheUse, CachedDisk, PolicyKind};
+pub use cache::{CacheChange, CacheCounts, CacheSpec, CacheUse, CachedDisk, PolicyKind};
+pub use delay::{DelayDisk, DelaySpec};
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
 pub use file::{FileDisk, FileFacts, FileSpec};
 pub use medium::guard;
@@ -127,8 +129,8 @@ pub struct Abilities {
     pub verify: bool,
     /// [`Disk::copy`].
     pub copy: bool,
-    /// [`Disk::prepare`] says `Ready` to every Read, and [`Disk::submit`] brings a pin where it is given no
-    /// buffer: nobody takes a buffer for what is read.
+    /// [`Disk::prepare`] says `Ready` to every Read (a layer that delays it, `Later`), and [`Disk::submit`]
+    /// brings a pin where it is given no buffer: nobody takes a buffer for what is read.
     pub reads_in_place: bool,
 }
 
@@ -379,6 +381,9 @@ pub trait Disk {
     /// How many are still to come back: once they have, nothing that `owner` submitted on this core reaches
     /// the medium any more. It submits nothing after this.
     fn forget(&mut self, owner: Owner) -> usize;
+
+    /// The configuration has changed: what the source was told before takes effect on this core.
+    fn reconfigure(&mut self) {}
 
     /// Commands in flight, so that a drain knows when it is over.
     fn in_flight(&self) -> usize;

@@ -2,7 +2,7 @@
 
 use spindle_reactor::mem::{Area, Pool};
 
-use crate::cache::CacheUse;
+use crate::cache::{CacheChange, CacheSpec, CacheUse};
 use crate::{Disk, Geometry};
 
 /// What a core gives a disk when it opens it.
@@ -158,6 +158,26 @@ pub trait DiskSource: Send + Sync {
     /// say which medium it is.
     fn identity_seed(&self) -> Option<String> {
         None
+    }
+
+    /// Do all of a [`DiskSource::set_cache`] that can fail. `None`: the cache is as it is to be.
+    ///
+    /// # Errors
+    /// [`OpenError`]: the kind has no cache, or it cannot be made. All is as it was.
+    fn prepare_cache(&self, spec: Option<&CacheSpec>) -> Result<Option<CacheChange>, OpenError> {
+        let Some(spec) = spec else { return Ok(None) };
+        Err(OpenError::Setting {
+            disk: self.name().to_owned(),
+            field: "cache.size",
+            value: spec.bytes.to_string(),
+            allowed: format!("a {} disk has no cache", self.kind()),
+        })
+    }
+
+    /// Put a cache in front, or take it away, while the disk is in use. It begins when the cores are told
+    /// ([`Disk::reconfigure`]) and takes as long as their slowest commands in flight. The new cache is empty.
+    fn set_cache(&self, change: CacheChange) {
+        drop(change);
     }
 
     /// The cache in front of it, where it has one.

@@ -67,6 +67,8 @@ pub(crate) struct Driver {
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) block_bytes: u32,
     pub(crate) token_next: u64,
+    /// What the disk is told; a microsecond more in each turn.
+    now: Nanos,
     done: Vec<Done>,
     ended: Vec<Done>,
 }
@@ -80,7 +82,8 @@ impl Driver {
         let pool = pool();
         let disk = source.open(&CoreContext { core, pool: pool.clone(), depth }).expect("opens");
         let block_bytes = disk.geometry().block_bytes;
-        Driver { pool, disk, block_bytes, token_next: 1, done: Vec::with_capacity(8), ended: Vec::new() }
+        let (done, now) = (Vec::with_capacity(8), Nanos::ZERO);
+        Driver { pool, disk, block_bytes, token_next: 1, now, done, ended: Vec::new() }
     }
 
     pub(crate) fn bytes(&self, range: BlockRange) -> u32 {
@@ -148,7 +151,8 @@ impl Driver {
 
     /// One turn.
     pub(crate) fn poll(&mut self) -> bool {
-        let is_busy = self.disk.poll(Nanos::ZERO, &mut self.done);
+        self.now += Nanos::from_us(1);
+        let is_busy = self.disk.poll(self.now, &mut self.done);
         self.ended.append(&mut self.done);
         is_busy
     }

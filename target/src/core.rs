@@ -445,6 +445,7 @@ impl<T: Transport> TargetCore<T> {
     /// with DNR would give it up.
     fn on_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         let old = std::mem::replace(&mut self.env.snapshot, snapshot);
+        self.env.disks.iter_mut().flatten().for_each(|disk| disk.reconfigure());
         for error in self.open_disks() {
             // Its namespaces answer Namespace Not Ready on this core; the operator is told.
             self.env.notice(Notice::DiskOpen { reason: error.to_string() });

@@ -12,8 +12,8 @@ use std::time::Duration;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgSpec};
 use spindle_disk::{
-    BlockRange, CacheCounts, CacheSpec, CacheUse, CachedDisk, CoreContext, Disk, DiskError, DiskSource, Done,
-    IoRequest, NullDisk, NullSpec, Op, OpenError, PolicyKind, Prepared, Token,
+    BlockRange, CacheCounts, CacheSpec, CacheUse, CachedDisk, CoreContext, DelayDisk, DelaySpec, Disk,
+    DiskError, DiskSource, Done, IoRequest, NullDisk, NullSpec, Op, OpenError, PolicyKind, Prepared, Token,
 };
 use spindle_nvme_pcie::{DriveError, Drives, PciAddress, PciAddressError, Settings};
 use spindle_reactor::affinity::{AffinityError, pin_current_thread};
@@ -140,7 +140,7 @@ pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
     if let Some(core) = args.core {
         pin_current_thread(core)?;
     }
-    let source = with_cache(args, open(&args.disk)?)?;
+    let source = with_cache(args, with_delay(args, open(&args.disk)?)?)?;
     let mut engine = Engine::new(args, source.as_ref())?;
     let end = engine.measure(args.load.seconds);
     drop(engine.disk);
@@ -175,6 +175,12 @@ fn open(place: &DiskPlace) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
     })
 }
 
+fn with_delay(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
+    let (latency, seek) = (Nanos::from_us(args.latency_us), Nanos::from_us(args.seek_us));
+    let spec = DelaySpec { latency, bandwidth: args.bandwidth.map(Bytes::get), seek };
+    if spec == DelaySpec::default() { Ok(disk) } else { Ok(DelayDisk::new(disk, &spec)?) }
+}
+
 fn with_cache(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
     let Some(bytes) = args.cache else { return Ok(disk) };
     if matches!(args.disk, DiskPlace::Nvme(..) | DiskPlace::Null) {
@@ -182,7 +188,8 @@ fn with_cache(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn Disk
         return Err(DiskBenchError::Size { option: "--cache", value: bytes.to_string(), rule });
     }
     let policy = if args.policy == "lru" { PolicyKind::Lru } else { PolicyKind::S3Fifo };
-    Ok(CachedDisk::new(disk, &CacheSpec { bytes: bytes.get(), policy, pages: Pages::Transparent })?)
+    let spec = CacheSpec { bytes: bytes.get(), policy, pages: Pages::Transparent };
+    Ok(CachedDisk::new(disk, Some(&spec))?)
 }
 
 /// One thread's measurement.
@@ -358,17 +365,35 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    fn refusal(options: &[&str]) -> String {
+        use crate::cli::{BenchCommand, Cli, Command};
+        let words = ["spindle", "bench", "disk", "null:", "--seconds", "0.01"];
+        let words = words.iter().chain(options);
+        let Cli { command: Command::Bench(bench) } = Cli::parse_from(words) else { panic!("no bench") };
+        let Some(BenchCommand::Disk(args)) = &bench.command else { panic!("no bench disk") };
+        run(args).expect_err("refused").to_string()
+    }
 
     #[test]
     fn a_command_of_no_bytes_is_refused_with_what_is_allowed() {
-        use crate::cli::{BenchCommand, Cli, Command};
-        use clap::Parser;
-        let words = ["spindle", "bench", "disk", "null:", "--bs", "0", "--seconds", "0.01"];
-        let Cli { command: Command::Bench(bench) } = Cli::parse_from(words) else { panic!("no bench") };
-        let Some(BenchCommand::Disk(args)) = &bench.command else { panic!("no bench disk") };
-        let error = run(args).expect_err("refused").to_string();
+        let error = refusal(&["--bs", "0"]);
         assert!(error.contains("--bs is 0") && error.contains("blocks of 512 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_disk_is_not_made_slower_than_a_configuration_could() {
+        let error = refusal(&["--bandwidth", "1KiB"]);
+        assert!(error.contains("delay.bandwidth = 1024: must be 65536 to 1099511627776 bytes"), "{error}");
+        for (option, max) in [("--latency-us", 10_000_000), ("--seek-us", 1_000_000)] {
+            let value = (max + 1).to_string();
+            let words = ["spindle", "bench", "disk", "null:", option, &value];
+            let error = crate::cli::Cli::try_parse_from(words).expect_err("refused").to_string();
+            assert!(error.contains(&format!("{value} is not in 0..={max}")), "{error}");
+        }
     }
 
     #[test]

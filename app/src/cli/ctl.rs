@@ -229,6 +229,18 @@ pub enum DiskVerb {
         #[arg(value_name = "SIZE")]
         size: Bytes,
     },
+    /// Put a cache in front of a disk, give it another size, or take it away
+    Cache {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Of its pages, a multiple of 4096 bytes; 0 takes it away
+        #[arg(value_name = "SIZE")]
+        size: Bytes,
+        /// Which page goes when another comes
+        #[arg(long, value_parser = ["s3-fifo", "lru"])]
+        policy: Option<String>,
+    },
     /// Remove a disk and the namespace of it
     Remove {
         /// Its name

@@ -13,7 +13,9 @@ use spindle_reactor::run::Idle;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_transport::TransportKind;
 
-use super::plan::{CachePlan, DiskKind, DiskPlan, ListenerPlan, LogPlan, NamespacePlan, Plan, SubsystemPlan};
+use super::plan::{
+    CachePlan, DelayPlan, DiskKind, DiskPlan, ListenerPlan, LogPlan, NamespacePlan, Plan, SubsystemPlan,
+};
 use crate::size::Bytes;
 
 /// One difference between what runs and what is to run.
@@ -183,7 +185,9 @@ impl Plan {
                 refuse(changes, &field("quiesce_ms"), &was.1, &is.1, AT_START);
             }
             let cache = |disk: &DiskPlan| CachePlan::words(disk.cache.as_ref());
-            refuse(changes, &field("cache"), &cache(before), &cache(disk), AT_START);
+            set(changes, &field("cache"), &cache(before), &cache(disk));
+            let delay = |disk: &DiskPlan| DelayPlan::words(disk.delay.as_ref());
+            refuse(changes, &field("delay"), &delay(before), &delay(disk), AT_START);
             set(changes, &field("medium_id"), &before.medium_id, &disk.medium_id);
             if before.bytes != disk.bytes {
                 let (disk, from, to) = (disk.name.clone(), before.bytes, disk.bytes);

@@ -47,7 +47,7 @@ pub use memory::{When, rounded, sums, total};
 #[cfg(test)]
 pub use origin::RemotePlan;
 pub use origin::{Found, Opened, Origin, Origins};
-pub use plan::{CachePlan, DiskKind, DiskPlan, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
+pub use plan::{CachePlan, DelayPlan, DiskKind, DiskPlan, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
 pub use reach::{connect_line, reachable};
 pub use schema::{alternatives, reference};
 pub use snapshot::SnapshotError;

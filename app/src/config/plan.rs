@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::{CacheSpec, PolicyKind};
+use spindle_disk::{CacheSpec, DelaySpec, PolicyKind};
 use spindle_initiator::Target;
 use spindle_nvme_pcie::PciAddress;
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::run::Idle;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits};
@@ -126,6 +127,42 @@ pub struct DiskPlan {
     pub medium_id: Option<String>,
     /// The cache in front of it.
     pub cache: Option<CachePlan>,
+    /// It is made slow on purpose.
+    pub delay: Option<DelayPlan>,
+}
+
+impl DelayPlan {
+    /// What to make.
+    #[must_use]
+    pub fn spec(&self) -> DelaySpec {
+        let DelayPlan { latency_us, bandwidth, seek_us } = *self;
+        DelaySpec { latency: Nanos::from_us(latency_us), bandwidth, seek: Nanos::from_us(seek_us) }
+    }
+
+    /// As it is shown: what takes no time is left out.
+    #[must_use]
+    pub fn words(delay: Option<&DelayPlan>) -> String {
+        let words = |it: &DelayPlan| {
+            let parts = [
+                (it.latency_us > 0).then(|| format!("latency {} us", it.latency_us)),
+                it.bandwidth.map(|bytes| format!("bandwidth {}/s", Bytes::new(bytes))),
+                (it.seek_us > 0).then(|| format!("seek {} us", it.seek_us)),
+            ];
+            parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+        };
+        delay.map_or_else(|| "none".to_owned(), words)
+    }
+}
+
+/// How slow a disk is made on purpose; at least one of them takes time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DelayPlan {
+    /// Of each command, in microseconds.
+    pub latency_us: u64,
+    /// Bytes per second of the device.
+    pub bandwidth: Option<u64>,
+    /// A seek over the whole disk, in microseconds.
+    pub seek_us: u64,
 }
 
 impl CachePlan {
@@ -223,6 +260,11 @@ impl DiskKind {
     /// True when size and blocks are the drive's own, known when it is open.
     pub fn is_shaped_by_drive(&self) -> bool {
         matches!(self, DiskKind::Nvme { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. })
+    }
+
+    /// True where a cache can be put in front.
+    pub fn can_have_cache(&self) -> bool {
+        matches!(self, DiskKind::File { .. } | DiskKind::Ng { .. })
     }
 
     /// Its name in the file.

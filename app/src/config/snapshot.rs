@@ -18,7 +18,8 @@ use nvme_spec::nqn::Nqn;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgFacts, NgSpec};
 use spindle_disk::{
-    CachedDisk, DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError, signature,
+    CacheChange, CachedDisk, DelayDisk, DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec,
+    ResizeError, signature,
 };
 use spindle_nvme_pcie::{DriveError, PciAddress};
 use spindle_reactor::mem::Pages;
@@ -95,8 +96,10 @@ impl Plan {
         let listeners = self.listeners_after(previous)?;
         let disks = self.open_disks(previous, drives, opened)?;
         let resizes = Resizes::prepare(self.sizes(&disks))?;
+        let caches = self.cache_changes(&disks)?;
         keep().map_err(SnapshotError::Keep)?;
         resizes.commit()?;
+        caches.into_iter().for_each(|(disk, change)| disk.set_cache(change));
         let subsystems =
             self.subsystems.iter().map(|plan| self.subsystem(plan, &disks, &listeners, previous)).collect();
         let referrals = self.referrals.iter().zip(1..).map(|(referral, port_id)| Referral {
@@ -173,7 +176,7 @@ impl Plan {
         }
         for plan in new {
             let Some(disk) = open(plan, drives, opened)? else { continue };
-            let disk = with_cache(plan, disk, self.pool.pages)?;
+            let disk = with_cache(plan, with_delay(plan, disk)?, self.pool.pages)?;
             check_medium(plan, &disk, true)?;
             say_what_it_holds(plan);
             disks.push(Some(disk));
@@ -189,6 +192,17 @@ impl Plan {
             is_other.then(|| (Arc::clone(disk), plan.bytes))
         };
         disks.iter().flatten().filter_map(size).collect()
+    }
+
+    /// The caches that are to be other ones.
+    fn cache_changes(&self, disks: &[Option<Source>]) -> Result<Vec<(Source, CacheChange)>, SnapshotError> {
+        let mut changes = Vec::new();
+        for disk in disks.iter().flatten() {
+            let Some(plan) = self.disk(disk.name()) else { continue };
+            let spec = plan.cache.map(|cache| cache.spec(self.pool.pages));
+            changes.extend(disk.prepare_cache(spec.as_ref())?.map(|change| (Arc::clone(disk), change)));
+        }
+        Ok(changes)
     }
 
     fn subsystem(
@@ -408,12 +422,21 @@ fn open(
     Ok(Some(disk))
 }
 
-/// With the cache that the file gives it.
-fn with_cache(plan: &DiskPlan, disk: Source, pages: Pages) -> Result<Source, SnapshotError> {
-    match &plan.cache {
-        Some(cache) => Ok(CachedDisk::new(disk, &cache.spec(pages))?),
+/// As slow as the file makes it.
+fn with_delay(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
+    match &plan.delay {
+        Some(delay) => Ok(DelayDisk::new(disk, &delay.spec())?),
         None => Ok(disk),
     }
+}
+
+/// With the cache that the file gives it, or ready for one.
+fn with_cache(plan: &DiskPlan, disk: Source, pages: Pages) -> Result<Source, SnapshotError> {
+    if !plan.kind.can_have_cache() {
+        return Ok(disk);
+    }
+    let spec = plan.cache.map(|cache| cache.spec(pages));
+    Ok(CachedDisk::new(disk, spec.as_ref())?)
 }
 
 /// True for a file that is missing and may be made, and for one that is there and empty.

@@ -231,6 +231,18 @@ fn each_verb_of_disks_is_a_call_by_their_kind() {
             json!({ "name": "file0", "new_size": 1024 }),
             "resized disk file0 to 1 GiB",
         ),
+        (
+            "disk cache file0 64MiB --policy lru",
+            "spindle_disk_cache",
+            json!({ "name": "file0", "size": 64 << 20, "policy": "lru" }),
+            "disk file0 has a cache of 64 MiB",
+        ),
+        (
+            "disk cache file0 0",
+            "spindle_disk_cache",
+            json!({ "name": "file0", "size": 0 }),
+            "disk file0 has no cache",
+        ),
         ("disk remove ram0", "bdev_malloc_delete", named("ram0"), "removed disk ram0"),
         ("disk remove null0", "bdev_null_delete", named("null0"), "removed disk null0"),
         ("disk remove file0", "bdev_aio_delete", named("file0"), "removed disk file0"),

@@ -144,6 +144,26 @@ pub fn resize_file(edit: &mut Edit<'_>, args: &Args) -> Answer {
     resize(edit, args, &["file"])
 }
 
+/// The cache in front of a disk; what it may be is checked with the whole configuration.
+pub fn cache(edit: &mut Edit<'_>, args: &Args) -> Answer {
+    let name = named(edit, args, &["file", "ng", "nvme", "remote"])?;
+    let bytes = args.whole("size").unwrap_or(0);
+    let is_it = |table: &&mut Table| text(table, "name") == Some(&name);
+    let Some(table) = edit.sections("disk").iter_mut().find(is_it) else { return Ok(json!(true)) };
+    if bytes == 0 {
+        table.remove("cache");
+        return Ok(json!(true));
+    }
+    let cache = table.entry("cache").or_insert_with(|| Item::Table(Table::new()));
+    if let Some(cache) = cache.as_table_like_mut() {
+        cache.insert("size", size_text(bytes));
+        if let Some(policy) = args.text("policy") {
+            cache.insert("policy", value(policy));
+        }
+    }
+    Ok(json!(true))
+}
+
 /// A drive by its PCI address, or a subsystem of another target: its first namespace, or the one that is
 /// asked for.
 pub fn attach(edit: &mut Edit<'_>, args: &Args) -> Answer {

@@ -264,6 +264,20 @@ pub static METHODS: &[Method] = &[
         edit_disks::create_file,
     ),
     change("bdev_uring_delete", &[NAME], "Remove it and the namespace of it.", edit_disks::delete_file),
+    change(
+        "spindle_disk_cache",
+        &[
+            NAME,
+            must("size", ANY, "Bytes of pages, a multiple of 4096; 0 takes the cache away."),
+            may(
+                "policy",
+                Kind::Word(&["s3-fifo", "lru"]),
+                "Which page goes; without it as it is, or s3-fifo.",
+            ),
+        ],
+        "Put a cache in front of a disk in use, give it another size, which empties it, or take it away.",
+        edit_disks::cache,
+    ),
     change("spindle_file_resize", &[NAME, NEW_SIZE], "Grow a regular file.", edit_disks::resize_file),
     change(
         "bdev_nvme_attach_controller",

@@ -62,11 +62,32 @@ struct Read {
     passes: bool,
 }
 
-/// A command, as the inner disk is to be given it.
-enum Call {
+/// A command, as a disk is to be given it.
+pub(super) enum Call {
     Op(IoRequest, Option<Buf>),
     CompareAndWrite { range: BlockRange, expected: Buf, data: Buf },
     Copy { from: BlockRange, to: u64, fua: bool },
+}
+
+impl Call {
+    #[inline]
+    pub(super) fn submit(self, disk: &mut dyn Disk, token: Token) -> Option<Done> {
+        match self {
+            Call::Op(request, buf) => disk.submit(token, &request, buf),
+            Call::CompareAndWrite { range, expected, data } => {
+                disk.compare_and_write(token, range, expected, data)
+            }
+            Call::Copy { from, to, fua } => disk.copy(token, from, to, fua),
+        }
+    }
+
+    /// The buffer that goes back with the end of it.
+    pub(super) fn into_buf(self) -> Option<Buf> {
+        match self {
+            Call::Op(_, buf) => buf,
+            Call::CompareAndWrite { .. } | Call::Copy { .. } => None,
+        }
+    }
 }
 
 /// A command that has not ended.
@@ -271,6 +292,12 @@ impl CachedCore {
         }
     }
 
+    /// The inner disk. Nothing is in flight.
+    pub(super) fn into_inner(self) -> Box<dyn Disk> {
+        debug_assert_eq!(self.in_flight(), 0, "a cache goes while commands are in flight");
+        self.inner
+    }
+
     /// The name of a command for the inner disk: under the same owner, so that it knows whose it is.
     fn inner_token(owner: Owner, slot: u32) -> Token {
         Token(u64::from(owner.0) << 32 | u64::from(slot))
@@ -278,14 +305,7 @@ impl CachedCore {
 
     /// Give the inner disk a command that has its entry.
     fn call(&mut self, token: Token, slot: u32, call: Call) -> Option<Done> {
-        let inner = Self::inner_token(token.owner(), slot);
-        let done = match call {
-            Call::Op(request, buf) => self.inner.submit(inner, &request, buf),
-            Call::CompareAndWrite { range, expected, data } => {
-                self.inner.compare_and_write(inner, range, expected, data)
-            }
-            Call::Copy { from, to, fua } => self.inner.copy(inner, from, to, fua),
-        };
+        let done = call.submit(&mut *self.inner, Self::inner_token(token.owner(), slot));
         done.and_then(|done| self.on_inner_done(done))
     }
 
@@ -566,8 +586,7 @@ impl CachedCore {
                 self.side.shared.end_sweep();
                 self.sweeping.retain(|other| *other != slot);
                 let Some(Entry::Sweeping { call, .. }) = self.side.leave(slot) else { return None };
-                let buf = if let Call::Op(_, buf) = call { buf } else { None };
-                Some(Done::cancelled(token, buf))
+                Some(Done::cancelled(token, call.into_buf()))
             }
             Entry::Sweeping { .. } | Entry::Passed(_) | Entry::Write { .. } | Entry::Swept(_) => None,
         }
@@ -577,10 +596,7 @@ impl CachedCore {
 impl Disk for CachedCore {
     #[inline]
     fn geometry(&self) -> Geometry {
-        // Two pages of one read may have come at different times.
-        let mut geometry = self.inner.geometry();
-        geometry.atomic_blocks = 1;
-        geometry
+        self.inner.geometry()
     }
 
     #[inline]

@@ -34,6 +34,7 @@ struct ShardState {
 
 /// What the cores have in common. See the module.
 pub(super) struct Shared {
+    pub(super) spec: CacheSpec,
     pub(super) frames: Arc<CacheFrames>,
     pub(super) index: Index,
     shards: Box<[Mutex<ShardState>]>,
@@ -100,6 +101,7 @@ impl Shared {
         };
         let shard = |right| Mutex::new(ShardState { right, policy: policy() });
         Ok(Shared {
+            spec: *spec,
             index: Index::new(frames.words().len()),
             frames,
             wants_touches: policy().wants_touches(),

@@ -1,5 +1,6 @@
 //! Tests of the cache.
 
+mod changes;
 mod held;
 mod policies;
 mod rules;
@@ -36,7 +37,7 @@ fn what_was_written_is_read_whatever_the_size_and_the_policy() {
     .enumerate()
     {
         let path = TempPath::new();
-        let disk = CachedDisk::new(file(&path, block_bytes), &spec(bytes, policy)).expect("a cache");
+        let disk = CachedDisk::new(file(&path, block_bytes), Some(&spec(bytes, policy))).expect("a cache");
         model::check(&*disk, seed as u64, 300, false);
         let counts = disk.counts();
         assert!(counts.hits > 20 && counts.misses > 100, "{counts:?}");
@@ -54,7 +55,7 @@ fn what_was_written_is_read_over_a_disk_that_fails_and_is_late() {
             control.set(Fault::Delay, kind, 300_000);
             control.set(Fault::Reorder, kind, 300_000);
         }
-        let disk = CachedDisk::new(inner, &spec(256 << 10, PolicyKind::S3Fifo)).expect("a cache");
+        let disk = CachedDisk::new(inner, Some(&spec(256 << 10, PolicyKind::S3Fifo))).expect("a cache");
         model::check(&*disk, seed, 200, true);
         assert!(disk.counts().hits > 100);
     }
@@ -64,7 +65,7 @@ fn what_was_written_is_read_over_a_disk_that_fails_and_is_late() {
 fn nothing_is_allocated_in_the_steady_state() {
     for policy in [PolicyKind::S3Fifo, PolicyKind::Lru] {
         let (inner, _) = held::HeldDisk::create(512, 4 << 20);
-        let disk = CachedDisk::new(inner, &spec(128 << 10, policy)).expect("a cache");
+        let disk = CachedDisk::new(inner, Some(&spec(128 << 10, policy))).expect("a cache");
         steady::check(&*disk, 20);
     }
 }
@@ -75,7 +76,7 @@ fn sizes_out_of_range_are_refused_by_name() {
     let inner = file(&path, 512);
     for bytes in [0, super::CACHE_BYTES_MIN - 1, super::CACHE_BYTES_MAX + 1, u64::MAX] {
         let refused =
-            CachedDisk::new(Arc::clone(&inner) as Arc<dyn DiskSource>, &spec(bytes, PolicyKind::Lru));
+            CachedDisk::new(Arc::clone(&inner) as Arc<dyn DiskSource>, Some(&spec(bytes, PolicyKind::Lru)));
         let Err(OpenError::Setting { field, value, .. }) = refused.map(drop) else { panic!("{bytes}") };
         assert_eq!((field, value), ("cache.size", bytes.to_string()));
     }

@@ -8,9 +8,10 @@ use std::time::Instant;
 use super::able::Able;
 use super::{Driver, Random, TEST_TIME_MAX, TempPath};
 use crate::{
-    BlockRange, DiskError, DiskSource, Fault, FaultDisk, FileDisk, FileSpec, Op, OpKind, RamDisk, RamSpec,
-    Token,
+    BlockRange, CacheSpec, CachedDisk, DelayDisk, DelaySpec, DiskError, DiskSource, Fault, FaultDisk,
+    FileDisk, FileSpec, Op, OpKind, PolicyKind, RamDisk, RamSpec, Token,
 };
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 
 /// Bytes of the disks under test: several pages of zeroes and pieces of both.
@@ -237,6 +238,29 @@ fn what_a_faulty_disk_acknowledges_is_as_it_says() {
     }
 }
 
+/// Slow in all three ways, in the microseconds that a driver's turns take.
+fn slow(below: Arc<dyn DiskSource>) -> Arc<dyn DiskSource> {
+    let (latency, seek) = (Nanos::from_us(7), Nanos::from_us(20));
+    DelayDisk::new(below, &DelaySpec { latency, seek, bandwidth: Some(1 << 30) }).expect("slow")
+}
+
+#[test]
+fn a_slow_disk_reads_what_was_written() {
+    for seed in 0..6 {
+        let at = TempPath::new();
+        let below: Arc<dyn DiskSource> = match seed {
+            0 => file(&at, 4096, true),
+            1 => Arc::new(Able(ram(512))),
+            2 => slow(ram(512)),
+            _ => ram(if seed == 3 { 512 } else { 4096 }),
+        };
+        check(&*slow(below), seed, 60, false);
+    }
+    let at = TempPath::new();
+    let cache = CacheSpec { bytes: BYTES / 4, policy: PolicyKind::S3Fifo, pages: Pages::Base };
+    check(&*CachedDisk::new(slow(file(&at, 512, true)), Some(&cache)).expect("a cache"), 6, 60, false);
+}
+
 /// One core of the counting game.
 struct Counter {
     driver: Driver,
@@ -300,6 +324,7 @@ fn no_count_is_lost_between_two_cores_that_compare_and_write() {
     let (source, control) = FaultDisk::new(ram(4096), 9);
     control.set_all(Fault::Delay, 300_000);
     count_up(&*source, 500);
+    count_up(&*slow(ram(512)), 500);
     let at = TempPath::new();
     count_up(&*file(&at, 512, true), 8);
     let folder = Path::new("/dev/shm");

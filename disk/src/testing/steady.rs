@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use spindle_reactor::alloc_count::allocations_here;
-use spindle_reactor::clock::Nanos;
+use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages};
 
 use super::{TempPath, pool};
 use crate::{
-    BlockRange, CoreContext, Disk, DiskSource, Done, FileDisk, FileSpec, IoRequest, NullDisk, NullSpec, Op,
-    Prepared, RamDisk, RamSpec, Token,
+    BlockRange, CoreContext, DelayDisk, DelaySpec, Disk, DiskSource, Done, FileDisk, FileSpec, IoRequest,
+    NullDisk, NullSpec, Op, Prepared, RamDisk, RamSpec, Token,
 };
 
 const DEPTH: u64 = 16;
@@ -47,7 +47,7 @@ fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, block
     // A flush of a file takes as long as the file system and its disk take.
     let begun = Instant::now();
     while left > 0 && begun.elapsed() < TIME_MAX {
-        disk.poll(Nanos::ZERO, done);
+        disk.poll(Clock::now(), done);
         left -= done.len() as u64;
         done.clear();
         std::thread::yield_now();
@@ -72,10 +72,12 @@ pub(crate) fn check(source: &dyn DiskSource, rounds: u32) {
 #[test]
 fn a_warm_disk_allocates_nothing() {
     let bytes = 4 << 20;
-    check(
-        &*RamDisk::new("r", RamSpec { bytes, block_bytes: 512, pages: Pages::Base }).expect("ram disk"),
-        50,
-    );
+    let ram =
+        || RamDisk::new("r", RamSpec { bytes, block_bytes: 512, pages: Pages::Base }).expect("ram disk");
+    check(&*ram(), 50);
+    let (latency, seek) = (Nanos::from_us(20), Nanos::from_us(5));
+    let slow = DelaySpec { latency, seek, bandwidth: Some(1 << 40) };
+    check(&*DelayDisk::new(ram(), &slow).expect("slow"), 50);
     check(&*NullDisk::new("n", NullSpec { bytes, block_bytes: 512 }).expect("null disk"), 50);
     let at = TempPath::new();
     let spec = FileSpec { create_bytes: Some(bytes), ..FileSpec::new(at.path(), 512) };

@@ -31,7 +31,7 @@ const BLOCKS: u64 = 65_536;
 fn cached() -> Arc<dyn DiskSource> {
     let spec =
         CacheSpec { bytes: BLOCKS * 4096 * 11 / 10, policy: PolicyKind::S3Fifo, pages: Pages::Transparent };
-    let disk = CachedDisk::new(Arc::new(Blank { blocks: BLOCKS }), &spec).expect("a cache");
+    let disk = CachedDisk::new(Arc::new(Blank { blocks: BLOCKS }), Some(&spec)).expect("a cache");
     let zone = ZoneSpec { buffer_bytes: 4096, count: 1 };
     let pool = Pool::new(&[zone], Pages::Base).expect("a pool");
     let mut core = disk.open(&CoreContext { core: 0, pool, depth: 1 }).expect("a core");

@@ -1,6 +1,8 @@
 //! What happens to a target besides commands: reload, resize, shutdown, power cut, a host that falls silent.
 
+use spindle_disk::{CacheSpec, DiskSource, PolicyKind};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Pages;
 use spindle_target::env::Message;
 
 use super::carrier::Carrier;
@@ -25,6 +27,7 @@ impl<W: Carrier> World<W> {
             Happening::Drain => self.drain(),
             Happening::PowerCut => self.power_cut(),
             Happening::Silence => self.silence(),
+            Happening::Recache => self.recache(),
         }
     }
 
@@ -99,6 +102,23 @@ impl<W: Carrier> World<W> {
         self.places[index].end_change(now);
         self.counts.hit("resizes");
         self.counts.add("refused growths", tries);
+    }
+
+    /// The cache of a disk comes, gets another size, or goes, under load.
+    fn recache(&mut self) {
+        let index = self.rng.size(0, self.places.len() - 1);
+        let Some(cache) = self.places[index].cache.clone() else { return };
+        let bytes = self.rng.pick(&[None, Some(64 << 10), Some(96 << 10), Some(1 << 20)]);
+        let policy = self.rng.pick(&[PolicyKind::S3Fifo, PolicyKind::Lru]);
+        let spec = bytes.map(|bytes| CacheSpec { bytes, policy, pages: Pages::Base });
+        let Some(change) = cache.prepare_cache(spec.as_ref()).expect("a cache") else { return };
+        self.count_cache(&cache);
+        cache.set_cache(change);
+        self.publish();
+        // The next change may come before this one has come to its end.
+        self.until_published();
+        self.some_turns(200);
+        self.counts.hit("changed caches");
     }
 
     /// Shutdown in order: what was taken is answered, then all connections end. Then the target starts again.

@@ -69,7 +69,7 @@ fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn DiskSource>, Option<Arc<M
     (Arc::clone(&medium) as Arc<dyn DiskSource>, Some(medium))
 }
 
-/// The disk as the target sees it: with faults, and a cache in front where one was drawn.
+/// The disk as the target sees it: with faults, and a cache in front where one was drawn or comes later.
 struct Dressed {
     source: Arc<dyn DiskSource>,
     control: Arc<FaultControl>,
@@ -80,13 +80,11 @@ fn dressed(swarm: &Swarm, inner: &Arc<dyn DiskSource>, has_own_memory: bool) -> 
     let (source, control) = with_faults(swarm, inner);
     let policy = if swarm.seed & 16 == 0 { PolicyKind::S3Fifo } else { PolicyKind::Lru };
     let spec = |bytes| CacheSpec { bytes, policy, pages: Pages::Base };
-    match swarm.cache_bytes.filter(|_| !has_own_memory) {
-        None => Dressed { source, control, cache: None },
-        Some(bytes) => {
-            let cache = CachedDisk::new(source, &spec(bytes)).expect("a cache");
-            Dressed { source: Arc::clone(&cache) as Arc<dyn DiskSource>, control, cache: Some(cache) }
-        }
+    if has_own_memory {
+        return Dressed { source, control, cache: None };
     }
+    let cache = CachedDisk::new(source, swarm.cache_bytes.map(spec).as_ref()).expect("a cache");
+    Dressed { source: Arc::clone(&cache) as Arc<dyn DiskSource>, control, cache: Some(cache) }
 }
 
 fn with_faults(swarm: &Swarm, inner: &Arc<dyn DiskSource>) -> (Arc<dyn DiskSource>, Arc<FaultControl>) {

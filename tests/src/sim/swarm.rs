@@ -85,6 +85,8 @@ pub enum Happening {
     PowerCut,
     /// A host says nothing until its keep-alive time is over.
     Silence,
+    /// A cache comes, gets another size, or goes.
+    Recache,
 }
 
 const HAPPENINGS: [Happening; 5] =
@@ -99,8 +101,10 @@ impl Swarm {
         let has_faults = rng.permille(500);
         let mut fault = |max| if has_faults { u32::try_from(rng.below(max)).unwrap_or(0) } else { 0 };
         let faults = [fault(60_000), fault(200_000), fault(20_000), fault(300_000)];
-        let happenings: Vec<_> = HAPPENINGS.into_iter().filter(|_| rng.permille(350)).collect();
+        let mut happenings: Vec<_> = HAPPENINGS.into_iter().filter(|_| rng.permille(350)).collect();
         let has_silence = happenings.contains(&Happening::Silence);
+        // Not drawn either: in half of the seeds.
+        happenings.extend((Rng::new(!seed).below(8) < 4).then_some(Happening::Recache));
         // Few pages, and as many as a disk has at most. Not drawn, so that what follows stays what it was.
         let cache_bytes = [None, Some(64 << 10), Some(96 << 10), Some(1 << 20)];
         Swarm {

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nvme_spec::nqn::Nqn;
+use spindle_disk::CachedDisk;
 use spindle_disk::fault::Fault;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
@@ -532,6 +533,17 @@ impl<W: Carrier> World<W> {
         self.overlaps += overlaps.unwrap_or_else(|complaint| panic!("{complaint}"));
     }
 
+    /// Before the cache goes.
+    pub(super) fn count_cache(&mut self, cache: &CachedDisk) {
+        let counts = cache.counts();
+        self.counts.add("cache hits", counts.hits);
+        self.counts.add("cache misses", counts.misses);
+        self.counts.add("cache evictions", counts.evictions);
+        self.counts.add("doomed fills", counts.doomed);
+        self.counts.add("joined fills", counts.joined);
+        self.counts.add("written pages", counts.written);
+    }
+
     fn finish(mut self) -> Report {
         self.close_all();
         for index in 0..self.places.len() {
@@ -541,15 +553,9 @@ impl<W: Carrier> World<W> {
                 .into_iter()
                 .for_each(|fault| self.counts.add(name_of(fault), place.control.injected(fault)));
             self.counts.add("reads in place", place.control.reads_in_place());
-            if let Some(cache) = &place.cache {
-                let counts = cache.counts();
-                self.counts.add("cache hits", counts.hits);
-                self.counts.add("cache misses", counts.misses);
-                self.counts.add("cache evictions", counts.evictions);
-                self.counts.add("doomed fills", counts.doomed);
-                self.counts.add("joined fills", counts.joined);
-                self.counts.add("written pages", counts.written);
-            }
+            let cache = place.cache.clone();
+            cache.iter().for_each(|cache| self.count_cache(cache));
+            let place = &mut self.places[index];
             self.clock += 2;
             let left = place.left();
             self.counts.add("judged blocks", left.len() as u64);

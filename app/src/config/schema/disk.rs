@@ -1,6 +1,7 @@
 //! The keys of a disk.
 
 use spindle_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN};
+use spindle_disk::delay::{BANDWIDTH_MAX, BANDWIDTH_MIN, LATENCY_US_MAX, SEEK_US_MAX};
 
 use super::{DISK_BYTES_MAX, FLAG, Key, Kind, NAME, Preset, TRANSPORT, key};
 
@@ -157,6 +158,14 @@ pub(super) static DISK: &[Key] = &[
          Writes go through it: they are acknowledged when the disk has them. Without this section each read \
          goes to the disk.",
     ),
+    key(
+        "delay",
+        Kind::Section(DELAY),
+        Preset::Section,
+        "For tests and benchmarks: make this disk slow on purpose, as one device that all hosts and cores \
+         share, behind its cache. At least one of the keys is more than zero. Without this section a disk is \
+         as fast as it is.",
+    ),
 ];
 
 static CACHE: &[Key] = &[
@@ -173,5 +182,28 @@ static CACHE: &[Key] = &[
         Preset::Is("\"s3-fifo\""),
         "Which page goes when another comes. s3-fifo: what is read once soon goes, so that a scan or a \
          backup does not empty the cache. lru: what was not read for the longest time.",
+    ),
+];
+
+static DELAY: &[Key] = &[
+    key(
+        "latency_us",
+        Kind::Integer { min: 0, max: LATENCY_US_MAX },
+        Preset::Is("0"),
+        "Each command takes at least so long; any number of commands wait at the same time, as in an SSD.",
+    ),
+    key(
+        "bandwidth",
+        Kind::Size { min: BANDWIDTH_MIN, max: BANDWIDTH_MAX, multiple: 1 },
+        Preset::From("none: moving data takes no time"),
+        "Bytes per second of the device, which moves the data of one command after the other.",
+    ),
+    key(
+        "seek_us",
+        Kind::Integer { min: 0, max: SEEK_US_MAX },
+        Preset::Is("0"),
+        "A seek over the whole disk, as in a hard disk; the device makes one seek after the other. It takes \
+         this times the square root of the distance from the end of the command before, as a share of the \
+         capacity: nothing for a command that goes on there, 53 % of this for random places.",
     ),
 ];

@@ -12,7 +12,7 @@ use spindle_reactor::mem::Pages;
 
 use super::super::document::{Errors, Node, Place};
 use super::super::machine::{self, Machine, Medium, PathState};
-use super::super::plan::{CachePlan, DiskKind, DiskPlan};
+use super::super::plan::{CachePlan, DelayPlan, DiskKind, DiskPlan};
 use super::super::schema;
 use super::super::tree::At;
 use crate::size::Bytes;
@@ -37,6 +37,7 @@ pub fn plan(nodes: &[Node], machine: &Machine, errors: &Errors) -> Vec<DiskPlan>
         let mut plan = disk(node, machine, &mut media, errors);
         if let Some(plan) = &mut plan {
             plan.cache = cache(node, &plan.kind, errors);
+            plan.delay = delay(node, errors);
         }
         if let Some(DiskKind::Nvme { address, namespace }) = plan.as_ref().map(|plan| &plan.kind)
             && let Some(place) = node.given::<PciAddress>("nvme").map(|at| at.place)
@@ -103,6 +104,12 @@ fn shape(node: &Node, errors: &Errors) -> (Option<At<u64>>, Option<u32>) {
     (size, block_bytes)
 }
 
+/// A disk of this kind, bytes of a block and capacity, with nothing in front of it yet.
+fn bare(node: &Node, (block_bytes, bytes): (u32, u64), kind: DiskKind) -> DiskPlan {
+    let (name, medium_id) = (node.get("name"), medium_id(node));
+    DiskPlan { name, block_bytes, bytes, kind, medium_id, cache: None, delay: None }
+}
+
 /// A disk without a medium: `ram` or `null`.
 fn memory(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan> {
     let (size, block_bytes) = shape(node, errors);
@@ -110,8 +117,7 @@ fn memory(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan> {
         let words = format!("missing; a {} disk needs one, like \"1GiB\"", kind.name());
         node.place.inside("size").refuse(errors, words);
     }
-    let (bytes, medium_id) = (size?.value, medium_id(node));
-    Some(DiskPlan { name: node.get("name"), block_bytes: block_bytes?, bytes, kind, medium_id, cache: None })
+    Some(bare(node, (block_bytes?, size?.value), kind))
 }
 
 /// A regular file or a block device.
@@ -121,8 +127,7 @@ fn file_disk(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &E
     let (is_read_only, create) = (node.get("read_only"), node.get("create"));
     let (is_direct, is_polled) = (node.get("direct"), node.get("poll"));
     let kind = DiskKind::File { path, is_read_only, create, is_direct, is_polled };
-    let medium_id = medium_id(node);
-    Some(DiskPlan { name: node.get("name"), block_bytes: block_bytes?, bytes, kind, medium_id, cache: None })
+    Some(bare(node, (block_bytes?, bytes), kind))
 }
 
 /// The kind, which a key that only one kind has says as well.
@@ -161,8 +166,7 @@ fn nvme(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
         address.place.refuse(errors, format!("must be a drive of this machine: {error}"));
     }
     let kind = DiskKind::Nvme { address: address.value, namespace: node.get("namespace") };
-    let medium_id = medium_id(node);
-    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id, cache: None })
+    Some(bare(node, (0, 0), kind))
 }
 
 /// A namespace of a drive with the kernel. What it is is known when it is open.
@@ -183,8 +187,7 @@ fn ng(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) 
     }
     check_medium_id(node, &path.value, errors);
     let kind = DiskKind::Ng { path: path.value, is_read_only };
-    let medium_id = medium_id(node);
-    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id, cache: None })
+    Some(bare(node, (0, 0), kind))
 }
 
 /// A namespace of another target. What it is is known when it is open. One that is away does not keep the
@@ -211,8 +214,7 @@ fn remote(node: &Node, errors: &Errors) -> Option<DiskPlan> {
         command_timeout: ms("command_timeout_ms"),
         quiesce: ms("quiesce_ms"),
     };
-    let medium_id = medium_id(node);
-    Some(DiskPlan { name: node.get("name"), block_bytes: 0, bytes: 0, kind, medium_id, cache: None })
+    Some(bare(node, (0, 0), kind))
 }
 
 /// The cache in front of a disk of this kind.
@@ -238,6 +240,26 @@ fn cache(node: &Node, kind: &DiskKind, errors: &Errors) -> Option<CachePlan> {
         _ => PolicyKind::S3Fifo,
     };
     Some(CachePlan { bytes: section.find::<u64>("size")?.value, policy })
+}
+
+/// How slow the disk is made. A section that makes it no slower is a mistake.
+fn delay(node: &Node, errors: &Errors) -> Option<DelayPlan> {
+    let section = node.section("delay");
+    if !section.is_given {
+        return None;
+    }
+    let keys = ["latency_us", "bandwidth", "seek_us"];
+    let values = keys.map(|key| section.find::<u64>(key).map(|at| at.value));
+    let [latency_us, bandwidth, seek_us] = values;
+    let (latency_us, seek_us) = (latency_us.unwrap_or(0), seek_us.unwrap_or(0));
+    // A wrong value is refused for itself.
+    let is_wrong = keys.iter().zip(values).any(|(key, value)| value.is_none() && !section.is_absent(key));
+    if latency_us == 0 && seek_us == 0 && bandwidth.is_none() && !is_wrong {
+        let words =
+            "delays nothing; set latency_us or seek_us above 0, or bandwidth, or leave the section out";
+        section.place.refuse(errors, words);
+    }
+    Some(DelayPlan { latency_us, bandwidth, seek_us })
 }
 
 /// Keys that the file gives and that this kind has no use for: whoever wrote them expects something of them.

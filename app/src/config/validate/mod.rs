@@ -26,8 +26,8 @@ use super::document::{Errors, Node, Place};
 use super::machine::Machine;
 use super::memory;
 use super::plan::{
-    ControlPlan, DiskKind, DiskPlan, LimitsPlan, LogFormat, LogLevel, LogPlan, Plan, PoolPlan, ReactorPlan,
-    TcpPlan,
+    ControlPlan, DelayPlan, DiskKind, DiskPlan, LimitsPlan, LogFormat, LogLevel, LogPlan, Plan, PoolPlan,
+    ReactorPlan, TcpPlan,
 };
 use super::schema;
 use super::tree::At;
@@ -416,6 +416,10 @@ fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
         let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
         if !namespaces.any(|namespace| namespace.disk == disk.name) {
             notes.push(format!("disk {:?} is in no namespace: no host can reach it", disk.name));
+        }
+        if disk.delay.is_some() {
+            let words = DelayPlan::words(disk.delay.as_ref());
+            notes.push(format!("disk {:?} is slow on purpose: {words} ([disk.delay], for tests)", disk.name));
         }
     }
     remark_on_subsystems(plan, notes);

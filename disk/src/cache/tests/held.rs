@@ -1,7 +1,7 @@
 //! [`HeldDisk`]: memory that does a command when it is submitted, and says so when the test lets it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use spindle_reactor::clock::Nanos;
@@ -26,6 +26,8 @@ pub(super) struct Control {
     /// Reads that came.
     pub(super) reads: AtomicU64,
     pub(super) bytes: Mutex<Vec<u8>>,
+    /// What it says of its writes; 0: 1.
+    pub(super) atomic_blocks: AtomicU32,
 }
 
 pub(super) struct HeldDisk {
@@ -60,7 +62,7 @@ impl DiskSource for HeldDisk {
             is_read_only: false,
             has_volatile_cache: false,
             can_deallocate: true,
-            atomic_blocks: 8,
+            atomic_blocks: self.control.atomic_blocks.load(Ordering::SeqCst).max(1),
             can_compare_and_write: false,
         }
     }

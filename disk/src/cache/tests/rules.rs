@@ -37,8 +37,14 @@ pub(super) fn range(at: usize, bytes: usize) -> BlockRange {
 impl Rig {
     pub(super) fn new(disk_bytes: usize, cache_bytes: u64) -> Rig {
         let (inner, control) = HeldDisk::create(512, disk_bytes);
-        let source = CachedDisk::new(inner, &spec(cache_bytes, PolicyKind::S3Fifo)).expect("a cache");
+        let source = CachedDisk::new(inner, Some(&spec(cache_bytes, PolicyKind::S3Fifo))).expect("a cache");
         Rig::on(source, control)
+    }
+
+    /// Without a cache, so far.
+    pub(super) fn without(disk_bytes: usize) -> Rig {
+        let (inner, control) = HeldDisk::create(512, disk_bytes);
+        Rig::on(CachedDisk::new(inner, None).expect("a disk"), control)
     }
 
     fn on(source: Arc<CachedDisk>, control: Arc<Control>) -> Rig {
@@ -109,15 +115,25 @@ impl Rig {
         self.control.reads.load(SeqCst)
     }
 
+    /// At rest, without a cache.
+    pub(super) fn assert_plain(&mut self) {
+        self.done.clear();
+        self.poll();
+        assert_eq!(self.disk.in_flight(), 0);
+        assert!(self.source.cache().is_none());
+        assert_eq!(self.pool.free_bytes(), pool().free_bytes(), "a buffer is left over");
+    }
+
     /// At rest each frame is free or found.
     pub(super) fn assert_at_rest(&mut self) {
         self.done.clear();
         self.poll();
         assert_eq!(self.disk.in_flight(), 0);
-        let words = self.source.shared.words();
+        let shared = self.source.shared();
+        let words = shared.words();
         let [_, filling, present, detached] = words.census();
         assert_eq!((filling, detached), (0, 0), "frames are left over");
-        assert_eq!(self.source.shared.index.len(), present as usize, "entries and frames differ");
+        assert_eq!(self.source.shared().index.len(), present as usize, "entries and frames differ");
         assert!((0..words.len()).all(|frame| !words.is_pinned(frame)), "a pin is left over");
         assert_eq!(self.pool.free_bytes(), pool().free_bytes(), "a buffer is left over");
     }
@@ -285,11 +301,11 @@ fn frames_whose_buffer_a_disk_has_lost_are_never_used_again() {
     rig.control.loses.store(1, SeqCst);
     assert!(rig.begin(1, read(0, 4 * PAGE)).is_none());
     assert_eq!(rig.wait(1).result, Ok(()), "it is read once more");
-    assert_eq!(rig.source.shared.words().census(), [12, 4, 0, 0]);
+    assert_eq!(rig.source.shared().words().census(), [12, 4, 0, 0]);
     for page in 0..64 {
         assert_eq!(rig.data(page * PAGE, 512), [page.to_le_bytes()[0]; 512]);
     }
-    assert_eq!(rig.source.shared.words().census(), [0, 4, 12, 0]);
+    assert_eq!(rig.source.shared().words().census(), [0, 4, 12, 0]);
 }
 
 #[test]

@@ -29,6 +29,9 @@ struct Core<'a> {
     acknowledged: &'a [AtomicU64],
     asked: Vec<Asked>,
     random: Random,
+    /// Counts the changes of the cache, and what this core was told.
+    changes: &'a AtomicU64,
+    told: u64,
 }
 
 fn version(buf: &Buf, page: u64) -> u64 {
@@ -64,6 +67,11 @@ impl Core<'_> {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) {
+        let changes = self.changes.load(SeqCst);
+        if changes != self.told && self.random.below(4) == 0 {
+            self.told = changes;
+            self.disk.reconfigure();
+        }
         self.disk.poll(Nanos::ZERO, done);
         for ended in done.drain(..) {
             assert_eq!(ended.result, Ok(()));
@@ -94,11 +102,12 @@ fn slot(page: u64) -> usize {
     usize::try_from(page).expect("small")
 }
 
-fn run(source: &dyn DiskSource, acknowledged: &[AtomicU64], core: u64) {
+fn run(source: &dyn DiskSource, acknowledged: &[AtomicU64], changes: &AtomicU64, core: u64) {
     let pool = pool();
     let context = CoreContext { core: usize::from(core == 1), pool: pool.clone(), depth: 64 };
     let disk = source.open(&context).expect("opens");
-    let mut it = Core { disk, acknowledged, asked: Vec::new(), random: Random(core + 1) };
+    let (asked, random) = (Vec::new(), Random(core + 1));
+    let mut it = Core { disk, acknowledged, asked, random, changes, told: 0 };
     let mut done = Vec::with_capacity(64);
     for token in 0..COMMANDS {
         if it.random.below(16) == 0 {
@@ -122,19 +131,64 @@ fn no_read_is_older_than_what_was_acknowledged_and_none_is_torn() {
     for policy in [PolicyKind::S3Fifo, PolicyKind::Lru] {
         let (inner, control) = HeldDisk::create(512, slot(PAGES) * 4096);
         control.bytes.lock().expect("no panic").fill(0);
-        let source = CachedDisk::new(inner, &spec(64 << 10, policy)).expect("a cache");
+        let source = CachedDisk::new(inner, Some(&spec(64 << 10, policy))).expect("a cache");
         let acknowledged: Arc<[AtomicU64]> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
         std::thread::scope(|scope| {
             for core in 0..2 {
                 let (source, acknowledged) = (&source, &acknowledged);
-                scope.spawn(move || run(&**source, acknowledged, core));
+                scope.spawn(move || run(&**source, acknowledged, &AtomicU64::new(0), core));
             }
         });
         let counts = source.counts();
         assert!(counts.hits > 1000 && counts.evictions > 1000, "{counts:?}");
-        let words = source.shared.words();
+        let shared = source.shared();
+        let words = shared.words();
         let [free, filling, present, detached] = words.census();
         assert_eq!((filling, detached, free + present), (0, 0, 16), "{counts:?}");
-        assert_eq!(source.shared.index.len(), present as usize);
+        assert_eq!(source.shared().index.len(), present as usize);
     }
+}
+
+struct Ends<'a>(&'a AtomicU64);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+/// The same while the cache comes, gets another size and goes, at any time on either core.
+#[test]
+fn no_read_is_older_while_the_cache_changes() {
+    let (inner, control) = HeldDisk::create(512, slot(PAGES) * 4096);
+    control.bytes.lock().expect("no panic").fill(0);
+    let source = CachedDisk::new(inner, None).expect("a disk");
+    let acknowledged: Arc<[AtomicU64]> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+    let (changes, running) = (AtomicU64::new(0), AtomicU64::new(2));
+    let mut counts = Vec::new();
+    std::thread::scope(|scope| {
+        for core in 0..2 {
+            let (source, acknowledged, changes, running) = (&source, &acknowledged, &changes, &running);
+            scope.spawn(move || {
+                // Also when it panics.
+                let _ends = Ends(running);
+                run(&**source, acknowledged, changes, core);
+            });
+        }
+        let mut random = Random(7);
+        while running.load(SeqCst) > 0 {
+            let sizes = [None, Some(64 << 10), Some(96 << 10)];
+            let size = sizes[slot(random.below(3))];
+            counts.push(source.counts());
+            let spec = size.map(|bytes| spec(bytes, PolicyKind::S3Fifo));
+            if let Some(change) = source.prepare_cache(spec.as_ref()).expect("a cache") {
+                source.set_cache(change);
+                changes.fetch_add(1, SeqCst);
+            }
+            // Most changes come to their end, some do not.
+            std::thread::park_timeout(std::time::Duration::from_micros(random.below(1500)));
+        }
+    });
+    let with_hits = counts.iter().filter(|counts| counts.hits > 0).count();
+    assert!(changes.load(SeqCst) > 20 && with_hits > 5, "{with_hits} of {}", changes.load(SeqCst));
 }

@@ -26,7 +26,8 @@ fn a_whole_page_that_was_there_stays_and_another_is_not_entered() {
 fn the_hits_of_a_page_are_kept_for_the_policy() {
     let mut rig = Rig::new(16 * PAGE, 1 << 20);
     let frame = |rig: &Rig| {
-        let words = rig.source.shared.words();
+        let shared = rig.source.shared();
+        let words = shared.words();
         (0..words.len()).find_map(|frame| words.heat(frame)).expect("one page is there")
     };
     rig.data(0, PAGE);
@@ -52,7 +53,7 @@ fn a_part_of_a_page_a_failed_write_and_zeroes_do_not_stay() {
     assert!(rig.disk.submit(Token(3), &zeroes, None).is_none());
     rig.wait(3);
     assert_eq!(rig.counts().written, 0);
-    assert_eq!(rig.source.shared.index.len(), 8 - 4);
+    assert_eq!(rig.source.shared().index.len(), 8 - 4);
     assert_eq!(rig.data(4 * PAGE, PAGE), [0; PAGE]);
     rig.assert_at_rest();
 }

@@ -332,7 +332,11 @@ fn of_known_disks() -> Vec<Case> {
             "name = \"n0\": is a disk of kind null; this method is for those of ram",
         ),
         (&["bdev_null_delete", "bdev_null_resize"], "m0", of_ram),
-        (&["bdev_aio_delete", "bdev_uring_delete", "spindle_file_resize"], "m0", of_ram),
+        (
+            &["bdev_aio_delete", "bdev_uring_delete", "spindle_file_resize", "spindle_disk_cache"],
+            "m0",
+            of_ram,
+        ),
     ] {
         for method in methods.iter().copied() {
             for (name, said) in [
@@ -343,8 +347,11 @@ fn of_known_disks() -> Vec<Case> {
                     "name = \"quite another\": there is no such disk; bdev_get_bdevs lists them",
                 ),
             ] {
-                let given = size(name, 1);
-                let params = if method.ends_with("delete") { json!({ "name": name }) } else { given };
+                let params = match method {
+                    _ if method.ends_with("delete") => json!({ "name": name }),
+                    "spindle_disk_cache" => json!({ "name": name, "size": 1 << 20 }),
+                    _ => size(name, 1),
+                };
                 cases.push((method, params, said));
             }
         }
@@ -354,6 +361,7 @@ fn of_known_disks() -> Vec<Case> {
         (ram, size("m0", 2), "disk \"m0\": size = 2097152 bytes: "),
         (ram, size("m0", 1 << 42), "disk[0].size = \"4194304TiB\": |make it smaller"),
         (file, size("r0", 2), "disk[3].size = \"2MiB\": |does not grow; leave the size out"),
+        ("spindle_disk_cache", json!({ "name": "f0", "size": 1 }), "disk[2].cache.size = \"1B\": |must be"),
         (file, size("f0", 1), "disk[2].size = \"1MiB\": the file has 2097152 bytes|leave the size out"),
     ]);
     cases

@@ -1,0 +1,402 @@
+//! A layer over any disk that makes it slow by the clock: for tests and benchmarks.
+//!
+//! It models one device that all cores share. A command has its effect on the disk below at once; its end is
+//! held until the device would have come to it:
+//!
+//! ```text
+//!   submit ── effect on the disk below ────────────────────────── its Done ──┐
+//!        └─ next poll(now) ─> [ the device: seek, then bytes ] ─> latency ───┴─> Done
+//!                             one command after the other         in parallel
+//! ```
+//!
+//! - `latency`: each command waits at least so long, any number of them at the same time, as in an SSD.
+//! - `bandwidth`: bytes take the device's time, one command after the other, of all cores together.
+//! - `seek`: so does the way from where the command before ended: `seek x sqrt(distance / capacity)`, as an
+//!   arm that speeds up and slows down. 0 where a command goes on where the last one ended; the mean over
+//!   random places is 8/15 of `seek`. There is no rotation.
+//!
+//! Read, Write, Compare, Verify, and Write Zeroes without deallocation go to their place and move their
+//! bytes; Compare and Write moves them twice; a copy goes to both places and moves the bytes twice. Flush,
+//! Deallocate and Write Zeroes with deallocation move nothing: they wait their turn and for the latency.
+//!
+//! Time is what [`Disk::poll`] is told, counted from the first poll after the submission. Nothing sleeps and
+//! nothing spins here; a core that has a command which waits only for its time is told that it is busy.
+//!
+//! What it does not do: it does not change the order in which the disk below sees commands, and it does not
+//! make a slow disk faster: a command ends when its time is over and the disk below has ended it.
+//!
+//! Limits: two cores that submit at the same moment may get the device in one order and move its head in
+//! the other; the sum of the times is then that of the second order.
+
+mod device;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::{Area, Buf};
+
+use self::device::{Device, Turn, Work};
+use crate::cache::CacheUse;
+use crate::shape::block_shift;
+use crate::{
+    Abilities, BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, Health, IoRequest, Op, OpenError,
+    Owner, Prepared, ResizeError, Token, Usage,
+};
+
+/// Longest latency, in microseconds: 10 s. Linux gives a command up after 30 s.
+pub const LATENCY_US_MAX: u64 = 10_000_000;
+/// Longest seek, in microseconds: 1 s.
+pub const SEEK_US_MAX: u64 = 1_000_000;
+/// Smallest bandwidth, in bytes per second.
+pub const BANDWIDTH_MIN: u64 = 64 << 10;
+/// Largest bandwidth, in bytes per second: 1 TiB, more than memory has.
+pub const BANDWIDTH_MAX: u64 = 1 << 40;
+
+/// How slow a disk is to be. What is zero or `None` costs no time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DelaySpec {
+    /// Each command waits at least so long, any number at the same time: up to [`LATENCY_US_MAX`].
+    pub latency: Nanos,
+    /// Bytes per second of the device, [`BANDWIDTH_MIN`] to [`BANDWIDTH_MAX`].
+    pub bandwidth: Option<u64>,
+    /// A seek over the whole disk: up to [`SEEK_US_MAX`].
+    pub seek: Nanos,
+}
+
+/// A disk that is made slow, shared by all cores. See the module.
+pub struct DelayDisk {
+    inner: Arc<dyn DiskSource>,
+    device: Arc<Device>,
+}
+
+impl DelayDisk {
+    /// Make `inner` slow.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] when a time or the bandwidth is out of range.
+    #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
+    pub fn new(inner: Arc<dyn DiskSource>, spec: &DelaySpec) -> Result<Arc<dyn DiskSource>, OpenError> {
+        let refuse = |field, value: u64, allowed: String| {
+            let disk = inner.name().to_owned();
+            Err(OpenError::Setting { disk, field, value: value.to_string(), allowed })
+        };
+        for (field, time, max) in
+            [("delay.latency_us", spec.latency, LATENCY_US_MAX), ("delay.seek_us", spec.seek, SEEK_US_MAX)]
+        {
+            if time > Nanos::from_us(max) {
+                return refuse(field, time.as_us(), format!("must be 0 to {max}"));
+            }
+        }
+        let allowed = BANDWIDTH_MIN..=BANDWIDTH_MAX;
+        if let Some(bandwidth) = spec.bandwidth.filter(|bandwidth| !allowed.contains(bandwidth)) {
+            let allowed = format!("must be {BANDWIDTH_MIN} to {BANDWIDTH_MAX} bytes per second");
+            return refuse("delay.bandwidth", bandwidth, allowed);
+        }
+        Ok(Arc::new(DelayDisk { inner, device: Arc::new(Device::new(*spec)) }))
+    }
+}
+
+impl DiskSource for DelayDisk {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn prepare(&self, pool: &Area) {
+        self.inner.prepare(pool);
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        let depth = context.depth as usize;
+        Ok(Box::new(DelayCore {
+            inner: self.inner.open(context)?,
+            device: Arc::clone(&self.device),
+            entries: Vec::with_capacity(depth),
+            free: Vec::with_capacity(depth),
+            new: Vec::with_capacity(depth),
+            times: BinaryHeap::with_capacity(depth),
+            ready: VecDeque::with_capacity(depth),
+            inner_done: Vec::with_capacity(depth.max(1)),
+            prepared: None,
+            held: 0,
+            begun: 0,
+            now: Nanos::ZERO,
+        }))
+    }
+
+    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.inner.prepare_resize(bytes)
+    }
+
+    fn cancel_resize(&self) {
+        self.inner.cancel_resize();
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.inner.resize(bytes)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+
+    fn health(&self) -> Option<Health> {
+        self.inner.health()
+    }
+
+    fn deallocated_is_zero(&self) -> bool {
+        self.inner.deallocated_is_zero()
+    }
+
+    fn medium_ids(&self) -> Vec<String> {
+        self.inner.medium_ids()
+    }
+
+    fn identity_seed(&self) -> Option<String> {
+        self.inner.identity_seed()
+    }
+
+    fn cache(&self) -> Option<CacheUse> {
+        self.inner.cache()
+    }
+
+    fn area(&self) -> Option<Area> {
+        self.inner.area()
+    }
+}
+
+/// What a command waits for besides the disk below.
+enum Wait {
+    /// The next poll, which tells the time.
+    Poll(Work),
+    /// Its place in `times`.
+    Time(Turn),
+    /// Nothing.
+    Nothing,
+}
+
+/// A command that has not ended.
+struct Entry {
+    token: Token,
+    wait: Wait,
+    /// The disk below has ended it.
+    done: Option<Done>,
+}
+
+/// One core's handle on the layer.
+struct DelayCore {
+    inner: Box<dyn Disk>,
+    device: Arc<Device>,
+    /// Commands in flight; the token of the inner disk is the index.
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    /// Those that wait for the next poll, in the order of their submission.
+    new: Vec<u32>,
+    /// When a command may end, the soonest on top; those of the same time in their order.
+    times: BinaryHeap<Reverse<(Nanos, u64, u32)>>,
+    ready: VecDeque<Done>,
+    /// What the inner disk gave back; empty between polls.
+    inner_done: Vec<Done>,
+    /// The data of a read that the inner disk has in place, until it is submitted.
+    prepared: Option<(IoRequest, Buf)>,
+    /// Commands that wait for nothing but their time.
+    held: usize,
+    /// Commands that were given a time so far.
+    begun: u64,
+    /// The time of the last poll.
+    now: Nanos,
+}
+
+impl DelayCore {
+    fn work(&self, op: Op, range: BlockRange) -> Work {
+        match op {
+            Op::Read
+            | Op::Write { .. }
+            | Op::Compare
+            | Op::Verify
+            | Op::WriteZeroes { deallocate: false, .. } => Work::at(range, self.shift()),
+            Op::Flush | Op::WriteZeroes { deallocate: true, .. } | Op::Deallocate => Work::default(),
+        }
+    }
+
+    fn shift(&self) -> u32 {
+        block_shift(self.inner.geometry().block_bytes)
+    }
+
+    /// A new command, and its name for the inner disk: under the same owner, so that it knows whose it is.
+    fn enter(&mut self, token: Token, work: Work) -> Token {
+        self.prepared = None;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            // As many as commands in flight.
+            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.entries[slot as usize] = Some(Entry { token, wait: Wait::Poll(work), done: None });
+        self.new.push(slot);
+        Token(u64::from(token.owner().0) << 32 | u64::from(slot))
+    }
+
+    /// The inner disk has ended a command.
+    fn on_inner_done(&mut self, done: Done) {
+        let slot = u32::try_from(done.token.0 & 0xffff_ffff).unwrap_or(u32::MAX);
+        let entry = self.entries.get_mut(slot as usize).and_then(Option::as_mut);
+        let Some(entry) = entry.filter(|entry| entry.done.is_none()) else {
+            panic!("the inner disk ended {:?}, which it does not have", done.token)
+        };
+        entry.done = Some(done);
+        self.held += 1;
+        self.try_end(slot);
+    }
+
+    /// It ends when it waits for nothing any more.
+    fn try_end(&mut self, slot: u32) {
+        let Some(place) = self.entries.get_mut(slot as usize) else { return };
+        let is_over = |entry: &mut Entry| matches!(entry.wait, Wait::Nothing) && entry.done.is_some();
+        let Some(Entry { token, done: Some(done), .. }) = place.take_if(is_over) else { return };
+        self.free.push(slot);
+        self.held -= 1;
+        self.ready.push_back(Done { token, ..done });
+    }
+
+    /// What was submitted since the last poll gets its time.
+    fn begin_new(&mut self, now: Nanos) {
+        if self.new.is_empty() {
+            return;
+        }
+        let capacity = self.inner.geometry().bytes();
+        for slot in self.new.drain(..) {
+            let entry = self.entries.get_mut(slot as usize).and_then(Option::as_mut);
+            let Some(Entry { wait, .. }) = entry else { continue };
+            let Wait::Poll(work) = wait else { continue };
+            let turn = self.device.turn(now, work, capacity);
+            *wait = Wait::Time(turn);
+            self.times.push(Reverse((self.device.due(turn), self.begun, slot)));
+            self.begun += 1;
+        }
+    }
+
+    fn end_due(&mut self, now: Nanos) {
+        while let Some(Reverse((_, _, slot))) = self.times.peek().copied().filter(|first| first.0.0 <= now) {
+            self.times.pop();
+            if let Some(entry) = self.entries.get_mut(slot as usize).and_then(Option::as_mut) {
+                entry.wait = Wait::Nothing;
+            }
+            self.try_end(slot);
+        }
+    }
+}
+
+impl Disk for DelayCore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    /// A read whose data is in place does not end here: it is submitted, and its data kept until then.
+    fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        self.prepared = None;
+        match self.inner.prepare(request, next) {
+            Prepared::Ready(data) => {
+                self.prepared = Some((*request, data));
+                Prepared::Later
+            }
+            prepared @ (Prepared::Fill(_) | Prepared::Pool | Prepared::Later | Prepared::Wait) => prepared,
+        }
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.inner.free_bytes()
+    }
+
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let prepared = self.prepared.take().filter(|(asked, _)| asked == request && buf.is_none());
+        let inner = self.enter(token, self.work(request.op, request.range));
+        let done = match prepared {
+            Some((_, data)) => Some(Done { token: inner, result: Ok(()), buf: Some(data) }),
+            None => self.inner.submit(inner, request, buf),
+        };
+        done.into_iter().for_each(|done| self.on_inner_done(done));
+        None
+    }
+
+    fn compare_and_write(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        expected: Buf,
+        data: Buf,
+    ) -> Option<Done> {
+        let inner = self.enter(token, Work::at(range, self.shift()).twice());
+        let done = self.inner.compare_and_write(inner, range, expected, data);
+        done.into_iter().for_each(|done| self.on_inner_done(done));
+        None
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
+        let target = BlockRange { lba: to, blocks: from.blocks };
+        let inner = self.enter(token, Work::at(from, self.shift()).and_then(target, self.shift()));
+        let done = self.inner.copy(inner, from, to, fua);
+        done.into_iter().for_each(|done| self.on_inner_done(done));
+        None
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
+        self.prepared = None;
+        self.now = now;
+        let mut inner_done = std::mem::take(&mut self.inner_done);
+        let mut is_busy = self.inner.poll(now, &mut inner_done);
+        inner_done.drain(..).for_each(|done| self.on_inner_done(done));
+        self.inner_done = inner_done;
+        is_busy |= !self.new.is_empty();
+        self.begin_new(now);
+        self.end_due(now);
+        is_busy |= !self.ready.is_empty() || self.held > 0;
+        while done.len() < done.capacity() {
+            let Some(ready) = self.ready.pop_front() else { break };
+            done.push(ready);
+        }
+        is_busy
+    }
+
+    /// What the disk below has ended comes back in the next poll, the rest once that has ended it. The
+    /// device does not work on them any more: else hosts that give up too early and come again would have it
+    /// do ever more for nobody.
+    fn forget(&mut self, owner: Owner) -> usize {
+        self.inner.forget(owner);
+        let mut count = self.ready.iter().filter(|done| done.token.owner() == owner).count();
+        for slot in 0..u32::try_from(self.entries.len()).unwrap_or(u32::MAX) {
+            let entry = self.entries.get_mut(slot as usize).and_then(Option::as_mut);
+            let Some(entry) = entry.filter(|entry| entry.token.owner() == owner) else { continue };
+            count += 1;
+            if let Wait::Time(turn) = std::mem::replace(&mut entry.wait, Wait::Nothing) {
+                self.device.give_back(turn, self.now);
+            }
+            self.try_end(slot);
+        }
+        let waits = |entries: &[Option<Entry>], slot: u32| {
+            let entry = entries.get(slot as usize).and_then(Option::as_ref);
+            entry.is_some_and(|entry| !matches!(entry.wait, Wait::Nothing))
+        };
+        self.new.retain(|slot| waits(&self.entries, *slot));
+        self.times.retain(|Reverse((_, _, slot))| waits(&self.entries, *slot));
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.entries.len() - self.free.len() + self.ready.len()
+    }
+}

@@ -1,0 +1,153 @@
+//! The device whose time a delay layer reserves: shared by all cores, without a lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use spindle_reactor::clock::Nanos;
+
+use super::DelaySpec;
+use crate::BlockRange;
+
+/// What a command asks of the device.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Work {
+    /// Bytes that it moves.
+    bytes: u64,
+    /// Where it goes, one after the other: first byte, and the one after the last.
+    stops: [Option<(u64, u64)>; 2],
+}
+
+impl Work {
+    /// The bytes of one range.
+    pub(super) fn at(range: BlockRange, shift: u32) -> Work {
+        let (begin, bytes) = (range.offset(shift), range.bytes(shift));
+        Work { bytes, stops: [Some((begin, begin.saturating_add(bytes))), None] }
+    }
+
+    /// The same bytes again at the same place.
+    pub(super) fn twice(self) -> Work {
+        Work { bytes: self.bytes.saturating_mul(2), ..self }
+    }
+
+    /// And then another range.
+    pub(super) fn and_then(self, range: BlockRange, shift: u32) -> Work {
+        let next = Work::at(range, shift);
+        Work {
+            bytes: self.bytes.saturating_add(next.bytes),
+            stops: [self.stops[0].or(next.stops[0]), next.stops[0]],
+        }
+    }
+}
+
+/// A command's time of the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    /// The device is through with it.
+    end: Nanos,
+    /// And has worked on it for so long.
+    time: Nanos,
+}
+
+/// The one device. Its words guard no other memory, so no order between them and other accesses is needed.
+pub(super) struct Device {
+    spec: DelaySpec,
+    /// Everything that was reserved is over, in nanoseconds of the cores' clock.
+    busy_until: AtomicU64,
+    /// The byte after the last one that it was given to work on.
+    head: AtomicU64,
+}
+
+impl Device {
+    pub(super) fn new(spec: DelaySpec) -> Device {
+        Device { spec, busy_until: AtomicU64::new(0), head: AtomicU64::new(0) }
+    }
+
+    /// Reserve the device for a command that comes now. `capacity` is that of the disk, in bytes.
+    pub(super) fn turn(&self, now: Nanos, work: &Work, capacity: u64) -> Turn {
+        if self.spec.bandwidth.is_none() && self.spec.seek == Nanos::ZERO {
+            return Turn { end: now, time: Nanos::ZERO };
+        }
+        let time = self.travel(work, capacity) + self.transfer(work.bytes);
+        let after = |busy: u64| Nanos(busy.max(now.0)) + time;
+        let mut busy = self.busy_until.load(Ordering::Relaxed);
+        loop {
+            let end = after(busy);
+            let swapped =
+                self.busy_until.compare_exchange_weak(busy, end.0, Ordering::Relaxed, Ordering::Relaxed);
+            match swapped {
+                Ok(_) => return Turn { end, time },
+                Err(other) => busy = other,
+            }
+        }
+    }
+
+    /// A command will not be worked on: what is left of its time is for those that come later.
+    pub(super) fn give_back(&self, turn: Turn, now: Nanos) {
+        let left = (turn.end - now).min(turn.time);
+        let less = |busy: u64| Some(busy.saturating_sub(left.0));
+        // Never refused.
+        let _ = self.busy_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// When the command may end.
+    pub(super) fn due(&self, turn: Turn) -> Nanos {
+        turn.end + self.spec.latency
+    }
+
+    fn transfer(&self, bytes: u64) -> Nanos {
+        let Some(bandwidth) = self.spec.bandwidth else { return Nanos::ZERO };
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth.max(1));
+        Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// To each stop, and the head stays behind the last.
+    fn travel(&self, work: &Work, capacity: u64) -> Nanos {
+        if self.spec.seek == Nanos::ZERO {
+            return Nanos::ZERO;
+        }
+        let seeks = work.stops.iter().flatten().map(|(begin, end)| {
+            let head = self.head.swap(*end, Ordering::Relaxed);
+            seek_time(self.spec.seek, head.abs_diff(*begin), capacity)
+        });
+        seeks.fold(Nanos::ZERO, |sum, seek| sum + seek)
+    }
+}
+
+/// `whole * sqrt(distance / capacity)`, rounded down; a place beyond the end counts as the end.
+fn seek_time(whole: Nanos, distance: u64, capacity: u64) -> Nanos {
+    const ROOT_BITS: u32 = 31;
+    let distance = u128::from(distance.min(capacity));
+    let share = (distance << (2 * ROOT_BITS)) / u128::from(capacity.max(1));
+    // At most 2^62, and its root at most 2^31.
+    let root = u64::try_from(share).unwrap_or(u64::MAX).isqrt();
+    let nanos = (u128::from(whole.0) * u128::from(root)) >> ROOT_BITS;
+    Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seek_takes_the_root_of_its_share_of_the_disk() {
+        let time = |distance, capacity| seek_time(Nanos::from_us(1_000_000), distance, capacity).0;
+        assert_eq!(time(0, 1 << 30), 0);
+        assert_eq!(time(1 << 30, 1 << 30), 1_000_000_000);
+        assert_eq!(time(1 << 28, 1 << 30), 500_000_000);
+        assert_eq!(time(1 << 60, 1 << 62), 500_000_000);
+        // A disk that has shrunk, and one that is empty.
+        assert_eq!((time(u64::MAX, 1 << 62), time(7, 0)), (1_000_000_000, 0));
+        // One block of the largest disk is still a way to go.
+        assert!((1..1000).contains(&time(512, 1 << 62)), "{}", time(512, 1 << 62));
+    }
+
+    #[test]
+    fn the_longest_times_end_no_later_than_never() {
+        let slowest = DelaySpec { bandwidth: Some(1), seek: Nanos::MAX, latency: Nanos::MAX };
+        let device = Device::new(slowest);
+        let range = BlockRange { lba: 1 << 50, blocks: u32::MAX };
+        let work = Work::at(range, 12).twice().and_then(range, 12);
+        let turns: Vec<Turn> = (0..3).map(|_| device.turn(Nanos(7), &work, 1 << 62)).collect();
+        assert_eq!(turns.last().map(|turn| device.due(*turn)), Some(Nanos::MAX));
+        turns.into_iter().for_each(|turn| device.give_back(turn, Nanos::MAX));
+    }
+}
