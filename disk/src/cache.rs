@@ -16,7 +16,8 @@
 //! belongs to the cache: a host that goes away does not end it.
 //!
 //! What it does not do: it keeps no write back, and nothing over the end of the process. It does not see what
-//! others change on the medium.
+//! others change on the medium, but for the times that the disk below tells of
+//! ([`DiskSource::on_foreign_change`]): then it drops all pages.
 //!
 //! Limits: pages of 4 KiB; reads of more than 512 KiB are answered from it and not put into it; what lies
 //! in a part of a page at the end of the disk is not cached.
@@ -70,6 +71,27 @@ impl PolicyKind {
     }
 }
 
+/// Who keeps a page that a client was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheMode {
+    /// The cache, as if the client did not.
+    #[default]
+    Shared,
+    /// The client: in the cache it goes first. See [`policy::Exclusive`].
+    Exclusive,
+}
+
+impl CacheMode {
+    /// Its name in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            CacheMode::Shared => "shared",
+            CacheMode::Exclusive => "exclusive",
+        }
+    }
+}
+
 /// What a cache is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheSpec {
@@ -77,15 +99,23 @@ pub struct CacheSpec {
     pub bytes: u64,
     /// Which page is to go.
     pub policy: PolicyKind,
+    /// Who keeps what a client was given.
+    pub mode: CacheMode,
     /// Which pages of memory to ask for.
     pub pages: Pages,
 }
 
 impl CacheSpec {
+    /// A shared one.
+    #[must_use]
+    pub const fn new(bytes: u64, policy: PolicyKind, pages: Pages) -> CacheSpec {
+        CacheSpec { bytes, policy, mode: CacheMode::Shared, pages }
+    }
+
     /// Memory that it takes when it is full, its tables included.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        shared::memory_bytes(self.bytes)
+        shared::memory_bytes(self)
     }
 }
 
@@ -98,6 +128,8 @@ pub struct CacheUse {
     pub used_bytes: u64,
     /// Which page is to go.
     pub policy: PolicyKind,
+    /// Who keeps what a client was given.
+    pub mode: CacheMode,
     /// What it has done so far, on all cores.
     pub counts: CacheCounts,
 }
@@ -137,6 +169,12 @@ impl CachedDisk {
     /// [`OpenError`] when the size is out of range or the address space cannot be had.
     pub fn new(inner: Arc<dyn DiskSource>, spec: Option<&CacheSpec>) -> Result<Arc<CachedDisk>, OpenError> {
         let switch = Arc::new(Switch::new(make(&*inner, spec)?));
+        let weak = Arc::downgrade(&switch);
+        inner.on_foreign_change(Box::new(move || {
+            if let Some(switch) = weak.upgrade() {
+                switch.drop_all();
+            }
+        }));
         Ok(Arc::new(CachedDisk { inner, switch, has_single_blocks: spec.is_some() }))
     }
 
@@ -189,7 +227,7 @@ impl DiskSource for CachedDisk {
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let resized = self.inner.resize(bytes);
         // What lies beyond the end, or comes back, is not what it was.
-        self.switch.each(Shared::drop_all);
+        self.switch.drop_all();
         resized
     }
 
@@ -246,6 +284,7 @@ impl DiskSource for CachedDisk {
             bytes: bytes(words.len()),
             used_bytes: bytes(present),
             policy: shared.spec.policy,
+            mode: shared.spec.mode,
             counts: shared.totals(),
         })
     }

@@ -171,6 +171,10 @@ impl DiskSource for DelayDisk {
         self.inner.cache()
     }
 
+    fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_foreign_change(act);
+    }
+
     fn area(&self) -> Option<Area> {
         self.inner.area()
     }

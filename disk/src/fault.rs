@@ -112,6 +112,10 @@ impl DiskSource for FaultDisk {
         self.inner.medium_ids()
     }
 
+    fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_foreign_change(act);
+    }
+
     fn area(&self) -> Option<Area> {
         self.inner.area()
     }

@@ -40,7 +40,7 @@ use nvme_spec::status::{Status, StatusType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-pub use cache::{CacheChange, CacheCounts, CacheSpec, CacheUse, CachedDisk, PolicyKind};
+pub use cache::{CacheChange, CacheCounts, CacheMode, CacheSpec, CacheUse, CachedDisk, PolicyKind};
 pub use delay::{DelayDisk, DelaySpec};
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
 pub use file::{FileDisk, FileFacts, FileSpec};

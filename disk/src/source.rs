@@ -160,6 +160,13 @@ pub trait DiskSource: Send + Sync {
         None
     }
 
+    /// To be called whenever the medium may have been changed by others, such as while a drive or a far
+    /// target was away: before the first command that may see it is given to the medium, and not on a core. A
+    /// disk whose medium nobody else reaches never calls it.
+    fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
+        drop(act);
+    }
+
     /// Do all of a [`DiskSource::set_cache`] that can fail. `None`: the cache is as it is to be.
     ///
     /// # Errors

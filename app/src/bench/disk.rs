@@ -188,7 +188,7 @@ fn with_cache(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn Disk
         return Err(DiskBenchError::Size { option: "--cache", value: bytes.to_string(), rule });
     }
     let policy = if args.policy == "lru" { PolicyKind::Lru } else { PolicyKind::S3Fifo };
-    let spec = CacheSpec { bytes: bytes.get(), policy, pages: Pages::Transparent };
+    let spec = CacheSpec::new(bytes.get(), policy, Pages::Transparent);
     Ok(CachedDisk::new(disk, Some(&spec))?)
 }
 

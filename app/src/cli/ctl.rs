@@ -240,6 +240,9 @@ pub enum DiskVerb {
         /// Which page goes when another comes
         #[arg(long, value_parser = ["s3-fifo", "lru"])]
         policy: Option<String>,
+        /// Who keeps what a host was given
+        #[arg(long, value_parser = ["shared", "exclusive"])]
+        mode: Option<String>,
     },
     /// Remove a disk and the namespace of it
     Remove {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::{CacheSpec, DelaySpec, PolicyKind};
+use spindle_disk::{CacheMode, CacheSpec, DelaySpec, PolicyKind};
 use spindle_initiator::Target;
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::clock::Nanos;
@@ -169,13 +169,14 @@ impl CachePlan {
     /// What to make, in such pages of memory.
     #[must_use]
     pub fn spec(&self, pages: Pages) -> CacheSpec {
-        CacheSpec { bytes: self.bytes, policy: self.policy, pages }
+        CacheSpec { bytes: self.bytes, policy: self.policy, mode: self.mode, pages }
     }
 
     /// As it is shown.
     #[must_use]
     pub fn words(cache: Option<&CachePlan>) -> String {
-        let words = |it: &CachePlan| format!("{} {}", Bytes::new(it.bytes), it.policy.name());
+        let words =
+            |it: &CachePlan| format!("{} {} {}", Bytes::new(it.bytes), it.policy.name(), it.mode.name());
         cache.map_or_else(|| "none".to_owned(), words)
     }
 }
@@ -187,6 +188,8 @@ pub struct CachePlan {
     pub bytes: u64,
     /// Which page is to go.
     pub policy: PolicyKind,
+    /// Who keeps what a client was given.
+    pub mode: CacheMode,
 }
 
 impl DiskPlan {
@@ -264,7 +267,7 @@ impl DiskKind {
 
     /// True where a cache can be put in front.
     pub fn can_have_cache(&self) -> bool {
-        matches!(self, DiskKind::File { .. } | DiskKind::Ng { .. })
+        matches!(self, DiskKind::File { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. })
     }
 
     /// Its name in the file.

@@ -18,7 +18,10 @@ pub fn answer(verb: &DiskVerb, ask: Ask<'_>) -> Answer {
         DiskVerb::List => shown(ask("bdev_get_bdevs", json!({})), show::disks),
         DiskVerb::Add(disk) => add(disk, ask),
         DiskVerb::Resize { name, size } => resize(name, *size, ask),
-        DiskVerb::Cache { name, size, policy } => cache(name, *size, policy.as_deref(), ask),
+        DiskVerb::Cache { name, size, policy, mode } => {
+            let params = json!({ "name": name, "size": size.get(), "policy": policy, "mode": mode });
+            cache(name, *size, params, ask)
+        }
         DiskVerb::Remove { name } => remove(name, ask),
     }
 }
@@ -106,13 +109,12 @@ fn resize(name: &str, size: Bytes, ask: Ask<'_>) -> Answer {
     done(ask(method, params), format!("resized disk {name} to {size}"))
 }
 
-fn cache(name: &str, size: Bytes, policy: Option<&str>, ask: Ask<'_>) -> Answer {
-    let params = given(json!({ "name": name, "size": size.get(), "policy": policy }));
+fn cache(name: &str, size: Bytes, params: Value, ask: Ask<'_>) -> Answer {
     let said = match size.get() {
         0 => format!("disk {name} has no cache"),
         _ => format!("disk {name} has a cache of {size}"),
     };
-    done(ask("spindle_disk_cache", params), said)
+    done(ask("spindle_disk_cache", given(params)), said)
 }
 
 fn remove(name: &str, ask: Ask<'_>) -> Answer {

@@ -157,8 +157,10 @@ pub fn cache(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let cache = table.entry("cache").or_insert_with(|| Item::Table(Table::new()));
     if let Some(cache) = cache.as_table_like_mut() {
         cache.insert("size", size_text(bytes));
-        if let Some(policy) = args.text("policy") {
-            cache.insert("policy", value(policy));
+        for key in ["policy", "mode"] {
+            if let Some(word) = args.text(key) {
+                cache.insert(key, value(word));
+            }
         }
     }
     Ok(json!(true))

@@ -325,6 +325,7 @@ fn cache(used: &CacheUse) -> Value {
         "size": used.bytes,
         "used": used.used_bytes,
         "policy": used.policy.name(),
+        "mode": used.mode.name(),
         "hits": counts.hits,
         "misses": counts.misses,
         "ghost_hits": counts.ghost_hits,

@@ -274,6 +274,7 @@ pub static METHODS: &[Method] = &[
                 Kind::Word(&["s3-fifo", "lru"]),
                 "Which page goes; without it as it is, or s3-fifo.",
             ),
+            may("mode", Kind::Word(&["shared", "exclusive"]), "Without it as it is, or shared."),
         ],
         "Put a cache in front of a disk in use, give it another size, which empties it, or take it away.",
         edit_disks::cache,

@@ -387,6 +387,17 @@ impl CachedCore {
     }
 }
 
+/// Access Frequency of the hints (NVM Command Set, Read): the blocks are read once.
+const FREQUENCY: u8 = 0xf;
+const ONE_TIME_READ: u8 = 6;
+
+/// The host says that it does not read this again: it is answered from the cache where it is there, and
+/// otherwise it passes by, as it would evict what is read again.
+#[inline]
+fn is_once(request: &IoRequest) -> bool {
+    request.hints & FREQUENCY == ONE_TIME_READ
+}
+
 /// Keep for the policy that a frame was hit.
 fn touch(shared: &Shared, touches: &mut Vec<u32>, frame: u32) {
     touches.push(frame);
@@ -419,7 +430,7 @@ impl CachedCore {
             self.coming = index.place((next << self.shift) / FRAME);
             index.expect(self.coming);
         }
-        match self.find_one(guess, offset, bytes) {
+        match self.find_one(guess, offset, bytes, is_once(request)) {
             Some(data) => Prepared::Ready(data),
             None => self.prepare_pages(request, offset, bytes),
         }
@@ -427,15 +438,18 @@ impl CachedCore {
 
     /// The commonest: bytes of one page that is here.
     #[inline]
-    fn find_one(&mut self, guess: u32, offset: u64, bytes: u32) -> Option<Buf> {
+    fn find_one(&mut self, guess: u32, offset: u64, bytes: u32, is_once: bool) -> Option<Buf> {
         let Side { shared, frames, counts, .. } = &self.side;
         let skip = u32::try_from(offset % FRAME).unwrap_or(0);
         if bytes == 0 || bytes > FRAME_BYTES - skip {
             return None;
         }
         let pin = shared.index.hit(shared.words(), offset / FRAME, guess)?;
-        pin.warm();
         counts.hits.add(1);
+        if is_once {
+            return Some(frames.one(pin, skip, bytes));
+        }
+        pin.warm();
         if shared.wants_touches {
             touch(shared, &mut self.touches, pin.frame());
         }
@@ -451,7 +465,8 @@ impl CachedCore {
         let pages = offset / FRAME..end.div_ceil(FRAME);
         let count = pages.end - pages.start;
         let is_last_part = end.next_multiple_of(FRAME) > self.inner.geometry().bytes();
-        let is_too_long = count > HIT_PAGES_MAX || count > FILL_PAGES_MAX && !self.side.has_all(pages);
+        let is_not_filled = count > FILL_PAGES_MAX || is_once(request);
+        let is_too_long = count > HIT_PAGES_MAX || is_not_filled && !self.side.has_all(pages);
         let mut plan = self.side.plans.pop().unwrap_or_else(Plan::new);
         let means = self.side.means();
         if bytes == 0 || is_last_part || is_too_long || plan.make(&means, offset, bytes).is_err() {

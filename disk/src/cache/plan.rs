@@ -190,13 +190,14 @@ impl Plan {
         assert!(taken.is_ok(), "the disk gave back a buffer of its own");
     }
 
-    /// The disk has lost buffers: what is still to be read will not be, and its frames may be written for
-    /// ever.
+    /// The disk has not given buffers back: what is still to be read will not be. It may write to their
+    /// frames until it drops the buffers; then they are free.
     pub(super) fn on_lost(&mut self, means: &Means<'_>) {
         let words = means.shared.words();
         for (page, state) in (self.first_page()..).zip(&mut self.pages) {
             let Page::Own(frame) = *state else { continue };
-            if let Some(pin) = words.pin(frame) {
+            // Dropped before, it may be another page's by now.
+            if let Some(pin) = words.pin(frame).filter(|pin| pin.page() == page) {
                 pin.invalidate();
                 means.shared.index.remove(words, means.shared.index.place(page), frame);
             }

@@ -5,6 +5,8 @@
 //!   once is soon gone; what is read again, or comes back soon after (the [`Ghost`] remembers), goes to
 //!   the main queue.
 //! - [`Lru`]: the page that was not read for the longest time.
+//! - [`Exclusive`], over either: a page that a client was given goes before all that no client was given. The
+//!   client keeps it itself; here it stays only for as long as nothing better needs the frame.
 
 use super::ghost::Ghost;
 use super::lists::Lists;
@@ -30,13 +32,25 @@ pub trait Frames {
     fn hash(&self, frame: u32) -> u64;
 }
 
+/// Why a page comes into the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Came {
+    /// A client has asked for it.
+    Read,
+    /// It was there, and was written.
+    Written,
+}
+
 /// Frames that a [`Policy::victim`] looks at before it says that there is none: a turn of a core is bounded.
 const LOOKS_MAX: u32 = 256;
 
 /// Chooses victims among the frames of one shard, which are numbered from 0.
 pub trait Policy: Send {
     /// A frame gets a page, of this hash. True: the page was evicted not long ago.
-    fn inserted(&mut self, frame: u32, hash: u64) -> bool;
+    fn inserted(&mut self, frame: u32, hash: u64, came: Came) -> bool;
+
+    /// Forget a frame.
+    fn removed(&mut self, frame: u32);
 
     /// A page was hit. Told late, and not of every hit; policies that live by the heat ignore it.
     fn touched(&mut self, frame: u32);
@@ -83,13 +97,17 @@ impl S3Fifo {
 }
 
 impl Policy for S3Fifo {
-    fn inserted(&mut self, frame: u32, hash: u64) -> bool {
+    fn inserted(&mut self, frame: u32, hash: u64, _came: Came) -> bool {
         self.lists.unlink(frame);
         let is_ghost = self.ghost.take(hash);
         let is_filling_up = !self.has_evicted && self.lists.len(SMALL) >= self.small_max;
         let queue = if is_ghost || is_filling_up { MAIN } else { SMALL };
         self.lists.push_front(queue, frame);
         is_ghost
+    }
+
+    fn removed(&mut self, frame: u32) {
+        self.lists.unlink(frame);
     }
 
     fn touched(&mut self, _frame: u32) {}
@@ -147,10 +165,14 @@ impl Lru {
 }
 
 impl Policy for Lru {
-    fn inserted(&mut self, frame: u32, hash: u64) -> bool {
+    fn inserted(&mut self, frame: u32, hash: u64, _came: Came) -> bool {
         self.lists.unlink(frame);
         self.lists.push_front(MAIN, frame);
         self.ghost.take(hash)
+    }
+
+    fn removed(&mut self, frame: u32) {
+        self.lists.unlink(frame);
     }
 
     fn touched(&mut self, frame: u32) {
@@ -182,5 +204,65 @@ impl Policy for Lru {
     fn kept(&mut self, frame: u32) {
         self.lists.unlink(frame);
         self.lists.push_front(MAIN, frame);
+    }
+}
+
+const GIVEN: u8 = 1;
+
+/// See the module.
+pub struct Exclusive {
+    /// Pages that clients were given, and nobody has asked for again since.
+    given: Lists<1>,
+    /// All others.
+    kept: Box<dyn Policy>,
+}
+
+impl Exclusive {
+    /// For so many frames; `kept` chooses among those that no client was given.
+    #[must_use]
+    pub fn new(frames: u32, kept: Box<dyn Policy>) -> Exclusive {
+        Exclusive { given: Lists::new(frames), kept }
+    }
+}
+
+impl Policy for Exclusive {
+    fn inserted(&mut self, frame: u32, hash: u64, came: Came) -> bool {
+        self.given.unlink(frame);
+        let is_ghost = self.kept.inserted(frame, hash, came);
+        if came == Came::Read {
+            self.touched(frame);
+        }
+        is_ghost
+    }
+
+    fn removed(&mut self, frame: u32) {
+        self.given.unlink(frame);
+        self.kept.removed(frame);
+    }
+
+    fn touched(&mut self, frame: u32) {
+        self.removed(frame);
+        self.given.push_front(GIVEN, frame);
+    }
+
+    fn wants_touches(&self) -> bool {
+        true
+    }
+
+    fn victim(&mut self, frames: &dyn Frames) -> Option<u32> {
+        for _ in 0..LOOKS_MAX {
+            let Some(frame) = self.given.pop_back(GIVEN) else { return self.kept.victim(frames) };
+            match frames.state(frame) {
+                State::Gone => {}
+                State::Busy => self.given.push_front(GIVEN, frame),
+                State::Heat(_) => return Some(frame),
+            }
+        }
+        // Those in use are with clients; of the others one may be free to go.
+        self.kept.victim(frames)
+    }
+
+    fn kept(&mut self, frame: u32) {
+        self.touched(frame);
     }
 }

@@ -15,8 +15,8 @@ use super::counts::Counts;
 use super::ghost::Ghost;
 use super::index::{Found, Index, Inserted, Place, Write, mix};
 use super::lists::LIST_BYTES;
-use super::policy::{Frames, Lru, Policy, S3Fifo, State};
-use super::{CacheSpec, PolicyKind};
+use super::policy::{Came, Exclusive, Frames, Lru, Policy, S3Fifo, State};
+use super::{CacheMode, CacheSpec, PolicyKind};
 
 /// Fewest frames of a shard: with fewer, pages that fall into one shard by chance cost hits.
 const SHARD_FRAMES_MIN: u32 = 4096;
@@ -80,11 +80,12 @@ fn shape(bytes: u64) -> (u32, u32) {
 }
 
 /// Memory that a cache of so many bytes takes with its tables.
-pub(super) fn memory_bytes(bytes: u64) -> u64 {
-    let (shards, shard_frames) = shape(bytes);
+pub(super) fn memory_bytes(spec: &CacheSpec) -> u64 {
+    let (shards, shard_frames) = shape(spec.bytes);
+    let lists = if spec.mode == CacheMode::Exclusive { 2 } else { 1 };
     let frames = shards * shard_frames;
     // Page and word of each frame.
-    let each = u64::from(FRAME_BYTES) + 16 + LIST_BYTES;
+    let each = u64::from(FRAME_BYTES) + 16 + lists * LIST_BYTES;
     let ghosts = u64::from(shards) * Ghost::bytes_for(shard_frames);
     u64::from(frames) * each + ghosts + Index::<std::sync::atomic::AtomicU64>::bytes_for(frames)
 }
@@ -94,9 +95,13 @@ impl Shared {
         let (shards, shard_frames) = shape(spec.bytes);
         let (frames, rights) = CacheFrames::new(shards, shard_frames, spec.pages)?;
         let policy = || -> Box<dyn Policy> {
-            match spec.policy {
+            let policy: Box<dyn Policy> = match spec.policy {
                 PolicyKind::S3Fifo => Box::new(S3Fifo::new(shard_frames)),
                 PolicyKind::Lru => Box::new(Lru::new(shard_frames)),
+            };
+            match spec.mode {
+                CacheMode::Shared => policy,
+                CacheMode::Exclusive => Box::new(Exclusive::new(shard_frames, policy)),
             }
         };
         let shard = |right| Mutex::new(ShardState { right, policy: policy() });
@@ -164,8 +169,9 @@ impl Shared {
             filling.doom();
             self.index.remove(words, place, filling.frame());
         }
+        let came = stay.map_or(Came::Read, |_| Came::Written);
         let local = filling.frame() - at * words.shard_frames();
-        if state.policy.inserted(local, mix(place.page())) && stay.is_none() {
+        if state.policy.inserted(local, mix(place.page()), came) && stay.is_none() {
             counts.ghost_hits.add(1);
         }
         Admission::Fill(filling)

@@ -87,10 +87,19 @@ impl Switch {
         self.lock().wanted.clone()
     }
 
-    /// Each cache that may have pages.
-    pub(super) fn each(&self, mut act: impl FnMut(&Shared)) {
-        let now = self.lock();
-        now.stage.cache().into_iter().for_each(|shared| act(shared));
+    /// Drop all pages. Not under the lock: it takes milliseconds for a large cache.
+    pub(super) fn drop_all(&self) {
+        let mut done: Option<Arc<Shared>> = None;
+        loop {
+            let cache = self.lock().stage.cache().cloned();
+            let Some(cache) = cache.filter(|it| done.as_ref().is_none_or(|done| !Arc::ptr_eq(it, done)))
+            else {
+                return;
+            };
+            cache.drop_all();
+            // Another one that came meanwhile may have pages of before.
+            done = Some(cache);
+        }
     }
 
     /// Go to the next stage, if there is one and all cores have confirmed this one.

@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use spindle_reactor::mem::Pages;
 
-use super::{CacheSpec, CachedDisk, PolicyKind};
+use super::{CacheMode, CacheSpec, CachedDisk, PolicyKind};
 use crate::testing::{TempPath, model, steady};
 use crate::{DiskSource, Fault, FaultDisk, FileDisk, FileSpec, OpKind, OpenError};
 
 fn spec(bytes: u64, policy: PolicyKind) -> CacheSpec {
-    CacheSpec { bytes, policy, pages: Pages::Base }
+    CacheSpec::new(bytes, policy, Pages::Base)
 }
 
 fn file(path: &TempPath, block_bytes: u32) -> Arc<FileDisk> {
@@ -63,9 +63,14 @@ fn what_was_written_is_read_over_a_disk_that_fails_and_is_late() {
 
 #[test]
 fn nothing_is_allocated_in_the_steady_state() {
-    for policy in [PolicyKind::S3Fifo, PolicyKind::Lru] {
+    for (policy, mode) in [
+        (PolicyKind::S3Fifo, CacheMode::Shared),
+        (PolicyKind::Lru, CacheMode::Shared),
+        (PolicyKind::S3Fifo, CacheMode::Exclusive),
+    ] {
         let (inner, _) = held::HeldDisk::create(512, 4 << 20);
-        let disk = CachedDisk::new(inner, Some(&spec(128 << 10, policy))).expect("a cache");
+        let spec = CacheSpec { mode, ..spec(128 << 10, policy) };
+        let disk = CachedDisk::new(inner, Some(&spec)).expect("a cache");
         steady::check(&*disk, 20);
     }
 }

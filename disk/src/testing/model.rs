@@ -257,7 +257,7 @@ fn a_slow_disk_reads_what_was_written() {
         check(&*slow(below), seed, 60, false);
     }
     let at = TempPath::new();
-    let cache = CacheSpec { bytes: BYTES / 4, policy: PolicyKind::S3Fifo, pages: Pages::Base };
+    let cache = CacheSpec::new(BYTES / 4, PolicyKind::S3Fifo, Pages::Base);
     check(&*CachedDisk::new(slow(file(&at, 512, true)), Some(&cache)).expect("a cache"), 6, 60, false);
 }
 

@@ -499,13 +499,15 @@ impl<F: Far> Disk for RemoteCore<F> {
     }
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
-        let IoRequest { op, range, .. } = *request;
+        let IoRequest { op, range, hints, .. } = *request;
         if let Some(error) = self.refusal(op, buf.is_some()) {
             return Some(Done { token, result: Err(error), buf });
         }
         self.numbers += 1;
         let deadline = self.now + self.shared.fixed.command_timeout;
-        self.waiting.push_back(Request::new(token, self.task(op), range, buf, self.numbers, deadline));
+        let mut request = Request::new(token, self.task(op), range, buf, self.numbers, deadline);
+        request.hints = hints;
+        self.waiting.push_back(request);
         None
     }
 

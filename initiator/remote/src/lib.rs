@@ -25,7 +25,7 @@
 //! A namespace that is another disk is not used: this is checked when an association begins, and whenever the
 //! far target tells of changed namespaces, before the next command.
 //!
-//! What it does not do: no multipath, no cache, no authentication. Compare-and-write is not passed on, so
+//! What it does not do: no multipath, no authentication. Compare-and-write is not passed on, so
 //! hosts of this disk are not offered it.
 //!
 //! Limits: one association for each disk, one I/O queue a core; a command longer than the far target's MDTS
@@ -189,6 +189,10 @@ impl<F: Far> DiskSource for RemoteDisk<F> {
 
     fn geometry(&self) -> Geometry {
         self.shared.view().shape.geometry
+    }
+
+    fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
+        self.shared.on_foreign_change(act);
     }
 
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {

@@ -66,6 +66,8 @@ pub(crate) struct Request {
     pub(crate) token: Token,
     pub(crate) task: Task,
     pub(crate) range: BlockRange,
+    /// What its host says of the data of a Read or a Write: passed on.
+    pub(crate) hints: u8,
     /// Its data; `None` while the command that is with the far target has it.
     buf: Option<Buf>,
     /// Its place among all of the core.
@@ -133,6 +135,7 @@ impl Request {
             token,
             task,
             range,
+            hints: 0,
             buf,
             number,
             deadline,
@@ -152,7 +155,7 @@ impl Request {
         let left = self.range.blocks - self.done;
         let lba = self.range.lba + u64::from(self.done);
         let (nsid, whole) = (limits.nsid, self.done == 0);
-        let (sqe, data) = match self.task {
+        let (mut sqe, data) = match self.task {
             Task::Flush => {
                 self.piece = left;
                 (Sqe::flush(0, nsid), HostData::None)
@@ -194,6 +197,9 @@ impl Request {
                 (Sqe::dsm(0, nsid, 1), HostData::ToController(data))
             }
         };
+        if matches!(self.task, Task::Read | Task::Write { .. }) {
+            sqe.cdw13 = u32::from(self.hints).into();
+        }
         Ok(Piece { sqe, data })
     }
 
@@ -309,6 +315,18 @@ mod tests {
         assert_eq!((data.len(), piece.sqe.nsid.get(), piece.sqe.cdw12.get()), (8192, 7, 15 | 1 << 30));
         assert!(request.on_piece(Some(data), LIMITS));
         assert_eq!(request.end(Ok(())).buf.expect("back").len(), 8192);
+    }
+
+    #[test]
+    fn the_hints_of_a_read_and_of_a_write_are_passed_on() {
+        let pool = pool();
+        let mut hints = Vec::new();
+        for task in [Task::Read, Task::Write { fua: false }, Task::Compare] {
+            let mut request = request(task, 8, Some(filled(&pool, 8)));
+            request.hints = 0x46;
+            hints.push(request.next(LIMITS, &pool).expect("its own").sqe.cdw13.get());
+        }
+        assert_eq!(hints, [0x46, 0x46, 0]);
     }
 
     #[test]

@@ -79,6 +79,8 @@ pub(crate) struct Shared<F> {
     pub(crate) is_stopped: AtomicBool,
     /// Wakes the manager's thread, where there is one.
     waker: Option<Waker>,
+    /// Told before anything is sent over another association, or after the namespace was looked at again.
+    foreign: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
 
 impl<F> Shared<F> {
@@ -92,7 +94,16 @@ impl<F> Shared<F> {
             lost: AtomicU64::new(0),
             is_stopped: AtomicBool::new(false),
             waker,
+            foreign: Mutex::new(Vec::new()),
         }
+    }
+
+    pub(crate) fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
+        self.foreign.lock().unwrap_or_else(PoisonError::into_inner).push(act);
+    }
+
+    fn tell_of_foreign_change(&self) {
+        self.foreign.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|act| act());
     }
 
     fn lock(&self) -> MutexGuard<'_, State<F>> {
@@ -221,6 +232,7 @@ pub struct Control<F>(pub(crate) Arc<Shared<F>>);
 impl<F> Control<F> {
     /// Association `number` (from 1, ascending) is up and leads to the disk, which is as `shape` says.
     pub fn up(&self, number: u64, association: Arc<F>, shape: Shape) {
+        self.0.tell_of_foreign_change();
         self.0.change(|state| {
             (state.number, state.association) = (number, Some(association));
             (state.is_checked, state.shape) = (true, shape);
@@ -239,6 +251,7 @@ impl<F> Control<F> {
 
     /// It does, and the disk is as `shape` says.
     pub fn checked(&self, shape: Shape) {
+        self.0.tell_of_foreign_change();
         self.0.change(|state| (state.is_checked, state.shape) = (true, shape));
     }
 

@@ -20,7 +20,7 @@ fn main() {
     let trace = std::fs::read(trace).expect("a trace");
     let frames: u64 = frames.parse().expect("a number of frames");
     let policy = if policy == "lru" { PolicyKind::Lru } else { PolicyKind::S3Fifo };
-    let spec = CacheSpec { bytes: frames * 4096, policy, pages: Pages::Base };
+    let spec = CacheSpec::new(frames * 4096, policy, Pages::Base);
     let disk = CachedDisk::new(Arc::new(Blank { blocks: 1 << 40 }), Some(&spec)).expect("a cache");
     let zone = ZoneSpec { buffer_bytes: 4096, count: 1 };
     let pool = Pool::new(&[zone], Pages::Base).expect("a pool");

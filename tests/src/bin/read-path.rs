@@ -29,8 +29,7 @@ const BLOCKS: u64 = 65_536;
 
 /// A disk with a cache in which all of it is.
 fn cached() -> Arc<dyn DiskSource> {
-    let spec =
-        CacheSpec { bytes: BLOCKS * 4096 * 11 / 10, policy: PolicyKind::S3Fifo, pages: Pages::Transparent };
+    let spec = CacheSpec::new(BLOCKS * 4096 * 11 / 10, PolicyKind::S3Fifo, Pages::Transparent);
     let disk = CachedDisk::new(Arc::new(Blank { blocks: BLOCKS }), Some(&spec)).expect("a cache");
     let zone = ZoneSpec { buffer_bytes: 4096, count: 1 };
     let pool = Pool::new(&[zone], Pages::Base).expect("a pool");

@@ -24,6 +24,7 @@ mod options;
 mod populate;
 mod remote;
 mod remote_absent;
+mod remote_cache;
 mod remote_stall;
 mod restart;
 mod smart;

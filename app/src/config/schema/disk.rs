@@ -154,9 +154,9 @@ pub(super) static DISK: &[Key] = &[
         "cache",
         Kind::Section(CACHE),
         Preset::Section,
-        "file, ng: memory for the pages of this disk that are read often, shared by all hosts and cores. \
-         Writes go through it: they are acknowledged when the disk has them. Without this section each read \
-         goes to the disk.",
+        "file, ng, remote: memory for the pages of this disk that are read often, shared by all hosts and \
+         cores. Writes go through it: they are acknowledged when the disk has them. Without this section \
+         each read goes to the disk.",
     ),
     key(
         "delay",
@@ -173,7 +173,7 @@ static CACHE: &[Key] = &[
         "size",
         Kind::Size { min: CACHE_BYTES_MIN, max: CACHE_BYTES_MAX, multiple: 4096 },
         Preset::From("required in this section"),
-        "Bytes of pages. Tables take 1.4 % more. Memory is taken as pages come; with a listener on RDMA all \
+        "Bytes of pages. Tables take 1.6 % more. Memory is taken as pages come; with a listener on RDMA all \
          of it is taken and locked at the start.",
     ),
     key(
@@ -182,6 +182,20 @@ static CACHE: &[Key] = &[
         Preset::Is("\"s3-fifo\""),
         "Which page goes when another comes. s3-fifo: what is read once soon goes, so that a scan or a \
          backup does not empty the cache. lru: what was not read for the longest time.",
+    ),
+    key(
+        "mode",
+        Kind::Word(&["shared", "exclusive"]),
+        Preset::Is("\"shared\""),
+        "exclusive: what a host was given goes before all else, because the host keeps it itself; for hosts \
+         whose own caches are together about as large as this one.",
+    ),
+    key(
+        "sole_writer",
+        FLAG,
+        Preset::Is("false"),
+        "remote: must be true there. It declares that nobody else writes to the far namespace: what others \
+         write is not seen until the page is evicted.",
     ),
 ];
 

@@ -7,6 +7,8 @@ use super::*;
 use crate::config::DrivesHere;
 use crate::config::memory::{self, When};
 
+const EXCLUSIVE: &str = "size = \"1MiB\"\nmode = \"exclusive\"";
+
 fn disk(keys: &str, cache: &str) -> String {
     format!("{LISTENER}[[disk]]\nname = \"d\"\n{keys}\n[disk.cache]\n{cache}\n")
 }
@@ -46,7 +48,10 @@ fn a_section_without_a_size_and_disks_that_have_no_cache_are_refused() {
     }
     let remote = "kind = \"remote\"\naddress = \"192.0.2.7:4420\"\nnqn = \"nqn.2026-01.test:far\"";
     let found = errors(&disk(remote, "size = \"1MiB\""));
-    assert!(found[0].contains("a remote disk has no cache"), "{found:?}");
+    assert!(found[0].contains("disk[0].cache.sole_writer: must be true for a remote disk"), "{found:?}");
+    assert!(plan(&disk(remote, "size = \"1MiB\"\nsole_writer = true")).disks[0].cache.is_some());
+    let found = errors(&file(&directory, "size = \"1MiB\"\nsole_writer = true"));
+    assert!(found[0].contains("disk[0].cache.sole_writer: a file disk has no such key"), "{found:?}");
     for size in ["\"63KiB\"", "65537", "\"9TiB\""] {
         let found = errors(&file(&directory, &format!("size = {size}")));
         assert!(found[0].contains(&format!("disk[0].cache.size = {size}: must be")), "{found:?}");
@@ -83,7 +88,7 @@ fn each_key_of_a_cache_is_in_the_difference_of_two_plans() {
     let with = |cache: &str| plan(&file(&directory, cache));
     let before = with("size = \"1MiB\"");
     assert_eq!(with("size = \"1MiB\"\npolicy = \"s3-fifo\"").changes(&before), []);
-    for other in ["size = \"2MiB\"", "size = \"1MiB\"\npolicy = \"lru\""] {
+    for other in ["size = \"2MiB\"", "size = \"1MiB\"\npolicy = \"lru\"", EXCLUSIVE] {
         let changes = with(other).changes(&before);
         assert!(changes.len() == 1 && !changes[0].is_refused(), "{changes:?}");
         assert!(format!("{changes:?}").contains("disk \\\"d\\\": cache"), "{changes:?}");

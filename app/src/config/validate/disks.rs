@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::{PolicyKind, medium_id};
+use spindle_disk::{CacheMode, PolicyKind, medium_id};
 use spindle_initiator::{Host, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::Pages;
@@ -225,12 +225,26 @@ fn cache(node: &Node, kind: &DiskKind, errors: &Errors) -> Option<CachePlan> {
     }
     let refusal = match kind {
         DiskKind::Ram { .. } | DiskKind::Null => Some("has its data in memory already"),
-        DiskKind::Nvme { .. } | DiskKind::Remote { .. } => Some("has no cache in this version"),
-        DiskKind::File { .. } | DiskKind::Ng { .. } => None,
+        DiskKind::Nvme { .. } => Some("has no cache in this version"),
+        DiskKind::Remote { .. } | DiskKind::File { .. } | DiskKind::Ng { .. } => None,
     };
     if let Some(why) = refusal {
-        let words = format!("a {} disk {why}; a cache is for kind = \"file\" or \"ng\"", kind.name());
+        let words =
+            format!("a {} disk {why}; a cache is for kind = \"file\", \"ng\" or \"remote\"", kind.name());
         section.place.refuse(errors, words);
+    }
+    let is_remote = matches!(kind, DiskKind::Remote { .. });
+    match (section.get::<bool>("sole_writer"), is_remote) {
+        (false, true) => {
+            let words = "must be true for a remote disk: it says that nobody but this process writes to the \
+                         far namespace, as the cache would not see it";
+            section.place.inside("sole_writer").refuse(errors, words);
+        }
+        (true, false) => {
+            let words = format!("a {} disk has no such key; it is for kind = \"remote\"", kind.name());
+            section.place.inside("sole_writer").refuse(errors, words);
+        }
+        _ => {}
     }
     if section.is_absent("size") {
         section.place.inside("size").refuse(errors, "missing; a cache needs one, like \"1GiB\"");
@@ -239,7 +253,11 @@ fn cache(node: &Node, kind: &DiskKind, errors: &Errors) -> Option<CachePlan> {
         "lru" => PolicyKind::Lru,
         _ => PolicyKind::S3Fifo,
     };
-    Some(CachePlan { bytes: section.find::<u64>("size")?.value, policy })
+    let mode = match section.get::<String>("mode").as_str() {
+        "exclusive" => CacheMode::Exclusive,
+        _ => CacheMode::Shared,
+    };
+    Some(CachePlan { bytes: section.find::<u64>("size")?.value, policy, mode })
 }
 
 /// How slow the disk is made. A section that makes it no slower is a mistake.

@@ -21,8 +21,10 @@ pub(super) struct Control {
     pub(super) fails: AtomicU64,
     /// The next writes fail, so many, after they have changed the disk.
     pub(super) fails_writes: AtomicU64,
-    /// The next reads lose their buffers, so many.
+    /// The next reads do not give their buffers back, so many.
     pub(super) loses: AtomicU64,
+    /// Such buffers are dropped by the next poll.
+    pub(super) drops: AtomicBool,
     /// Reads that came.
     pub(super) reads: AtomicU64,
     pub(super) bytes: Mutex<Vec<u8>>,
@@ -69,7 +71,12 @@ impl DiskSource for HeldDisk {
 
     fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
         let control = Arc::clone(&self.control);
-        Ok(Box::new(HeldCore { control, geometry: self.geometry(), pending: VecDeque::new() }))
+        Ok(Box::new(HeldCore {
+            control,
+            geometry: self.geometry(),
+            pending: VecDeque::new(),
+            lost: Vec::new(),
+        }))
     }
 
     fn resize(&self, _bytes: u64) -> Result<(), ResizeError> {
@@ -85,6 +92,7 @@ struct HeldCore {
     control: Arc<Control>,
     geometry: Geometry,
     pending: VecDeque<(Op, Done)>,
+    lost: Vec<Buf>,
 }
 
 fn takes_one(count: &AtomicU64) -> bool {
@@ -128,7 +136,7 @@ impl Disk for HeldCore {
         }
         if request.op == Op::Read && takes_one(&self.control.loses) {
             // The device may still write to it.
-            std::mem::forget(buf.take());
+            self.lost.extend(buf.take());
             result = Err(DiskError::Gone);
         }
         self.pending.push_back((request.op, Done { token, result, buf }));
@@ -136,6 +144,9 @@ impl Disk for HeldCore {
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Vec<Done>) -> bool {
+        if self.control.drops.load(Ordering::SeqCst) {
+            self.lost.clear();
+        }
         for _ in 0..self.pending.len() {
             let Some((op, ended)) = self.pending.pop_front() else { break };
             let holds = if op == Op::Read { &self.control.holds_reads } else { &self.control.holds_writes };

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::cache::ghost::Ghost;
 use crate::cache::index::mix;
-use crate::cache::policy::{Frames, Lru, Policy, S3Fifo, State};
+use crate::cache::policy::{Came, Exclusive, Frames, Lru, Policy, S3Fifo, State};
 use crate::testing::Random;
 
 /// A cache of pages without bytes.
@@ -55,7 +55,7 @@ impl Paper {
         self.page[frame as usize] = page;
         self.heat.borrow_mut()[frame as usize] = 0;
         self.at.insert(page, frame);
-        self.policy.inserted(frame, mix(page));
+        self.policy.inserted(frame, mix(page), Came::Read);
         false
     }
 
@@ -91,9 +91,15 @@ fn both(frames: u32) -> [Paper; 2] {
         .map(|policy| Paper::new(policy, frames))
 }
 
+fn all(frames: u32) -> [Paper; 3] {
+    let [s3, lru] = both(frames);
+    let exclusive = Exclusive::new(frames, Box::new(S3Fifo::new(frames)));
+    [s3, lru, Paper::new(Box::new(exclusive), frames)]
+}
+
 #[test]
 fn a_set_that_fits_is_kept() {
-    for mut cache in both(100) {
+    for mut cache in all(100) {
         for round in 0..10 {
             for page in 0..100 {
                 assert_eq!(cache.access(page), round > 0, "round {round}, page {page}");
@@ -126,9 +132,26 @@ fn lru_evicts_the_page_that_was_not_used_for_the_longest_time() {
 }
 
 #[test]
+fn what_a_client_was_given_goes_before_what_none_was_given() {
+    let [_, _, mut cache] = all(100);
+    (0..100).for_each(|page| _ = cache.access(page));
+    // These were written: no client was given them.
+    for page in 0..50 {
+        let frame = cache.at[&page];
+        cache.policy.inserted(frame, mix(page), Came::Written);
+    }
+    (1000..1200).for_each(|page| _ = cache.access(page));
+    assert!((0..50).all(|page| cache.at.contains_key(&page)));
+    // One that is asked for goes with the next ones.
+    (0..10).for_each(|page| assert!(cache.access(page)));
+    (2000..2060).for_each(|page| _ = cache.access(page));
+    assert_eq!((0..50).filter(|page| cache.at.contains_key(page)).count(), 40);
+}
+
+#[test]
 fn frames_that_are_in_use_or_gone_are_no_victims() {
     let mut random = Random(5);
-    for mut cache in both(64) {
+    for mut cache in all(64) {
         for step in 0..20_000_u32 {
             match random.below(10) {
                 0 => cache.invalidate(random.below(200)),
@@ -151,7 +174,7 @@ fn frames_that_are_in_use_or_gone_are_no_victims() {
 
 #[test]
 fn a_cache_whose_frames_are_all_in_use_has_no_victim_and_gets_over_it() {
-    for mut cache in both(8) {
+    for mut cache in all(8) {
         (0..8).for_each(|page| _ = cache.access(page));
         cache.pinned.fill(true);
         assert!(!cache.access(100) && !cache.at.contains_key(&100));

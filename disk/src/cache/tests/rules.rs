@@ -158,6 +158,30 @@ fn a_page_is_read_once_and_then_found() {
 }
 
 #[test]
+fn what_is_read_once_is_answered_where_it_is_there_and_passes_by_otherwise() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    rig.data(0, PAGE);
+    let once = |at, bytes| IoRequest { hints: 0x36, ..read(at, bytes) };
+    let hit = rig.begin(1, once(512, 512)).expect("it is there");
+    assert!(hit.equals_at(0, &[0; 512]));
+    for at in [PAGE, PAGE, 0] {
+        assert!(rig.begin(2, once(at, 2 * PAGE)).is_none());
+        assert_eq!(rig.wait(2).result, Ok(()));
+    }
+    drop(hit);
+    assert_eq!((rig.reads(), rig.source.shared().index.len()), (4, 1));
+    let words = rig.source.shared();
+    assert_eq!((0..256).find_map(|frame| words.words().heat(frame)), Some(0), "it is no hit for the policy");
+    // Reserved values, and all others, say nothing of that.
+    for (page, hints) in [(2, 7), (3, 0x0f), (4, 0x46 & !6)] {
+        assert!(rig.begin(3, IoRequest { hints, ..read(page * PAGE, PAGE) }).is_none());
+        assert_eq!(rig.wait(3).result, Ok(()));
+    }
+    assert_eq!(rig.source.shared().index.len(), 4);
+    rig.assert_at_rest();
+}
+
+#[test]
 fn misses_of_one_page_are_one_read() {
     let mut rig = Rig::new(16 * PAGE, 1 << 20);
     let mut other = rig.other();
@@ -296,7 +320,7 @@ fn a_fill_that_fails_is_read_again_as_the_host_asked() {
 }
 
 #[test]
-fn frames_whose_buffer_a_disk_has_lost_are_never_used_again() {
+fn frames_whose_buffer_a_disk_does_not_give_back_are_not_used_until_it_drops_it() {
     let mut rig = Rig::new(64 * PAGE, 16 * PAGE as u64);
     rig.control.loses.store(1, SeqCst);
     assert!(rig.begin(1, read(0, 4 * PAGE)).is_none());
@@ -306,6 +330,13 @@ fn frames_whose_buffer_a_disk_has_lost_are_never_used_again() {
         assert_eq!(rig.data(page * PAGE, 512), [page.to_le_bytes()[0]; 512]);
     }
     assert_eq!(rig.source.shared().words().census(), [0, 4, 12, 0]);
+    rig.control.drops.store(true, SeqCst);
+    rig.poll();
+    assert_eq!(rig.source.shared().words().census(), [4, 0, 12, 0]);
+    for page in 0..64 {
+        assert_eq!(rig.data(page * PAGE, 512), [page.to_le_bytes()[0]; 512]);
+    }
+    rig.assert_at_rest();
 }
 
 #[test]

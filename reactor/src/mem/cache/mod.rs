@@ -3,8 +3,8 @@
 //!
 //! A shared [`Buf`] of them holds a pin on each of its frames, and is sent from where the page lies. A
 //! writable one holds the right to write them ([`Filling`]): it is what a disk reads a page into. Dropped
-//! instead of taken back ([`CacheCore::take_back`]), its frames are lost: whoever has lost the buffer may
-//! still write them.
+//! instead of taken back ([`CacheCore::take_back`]), those of its frames are free that were doomed before;
+//! the others are lost, as an index may still name them.
 //!
 //! Which page is in which frame is the business of an index above (`spindle_disk::cache`).
 //! UNSAFETY: makes segments out of a region; who may read and write a frame is the rule of [`FrameWords`].
@@ -213,10 +213,12 @@ impl CacheCore {
     /// Called by the drop of a buffer.
     #[inline]
     pub(super) fn give_back(&self, head: Segment, tail: Option<Box<Tail>>, is_writable: bool) {
-        if is_writable {
-            return; // its frames are lost, as the module says
-        }
         let words = self.frames.words();
+        if is_writable {
+            let tail = tail.iter().flat_map(|tail| tail.0.iter().copied());
+            let frames = std::iter::once(head).chain(tail).flat_map(|segment| self.frames.frames_of(segment));
+            return frames.for_each(|frame| words.drop_filling(frame));
+        }
         // The commonest: bytes of one page.
         let at = head.addr.as_ptr().addr() - self.frames.region.base().as_ptr().addr();
         if at % FRAME + head.bytes as usize <= FRAME {

@@ -476,6 +476,14 @@ impl<'a, W: Word> Filling<'a, W> {
 }
 
 impl<W: Word> FrameWords<W> {
+    /// The buffer of a fill is dropped: nothing writes to the frame any more. It is free if it was doomed, as
+    /// then its entry is removed; otherwise it is lost, because it may still be found as being filled.
+    pub(super) fn drop_filling(&self, frame: u32) {
+        if self.change(frame, DOOMED, DETACHED, PIN) {
+            drop(Pin { words: self, frame });
+        }
+    }
+
     /// The right to write a frame again, of who has kept it.
     pub(super) fn filling(&self, frame: u32) -> Filling<'_, W> {
         Filling { words: self, frame }
