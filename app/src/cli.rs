@@ -337,6 +337,9 @@ pub struct DiskArgs {
     #[arg(long, value_name = "POLICY", default_value = "s3-fifo", value_parser = ["s3-fifo", "lru"])]
     #[arg(requires = "cache")]
     pub policy: String,
+    /// Most that the cache reads ahead of a stream, as `read_ahead` of `[disk.cache]`
+    #[arg(long, value_name = "SIZE", default_value = "256KiB", requires = "cache")]
+    pub read_ahead: Bytes,
     /// Make it slow, as `latency_us` of `[disk.delay]` does
     #[arg(long, value_name = "US", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(u64).range(0..=LATENCY_US_MAX))]

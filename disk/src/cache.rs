@@ -15,6 +15,8 @@
 //! Each miss of a page that another read is filling waits for that one: the disk reads a page once. A fill
 //! belongs to the cache: a host that goes away does not end it.
 //!
+//! Reads that follow each other are read ahead of: [`ahead`] finds them.
+//!
 //! What it does not do: it keeps no write back, and nothing over the end of the process. It does not see what
 //! others change on the medium, but for the times that the disk below tells of
 //! ([`DiskSource::on_foreign_change`]): then it drops all pages.
@@ -22,6 +24,7 @@
 //! Limits: pages of 4 KiB; reads of more than 512 KiB are answered from it and not put into it; what lies
 //! in a part of a page at the end of the disk is not cached.
 
+pub mod ahead;
 mod core;
 mod counts;
 mod ghost;
@@ -47,6 +50,8 @@ pub use self::ghost::Ghost;
 
 /// Fewest bytes of a cache: 16 pages.
 pub const CACHE_BYTES_MIN: u64 = 64 << 10;
+/// Longest window that is read ahead of a stream.
+pub const READ_AHEAD_BYTES_MAX: u32 = 4 << 20;
 /// Most bytes of a cache: frames have 32-bit numbers.
 pub const CACHE_BYTES_MAX: u64 = 8 << 40;
 
@@ -101,15 +106,17 @@ pub struct CacheSpec {
     pub policy: PolicyKind,
     /// Who keeps what a client was given.
     pub mode: CacheMode,
+    /// Bytes that are read ahead of a stream of reads at most, up to [`READ_AHEAD_BYTES_MAX`]; 0: nothing is.
+    pub read_ahead: u32,
     /// Which pages of memory to ask for.
     pub pages: Pages,
 }
 
 impl CacheSpec {
-    /// A shared one.
+    /// A shared one that reads nothing ahead.
     #[must_use]
     pub const fn new(bytes: u64, policy: PolicyKind, pages: Pages) -> CacheSpec {
-        CacheSpec { bytes, policy, mode: CacheMode::Shared, pages }
+        CacheSpec { bytes, policy, mode: CacheMode::Shared, read_ahead: 0, pages }
     }
 
     /// Memory that it takes when it is full, its tables included.

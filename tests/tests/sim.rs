@@ -9,7 +9,7 @@ const COMMANDS: u64 = 2000;
 const SEEDS: u64 = 250;
 
 /// What must have happened in each half: what did not was not tested.
-const LEAST: [(&str, u64); 39] = [
+const LEAST: [(&str, u64); 40] = [
     ("reads in place", 10_000),
     ("cache hits", 10_000),
     ("cache misses", 10_000),
@@ -18,6 +18,7 @@ const LEAST: [(&str, u64); 39] = [
     ("joined fills", 300),
     ("written pages", 300),
     ("changed caches", 50),
+    ("pages read ahead", 200),
     ("overlapping reads", 50_000),
     ("overlapping writes", 30_000),
     ("overlapping swaps", 1000),

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use spindle_disk::cache::READ_AHEAD_BYTES_MAX;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgSpec};
 use spindle_disk::{
@@ -154,8 +155,9 @@ pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
         say!("{} on {}", result.run.summary(), result.run.address.as_deref().unwrap_or_default());
         say!("{}", report::table::render(&[("bench disk", &result)]));
         if let Some(CacheUse { counts, .. }) = cache {
-            let CacheCounts { hits, misses, passed, evictions, .. } = counts;
+            let CacheCounts { hits, misses, passed, evictions, ahead, useful, late, wasted, .. } = counts;
             say!("cache: {hits} pages found, {misses} missed, {passed} passed, {evictions} evicted");
+            say!("read ahead: {ahead} pages, {useful} found, {late} late, {wasted} wasted");
         }
     }
     if let Some(path) = &args.output.plot {
@@ -188,7 +190,17 @@ fn with_cache(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn Disk
         return Err(DiskBenchError::Size { option: "--cache", value: bytes.to_string(), rule });
     }
     let policy = if args.policy == "lru" { PolicyKind::Lru } else { PolicyKind::S3Fifo };
-    let spec = CacheSpec::new(bytes.get(), policy, Pages::Transparent);
+    let read_ahead = u32::try_from(args.read_ahead.get()).ok().filter(|it| *it <= READ_AHEAD_BYTES_MAX);
+    let Some(read_ahead) = read_ahead else {
+        let rule = format!("must be 0 to {}", Bytes::new(READ_AHEAD_BYTES_MAX.into()));
+        return Err(DiskBenchError::Size {
+            option: "--read-ahead",
+            value: args.read_ahead.to_string(),
+            rule,
+        });
+    };
+    let shared = CacheSpec::new(bytes.get(), policy, Pages::Transparent);
+    let spec = CacheSpec { read_ahead, ..shared };
     Ok(CachedDisk::new(disk, Some(&spec))?)
 }
 

@@ -169,14 +169,17 @@ impl CachePlan {
     /// What to make, in such pages of memory.
     #[must_use]
     pub fn spec(&self, pages: Pages) -> CacheSpec {
-        CacheSpec { bytes: self.bytes, policy: self.policy, mode: self.mode, pages }
+        let CachePlan { bytes, policy, mode, read_ahead } = *self;
+        CacheSpec { bytes, policy, mode, read_ahead, pages }
     }
 
     /// As it is shown.
     #[must_use]
     pub fn words(cache: Option<&CachePlan>) -> String {
-        let words =
-            |it: &CachePlan| format!("{} {} {}", Bytes::new(it.bytes), it.policy.name(), it.mode.name());
+        let words = |it: &CachePlan| {
+            let (size, ahead) = (Bytes::new(it.bytes), Bytes::new(it.read_ahead.into()));
+            format!("{size} {} {} read_ahead {ahead}", it.policy.name(), it.mode.name())
+        };
         cache.map_or_else(|| "none".to_owned(), words)
     }
 }
@@ -190,6 +193,8 @@ pub struct CachePlan {
     pub policy: PolicyKind,
     /// Who keeps what a client was given.
     pub mode: CacheMode,
+    /// Bytes that are read ahead of a stream at most.
+    pub read_ahead: u32,
 }
 
 impl DiskPlan {

@@ -94,7 +94,10 @@ pub fn disks(disks: &Value) -> String {
 
 /// Of the disks that have one.
 pub fn caches(iostat: &Value) -> String {
-    let header = ["disk", "policy", "size", "used", "found", "hits", "misses", "ghosts", "passed", "evicted"];
+    let header = [
+        "disk", "policy", "size", "used", "found", "hits", "misses", "ghosts", "passed", "evicted", "ahead",
+        "useful", "late", "wasted",
+    ];
     let disks = list(iostat, "bdevs").iter().filter(|disk| disk["cache"].is_object());
     rows(header, disks, |disk| {
         let cache = &disk["cache"];
@@ -113,6 +116,10 @@ pub fn caches(iostat: &Value) -> String {
             pages("ghost_hits").to_string(),
             pages("passed").to_string(),
             pages("evictions").to_string(),
+            pages("read_ahead").to_string(),
+            pages("read_ahead_useful").to_string(),
+            pages("read_ahead_late").to_string(),
+            pages("read_ahead_wasted").to_string(),
         ]
     })
 }

@@ -332,6 +332,10 @@ fn cache(used: &CacheUse) -> Value {
         "joined": counts.joined,
         "passed": counts.passed,
         "evictions": counts.evictions,
+        "read_ahead": counts.ahead,
+        "read_ahead_useful": counts.useful,
+        "read_ahead_late": counts.late,
+        "read_ahead_wasted": counts.wasted,
         "written": counts.written,
         "doomed": counts.doomed,
     })

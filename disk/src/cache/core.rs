@@ -13,6 +13,8 @@
 //!   others go to the inner disk as they are
 //! ```
 
+mod fetch;
+
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,6 +22,7 @@ use std::sync::Arc;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Pool};
 
+use super::ahead::{Fetch, Streams};
 use super::counts::Counts;
 use super::index::{Found, NO_FRAME, Place};
 use super::plan::{Means, Plan, Run};
@@ -47,6 +50,8 @@ const READY_MAX: usize = 64;
 const BUFFERS_A_READ: usize = 8;
 /// Hits that are kept for the policy between two misses.
 const TOUCHES_MAX: usize = 256;
+/// Places that wait to be read ahead; more are left out.
+const FETCHES_MAX: usize = 16;
 /// Owner of the pieces that fill frames: no queue pair has this name, as no slab has this entry.
 const FILLS: Owner = Owner(0xffff);
 
@@ -149,6 +154,10 @@ pub(super) struct CachedCore {
     inner_done: Vec<Done>,
     /// Frames that were hit, for the policy.
     touches: Vec<u32>,
+    /// Which reads follow each other; `None`: nothing is read ahead.
+    streams: Option<Box<Streams>>,
+    /// What is to be read ahead.
+    fetches: VecDeque<Fetch>,
 }
 
 impl Side {
@@ -265,6 +274,7 @@ impl CachedCore {
     pub(super) fn new(inner: Box<dyn Disk>, shared: Arc<Shared>, context: &CoreContext) -> CachedCore {
         let depth = context.depth as usize;
         let coming = shared.index.place(0);
+        let window_max = fetch::window_max(shared.spec.read_ahead, shared.words().len());
         let side = Side {
             frames: shared.frames.core(depth.min(READY_MAX) * BUFFERS_A_READ),
             counts: shared.new_counts(),
@@ -289,7 +299,14 @@ impl CachedCore {
             ready: VecDeque::with_capacity(depth),
             inner_done: Vec::with_capacity(depth.max(1)),
             touches: Vec::with_capacity(TOUCHES_MAX),
+            streams: (window_max > 0).then(|| Box::new(Streams::new(window_max))),
+            fetches: VecDeque::with_capacity(FETCHES_MAX),
         }
+    }
+
+    #[inline]
+    pub(super) fn inner(&self) -> &dyn Disk {
+        &*self.inner
     }
 
     /// The inner disk. Nothing is in flight.
@@ -399,6 +416,7 @@ fn is_once(request: &IoRequest) -> bool {
 }
 
 /// Keep for the policy that a frame was hit.
+#[inline(never)]
 fn touch(shared: &Shared, touches: &mut Vec<u32>, frame: u32) {
     touches.push(frame);
     if touches.len() >= TOUCHES_MAX {
@@ -412,7 +430,8 @@ impl CachedCore {
         (request.range.offset(self.shift), request.range.data_bytes(self.shift))
     }
 
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call moves the data through memory")]
     fn prepare_read(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let (offset, bytes) = self.offset_and_bytes(request);
         let page = offset / FRAME;
@@ -430,15 +449,16 @@ impl CachedCore {
             self.coming = index.place((next << self.shift) / FRAME);
             index.expect(self.coming);
         }
-        match self.find_one(guess, offset, bytes, is_once(request)) {
+        match self.find_one(request, guess, offset, bytes) {
             Some(data) => Prepared::Ready(data),
             None => self.prepare_pages(request, offset, bytes),
         }
     }
 
     /// The commonest: bytes of one page that is here.
-    #[inline]
-    fn find_one(&mut self, guess: u32, offset: u64, bytes: u32, is_once: bool) -> Option<Buf> {
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call moves the data through memory")]
+    fn find_one(&mut self, request: &IoRequest, guess: u32, offset: u64, bytes: u32) -> Option<Buf> {
         let Side { shared, frames, counts, .. } = &self.side;
         let skip = u32::try_from(offset % FRAME).unwrap_or(0);
         if bytes == 0 || bytes > FRAME_BYTES - skip {
@@ -446,16 +466,21 @@ impl CachedCore {
         }
         let pin = shared.index.hit(shared.words(), offset / FRAME, guess)?;
         counts.hits.add(1);
-        if is_once {
+        if is_once(request) {
             return Some(frames.one(pin, skip, bytes));
         }
-        pin.warm();
+        let is_first = pin.warm();
         if shared.wants_touches {
             touch(shared, &mut self.touches, pin.frame());
         }
-        Some(frames.one(pin, skip, bytes))
+        let data = frames.one(pin, skip, bytes);
+        if is_first {
+            self.on_first_read(request, offset / FRAME);
+        }
+        Some(data)
     }
 
+    #[inline(never)]
     fn prepare_pages(&mut self, request: &IoRequest, offset: u64, bytes: u32) -> Prepared {
         self.side.drop_prepared();
         if !self.touches.is_empty() {
@@ -474,6 +499,7 @@ impl CachedCore {
             self.side.plans.push(plan);
             return Prepared::Pool;
         }
+        self.on_read(request, offset / FRAME, count);
         let hits = plan.kept().count() as u64;
         self.side.counts.hits.add(hits);
         self.side.counts.misses.add(count - hits);
@@ -675,6 +701,7 @@ impl Disk for CachedCore {
         is_busy |= !self.waiting.is_empty() || !self.sweeping.is_empty() || !self.ready.is_empty();
         self.step_waiting();
         self.step_sweeps();
+        self.step_fetches();
         while done.len() < done.capacity() {
             let Some(ready) = self.ready.pop_front() else { break };
             done.push(ready);

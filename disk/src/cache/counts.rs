@@ -13,7 +13,7 @@ impl Count {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    pub(super) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -54,6 +54,14 @@ counts! {
     passed,
     /// Pages that made place for others.
     evictions,
+    /// Pages that were read ahead.
+    ahead,
+    /// Of those, pages that were asked for while they were in the cache.
+    useful,
+    /// Of those, pages that were asked for while they were being read.
+    late,
+    /// Of those, pages that were evicted and that nobody has asked for.
+    wasted,
     /// Pages that were in the cache and are in it with what was written to them.
     written,
     /// Pages that were read into a frame and not kept, because a write came.

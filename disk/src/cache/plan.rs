@@ -43,6 +43,8 @@ pub(super) struct Plan {
     pub(super) pages: Vec<Page>,
     /// Not submitted yet.
     pub(super) runs: Vec<Run>,
+    /// Nobody has asked for it yet.
+    is_ahead: bool,
 }
 
 /// Frames that are to be read in one piece.
@@ -82,7 +84,13 @@ impl Means<'_> {
 impl Plan {
     /// An empty one, with room for the pages of a common read.
     pub(super) fn new() -> Plan {
-        Plan { offset: 0, bytes: 0, pages: Vec::with_capacity(128), runs: Vec::with_capacity(64) }
+        Plan {
+            offset: 0,
+            bytes: 0,
+            pages: Vec::with_capacity(128),
+            runs: Vec::with_capacity(64),
+            is_ahead: false,
+        }
     }
 
     pub(super) fn first_page(&self) -> u64 {
@@ -106,7 +114,10 @@ impl Plan {
                 return Err(NoFrame);
             };
             let state = match looked {
-                Looked::Kept(pin) => Page::Kept(pin.keep()),
+                Looked::Kept(pin, is_first) => {
+                    means.counts.useful.add(u64::from(is_first));
+                    Page::Kept(pin.keep())
+                }
                 Looked::Waiting => Page::Waiting,
                 Looked::Own(filling) => {
                     let frame = filling.frame();
@@ -120,6 +131,28 @@ impl Plan {
         Ok(())
     }
 
+    /// Enter those of so many pages that are missing, before anybody asks for them.
+    pub(super) fn make_ahead(&mut self, means: &Means<'_>, first: u64, count: u32) {
+        (self.offset, self.bytes, self.is_ahead) = (first * FRAME, count * FRAME_BYTES, true);
+        let shared = means.shared;
+        let mut open = None;
+        for page in first..first + u64::from(count) {
+            let place = shared.index.place(page);
+            let is_missing = matches!(shared.index.find(shared.words(), place), Found::Missing);
+            let state = match is_missing.then(|| shared.admit_ahead(place, means.counts)) {
+                Some(Admission::Fill(filling)) => {
+                    let frame = filling.frame();
+                    add(means, &mut self.runs, &mut open, page, filling);
+                    means.counts.ahead.add(1);
+                    Page::Own(frame)
+                }
+                None | Some(_) => Page::Waiting,
+            };
+            self.pages.push(state);
+        }
+        close(means, &mut self.runs, open);
+    }
+
     /// Look again for the pages that others read.
     ///
     /// # Errors
@@ -131,8 +164,9 @@ impl Plan {
                 continue;
             }
             match look(means, means.shared.index.place(page))? {
-                Looked::Kept(pin) => {
+                Looked::Kept(pin, is_first) => {
                     means.counts.joined.add(1);
+                    means.counts.late.add(u64::from(is_first));
                     *state = Page::Kept(pin.keep());
                 }
                 Looked::Waiting => {}
@@ -181,7 +215,8 @@ impl Plan {
                 *state = Page::Waiting;
                 return means.end(filling);
             }
-            let pin = filling.publish().unwrap_or_else(|filling| {
+            let published = if self.is_ahead { filling.publish_unread() } else { filling.publish() };
+            let pin = published.unwrap_or_else(|filling| {
                 means.counts.doomed.add(1);
                 means.unpublished(filling)
             });
@@ -207,6 +242,7 @@ impl Plan {
 
     /// Give back what it holds: pins, and frames of pieces that were not submitted.
     pub(super) fn clear(&mut self, means: &Means<'_>) {
+        self.is_ahead = false;
         self.runs.drain(..).for_each(|run| means.give_up(run.buf));
         for page in self.pages.drain(..) {
             if let Page::Kept(kept) = page {
@@ -218,7 +254,8 @@ impl Plan {
 
 /// What is known of a page.
 enum Looked<'a> {
-    Kept(Pin<'a>),
+    /// True: it was read ahead, and this is the first who asks for it.
+    Kept(Pin<'a>, bool),
     Own(Filling<'a>),
     Waiting,
 }
@@ -227,14 +264,14 @@ fn look<'a>(means: &Means<'a>, place: Place) -> Result<Looked<'a>, NoFrame> {
     let shared = means.shared;
     match shared.index.find(shared.words(), place) {
         Found::Present(pin) => {
-            pin.warm();
-            return Ok(Looked::Kept(pin));
+            let is_first = pin.warm();
+            return Ok(Looked::Kept(pin, is_first));
         }
         Found::Filling => return Ok(Looked::Waiting),
         Found::Missing => {}
     }
     Ok(match shared.admit(place, means.counts) {
-        Admission::Present(pin) => Looked::Kept(pin),
+        Admission::Present(pin) => Looked::Kept(pin, false),
         Admission::Filling | Admission::Busy => Looked::Waiting,
         Admission::Fill(filling) => Looked::Own(filling),
         Admission::Full => return Err(NoFrame),

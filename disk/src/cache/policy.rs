@@ -39,6 +39,8 @@ pub enum Came {
     Read,
     /// It was there, and was written.
     Written,
+    /// Nobody has asked for it yet.
+    Ahead,
 }
 
 /// Frames that a [`Policy::victim`] looks at before it says that there is none: a turn of a core is bounded.
@@ -97,9 +99,9 @@ impl S3Fifo {
 }
 
 impl Policy for S3Fifo {
-    fn inserted(&mut self, frame: u32, hash: u64, _came: Came) -> bool {
+    fn inserted(&mut self, frame: u32, hash: u64, came: Came) -> bool {
         self.lists.unlink(frame);
-        let is_ghost = self.ghost.take(hash);
+        let is_ghost = came != Came::Ahead && self.ghost.take(hash);
         let is_filling_up = !self.has_evicted && self.lists.len(SMALL) >= self.small_max;
         let queue = if is_ghost || is_filling_up { MAIN } else { SMALL };
         self.lists.push_front(queue, frame);

@@ -136,15 +136,20 @@ impl Shared {
     /// A page is not in the cache: what now? `Fill` with the entry made: the caller is to read the page
     /// from the disk into the frame, and nobody else does meanwhile.
     pub(super) fn admit(&self, place: Place, counts: &Counts) -> Admission<'_> {
-        self.admit_for(place, None, counts)
+        self.admit_for(place, None, Came::Read, counts)
+    }
+
+    /// The same of a page that nobody has asked for yet.
+    pub(super) fn admit_ahead(&self, place: Place, counts: &Counts) -> Admission<'_> {
+        self.admit_for(place, None, Came::Ahead, counts)
     }
 
     /// The same for the writer of the page, whose write has ended and is still announced.
     pub(super) fn admit_written(&self, stay: &Stay, counts: &Counts) -> Admission<'_> {
-        self.admit_for(self.index.place(stay.page), Some(stay), counts)
+        self.admit_for(self.index.place(stay.page), Some(stay), Came::Written, counts)
     }
 
-    fn admit_for(&self, place: Place, stay: Option<&Stay>, counts: &Counts) -> Admission<'_> {
+    fn admit_for(&self, place: Place, stay: Option<&Stay>, came: Came, counts: &Counts) -> Admission<'_> {
         let words = self.words();
         let at = place.part(u32::try_from(self.shards.len()).unwrap_or(1));
         let Some(mut guard) = self.lock(at) else { return Admission::Busy };
@@ -169,9 +174,8 @@ impl Shared {
             filling.doom();
             self.index.remove(words, place, filling.frame());
         }
-        let came = stay.map_or(Came::Read, |_| Came::Written);
         let local = filling.frame() - at * words.shard_frames();
-        if state.policy.inserted(local, mix(place.page()), came) && stay.is_none() {
+        if state.policy.inserted(local, mix(place.page()), came) && came == Came::Read {
             counts.ghost_hits.add(1);
         }
         Admission::Fill(filling)
@@ -193,8 +197,9 @@ impl Shared {
             let view = View { words, first: at * words.shard_frames() };
             let victim = state.policy.victim(&view)?;
             let pin = words.pin(view.first + victim)?;
-            if pin.evict() {
+            if let Some(is_unread) = pin.evict() {
                 counts.evictions.add(1);
+                counts.wasted.add(u64::from(is_unread));
                 self.index.remove(words, self.index.place(pin.page()), pin.frame());
             } else {
                 state.policy.kept(victim);

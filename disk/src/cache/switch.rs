@@ -214,7 +214,7 @@ impl SwitchedCore {
         };
         self.path = match (stage, path) {
             (Stage::Plain, path) => Path::Plain(inner(path)),
-            (Stage::Announcing(_), Path::Cached(core)) => Path::Announcing(core),
+            (Stage::Announcing(_), Path::Cached(core) | Path::Announcing(core)) => Path::Announcing(core),
             (Stage::Cached(_), Path::Announcing(core)) => Path::Cached(core),
             (Stage::Announcing(shared), path) => {
                 Path::Announcing(Box::new(CachedCore::new(inner(path), Arc::clone(shared), &context)))
@@ -239,6 +239,11 @@ impl SwitchedCore {
             let needs_rest = !matches!((&now.stage, &self.path), (Stage::Cached(_), Path::Announcing(_)));
             if needs_rest && self.as_disk().in_flight() > 0 {
                 self.is_holding = true;
+                // No page is found any more, and writes are announced still.
+                self.path = match std::mem::replace(&mut self.path, Path::Moving) {
+                    Path::Cached(core) | Path::Announcing(core) => Path::Announcing(core),
+                    path @ (Path::Plain(_) | Path::Moving) => path,
+                };
                 return true;
             }
             let stage = now.stage.clone();
@@ -274,10 +279,12 @@ impl SwitchedCore {
 impl Disk for SwitchedCore {
     #[inline]
     fn geometry(&self) -> Geometry {
-        let mut geometry = match &self.path {
-            Path::Cached(core) => core.geometry(),
-            Path::Plain(_) | Path::Announcing(_) | Path::Moving => self.as_disk().geometry(),
+        let inner = match &self.path {
+            Path::Plain(disk) => &**disk,
+            Path::Announcing(core) | Path::Cached(core) => core.inner(),
+            Path::Moving => unreachable!("a path is moved in one call"),
         };
+        let mut geometry = inner.geometry();
         if self.has_single_blocks {
             geometry.atomic_blocks = 1;
         }
@@ -287,10 +294,10 @@ impl Disk for SwitchedCore {
     #[inline]
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         match &mut self.path {
-            Path::Cached(core) if !self.is_holding => core.prepare(request, next),
+            Path::Cached(core) => core.prepare(request, next),
             Path::Plain(disk) if !self.is_holding => disk.prepare(request, next),
             Path::Announcing(core) if request.op != Op::Read => core.prepare(request, next),
-            Path::Plain(_) | Path::Announcing(_) | Path::Cached(_) | Path::Moving => Prepared::Pool,
+            Path::Plain(_) | Path::Announcing(_) | Path::Moving => Prepared::Pool,
         }
     }
 

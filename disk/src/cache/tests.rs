@@ -1,5 +1,6 @@
 //! Tests of the cache.
 
+mod ahead;
 mod changes;
 mod held;
 mod policies;

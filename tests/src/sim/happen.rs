@@ -110,7 +110,8 @@ impl<W: Carrier> World<W> {
         let Some(cache) = self.places[index].cache.clone() else { return };
         let bytes = self.rng.pick(&[None, Some(64 << 10), Some(96 << 10), Some(1 << 20)]);
         let policy = self.rng.pick(&[PolicyKind::S3Fifo, PolicyKind::Lru]);
-        let spec = bytes.map(|bytes| CacheSpec::new(bytes, policy, Pages::Base));
+        let spec = bytes
+            .map(|bytes| CacheSpec { read_ahead: 64 << 10, ..CacheSpec::new(bytes, policy, Pages::Base) });
         let Some(change) = cache.prepare_cache(spec.as_ref()).expect("a cache") else { return };
         self.count_cache(&cache);
         cache.set_cache(change);

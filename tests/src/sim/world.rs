@@ -542,6 +542,8 @@ impl<W: Carrier> World<W> {
         self.counts.add("doomed fills", counts.doomed);
         self.counts.add("joined fills", counts.joined);
         self.counts.add("written pages", counts.written);
+        self.counts.add("pages read ahead", counts.ahead);
+        self.counts.add("of use", counts.useful + counts.late);
     }
 
     fn finish(mut self) -> Report {

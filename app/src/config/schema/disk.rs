@@ -1,6 +1,6 @@
 //! The keys of a disk.
 
-use spindle_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN};
+use spindle_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, READ_AHEAD_BYTES_MAX};
 use spindle_disk::delay::{BANDWIDTH_MAX, BANDWIDTH_MIN, LATENCY_US_MAX, SEEK_US_MAX};
 
 use super::{DISK_BYTES_MAX, FLAG, Key, Kind, NAME, Preset, TRANSPORT, key};
@@ -189,6 +189,14 @@ static CACHE: &[Key] = &[
         Preset::Is("\"shared\""),
         "exclusive: what a host was given goes before all else, because the host keeps it itself; for hosts \
          whose own caches are together about as large as this one.",
+    ),
+    key(
+        "read_ahead",
+        Kind::Size { min: 0, max: READ_AHEAD_BYTES_MAX as u64, multiple: 4096 },
+        Preset::Is("\"256KiB\""),
+        "Most that is read from the disk before a host asks for it, where its reads follow each other or \
+         have the same distance. It begins with 64 KiB, doubles, and shrinks where pages go unread. 0: \
+         nothing is.",
     ),
     key(
         "sole_writer",

@@ -8,6 +8,7 @@ use crate::config::DrivesHere;
 use crate::config::memory::{self, When};
 
 const EXCLUSIVE: &str = "size = \"1MiB\"\nmode = \"exclusive\"";
+const AHEAD: &str = "size = \"1MiB\"\nread_ahead = 0";
 
 fn disk(keys: &str, cache: &str) -> String {
     format!("{LISTENER}[[disk]]\nname = \"d\"\n{keys}\n[disk.cache]\n{cache}\n")
@@ -88,7 +89,7 @@ fn each_key_of_a_cache_is_in_the_difference_of_two_plans() {
     let with = |cache: &str| plan(&file(&directory, cache));
     let before = with("size = \"1MiB\"");
     assert_eq!(with("size = \"1MiB\"\npolicy = \"s3-fifo\"").changes(&before), []);
-    for other in ["size = \"2MiB\"", "size = \"1MiB\"\npolicy = \"lru\"", EXCLUSIVE] {
+    for other in ["size = \"2MiB\"", "size = \"1MiB\"\npolicy = \"lru\"", EXCLUSIVE, AHEAD] {
         let changes = with(other).changes(&before);
         assert!(changes.len() == 1 && !changes[0].is_refused(), "{changes:?}");
         assert!(format!("{changes:?}").contains("disk \\\"d\\\": cache"), "{changes:?}");

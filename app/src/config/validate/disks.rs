@@ -257,7 +257,9 @@ fn cache(node: &Node, kind: &DiskKind, errors: &Errors) -> Option<CachePlan> {
         "exclusive" => CacheMode::Exclusive,
         _ => CacheMode::Shared,
     };
-    Some(CachePlan { bytes: section.find::<u64>("size")?.value, policy, mode })
+    // At most READ_AHEAD_BYTES_MAX.
+    let read_ahead = u32::try_from(section.get::<u64>("read_ahead")).unwrap_or(0);
+    Some(CachePlan { bytes: section.find::<u64>("size")?.value, policy, mode, read_ahead })
 }
 
 /// How slow the disk is made. A section that makes it no slower is a mistake.

@@ -22,7 +22,7 @@ pub(super) struct Rig {
     pub(super) source: Arc<CachedDisk>,
     pub(super) control: Arc<Control>,
     pool: Pool,
-    done: Vec<Done>,
+    pub(super) done: Vec<Done>,
 }
 
 /// A read of these bytes.
@@ -47,7 +47,7 @@ impl Rig {
         Rig::on(CachedDisk::new(inner, None).expect("a disk"), control)
     }
 
-    fn on(source: Arc<CachedDisk>, control: Arc<Control>) -> Rig {
+    pub(super) fn on(source: Arc<CachedDisk>, control: Arc<Control>) -> Rig {
         let pool = pool();
         let context = CoreContext { core: 0, pool: pool.clone(), depth: 64 };
         let disk = source.open(&context).expect("opens");

@@ -139,7 +139,7 @@ impl World {
     fn evict(&self, page: usize) {
         let place = self.index.place(page as u64);
         if let Found::Present(pin) = self.index.find(&self.words, place)
-            && pin.evict()
+            && pin.evict().is_some()
         {
             self.index.remove(&self.words, place, pin.frame());
         }

@@ -148,7 +148,8 @@ impl CacheCore {
     ///
     /// # Panics
     /// When they are not inside of a page.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call moves the buffer through memory")]
     #[must_use]
     pub fn one(self: &Rc<Self>, pin: Pin<'_>, skip: u32, bytes: u32) -> Buf {
         let head = self.frames.piece(self.own(pin), skip, bytes);

@@ -60,13 +60,16 @@ impl Word for AtomicU64 {
     }
 }
 
-/// generation (32) | state (3) | heat (2) | pins (27). More pins than there can be requests in a process.
+/// generation (31) | unread (1) | state (3) | heat (2) | pins (27). More pins than there can be requests in a
+/// process.
 const PIN: u64 = 1;
 const PINS: u64 = (1 << 27) - 1;
 const HEAT: u64 = 1 << 27;
 const HEATS: u64 = 3 << 27;
 const STATE: u64 = 7 << 29;
-const GENERATION: u64 = 1 << 32;
+/// Filled before anybody has asked for the page, and nobody has yet.
+const UNREAD: u64 = 1 << 32;
+const GENERATION: u64 = 1 << 33;
 
 const FREE: u64 = 0;
 const FILLING: u64 = 1 << 29;
@@ -94,6 +97,8 @@ pub struct FrameWords<W = AtomicU64> {
     /// pops: what is popped does not come back in between.
     free: Box<[W]>,
     shard_frames: u32,
+    /// Present frames that are unread.
+    unread: W,
 }
 
 /// What [`FrameWords::look`] found.
@@ -121,8 +126,12 @@ impl<W: Word> FrameWords<W> {
             Frame { page: W::new(next), word: W::new(FREE) }
         });
         let first = |shard: u32| W::new(u64::from(shard * shard_frames) + 1);
-        let words =
-            FrameWords { frames: frames.collect(), free: (0..shards).map(first).collect(), shard_frames };
+        let words = FrameWords {
+            frames: frames.collect(),
+            free: (0..shards).map(first).collect(),
+            shard_frames,
+            unread: W::new(0),
+        };
         (words, (0..shards).map(Shard).collect())
     }
 
@@ -221,6 +230,22 @@ impl<W: Word> FrameWords<W> {
         matches!(state, Some(FILLING | DOOMED))
     }
 
+    /// Present frames that were filled before anybody has asked for their pages, and nobody has yet.
+    #[must_use]
+    pub fn unread(&self) -> u64 {
+        self.unread.load(Ordering::Relaxed)
+    }
+
+    /// The frame's word has changed from `before`: count what is unread no more.
+    #[inline]
+    fn count_read(&self, before: u64) -> bool {
+        let was_unread = before & UNREAD != 0;
+        if was_unread {
+            self.unread.fetch_add(1_u64.wrapping_neg(), Ordering::Relaxed);
+        }
+        was_unread
+    }
+
     /// True when something pins it now.
     #[must_use]
     pub fn is_pinned(&self, frame: u32) -> bool {
@@ -258,7 +283,7 @@ impl<W: Word> FrameWords<W> {
     /// one's unpin.
     #[cold]
     fn free(&self, frame: u32, word: u64) {
-        let new = (word & !(STATE | HEATS)).wrapping_add(GENERATION);
+        let new = (word & !(STATE | HEATS | UNREAD)).wrapping_add(GENERATION);
         if self.frames[frame as usize].word.exchange(word, new).is_ok() {
             self.push(frame);
         }
@@ -369,15 +394,35 @@ impl<W: Word> Pin<'_, W> {
         self.words.page(self.frame)
     }
 
-    /// Count a hit.
-    #[inline]
-    pub fn warm(&self) {
+    /// Count a hit. True when it is the first of a page that was filled before anybody has asked for it.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    pub fn warm(&self) -> bool {
         let entry = &self.words.frames[self.frame as usize];
         let word = entry.word.load(Ordering::Relaxed);
+        if word & UNREAD != 0 {
+            return self.first_read();
+        }
         if word & HEATS != HEATS && word & STATE == PRESENT {
             // One that is lost to another core's hit is lost.
             let _ = entry.word.exchange(word, word + HEAT);
         }
+        false
+    }
+
+    /// It is what the fill was for, and no use of the page beyond that: the heat stays.
+    #[cold]
+    #[inline(never)]
+    fn first_read(&self) -> bool {
+        let entry = &self.words.frames[self.frame as usize];
+        let mut word = entry.word.load(Ordering::Relaxed);
+        while word & (STATE | UNREAD) == PRESENT | UNREAD {
+            match entry.word.exchange(word, word & !UNREAD) {
+                Ok(_) => return self.words.count_read(word),
+                Err(now) => word = now,
+            }
+        }
+        false
     }
 
     /// The page changes: the frame is not found any more. Its bytes stay for those who have pinned it.
@@ -390,19 +435,24 @@ impl<W: Word> Pin<'_, W> {
                 FILLING => (DOOMED, Invalidated::Doomed),
                 _ => return Invalidated::Before,
             };
-            match entry.word.exchange(word, (word & !STATE) | to) {
-                Ok(_) => return what,
+            match entry.word.exchange(word, (word & !(STATE | UNREAD)) | to) {
+                Ok(_) => {
+                    self.words.count_read(word);
+                    return what;
+                }
                 Err(now) => word = now,
             }
         }
     }
 
-    /// The same, but only of a Present frame that nobody else has pinned; false: it is as it was.
-    pub fn evict(&self) -> bool {
+    /// The same, but only of a Present frame that nobody else has pinned; `None`: it is as it was. True: the
+    /// page was filled before anybody has asked for it, and nobody has.
+    pub fn evict(&self) -> Option<bool> {
         let entry = &self.words.frames[self.frame as usize];
         let word = entry.word.load(Ordering::Acquire);
-        word & (STATE | PINS) == PRESENT | PIN
-            && entry.word.exchange(word, (word & !STATE) | DETACHED).is_ok()
+        let may_go = word & (STATE | PINS) == PRESENT | PIN;
+        let is_gone = may_go && entry.word.exchange(word, (word & !(STATE | UNREAD)) | DETACHED).is_ok();
+        is_gone.then(|| self.words.count_read(word))
     }
 
     /// Put it away.
@@ -452,6 +502,21 @@ impl<'a, W: Word> Filling<'a, W> {
             true => Ok(Pin { words, frame }),
             false => Err(self),
         }
+    }
+
+    /// The same of a page that nobody has asked for yet.
+    ///
+    /// # Errors
+    /// As [`Filling::publish`].
+    pub fn publish_unread(self) -> Result<Pin<'a, W>, Filling<'a, W>> {
+        let Filling { words, frame } = self;
+        // Before: who reads it at once counts it off.
+        words.unread.fetch_add(1, Ordering::Relaxed);
+        if words.change(frame, FILLING, PRESENT | UNREAD, PIN) {
+            return Ok(Pin { words, frame });
+        }
+        words.unread.fetch_add(1_u64.wrapping_neg(), Ordering::Relaxed);
+        Err(self)
     }
 
     /// It will not be published. Its entry is to be removed before `detach`.

@@ -1,0 +1,297 @@
+//! [`Streams`]: which reads of a host follow each other, and what is to be read from the disk before it is
+//! asked for. Pure: it knows page numbers and nothing else.
+//!
+//! - *Sequential*: a read that begins within [`NEAR`] pages of where another one of the same host ended,
+//!   as queues reorder. From the third of them on a window of pages is fetched; whenever half of it is used,
+//!   the next one, twice as large, up to the largest.
+//! - *Strided*: three reads at the same distance. The next places are fetched, 1, 2, 4, up to
+//!   [`STRIDES_MAX`].
+//!
+//! Pages that were evicted before anybody has asked for them say that the window is too large: it is halved
+//! at each fetch that finds some, and a stream whose window is the smallest already begins anew.
+//!
+//! A host that reads ahead itself (Access Frequency 7) knows where its readers are: the window is then as
+//! long as its own request.
+
+/// Pages by which a read may miss the end of the one before, either way.
+const NEAR: u64 = 8;
+/// Pages of the first window, 64 KiB.
+const FIRST_WINDOW: u32 = 16;
+/// Places of a strided stream that are fetched ahead at most.
+const STRIDES_MAX: u32 = 8;
+/// Streams of a host that are told apart.
+const STREAMS: usize = 16;
+/// Hosts that are told apart on a core.
+const CLIENTS: usize = 64;
+
+/// What to fetch: `count` pieces of `pages` pages, `step` pages from the begin of one to that of the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fetch {
+    /// The first page.
+    pub first: u64,
+    /// Pages of a piece.
+    pub pages: u32,
+    /// How many pieces.
+    pub count: u32,
+    /// From one to the next; it may be negative.
+    pub step: i64,
+}
+
+/// A read, as the streams see it.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// Whose it is.
+    pub client: u16,
+    /// The first page.
+    pub first: u64,
+    /// How many.
+    pub pages: u32,
+    /// The host reads it for its own page cache.
+    pub is_speculative: bool,
+    /// Pages that were fetched ahead and evicted unread, so far.
+    pub wasted: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Stream {
+    /// Where the next read begins.
+    next: u64,
+    /// Fetched up to here.
+    edge: u64,
+    window: u32,
+    /// Reads that have gone on from one before.
+    follows: u32,
+    /// [`Seen::wasted`] at the last fetch.
+    wasted: u64,
+    used: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Strides {
+    last: u64,
+    step: i64,
+    /// Distances in a row that were the same.
+    same: u32,
+    /// Places beyond the last that are fetched.
+    ahead: u32,
+}
+
+struct Client {
+    number: u16,
+    used: u64,
+    streams: [Stream; STREAMS],
+    strides: Strides,
+}
+
+/// The streams of one core. See the module.
+pub struct Streams {
+    clients: Vec<Client>,
+    /// Pages.
+    window_max: u32,
+    clock: u64,
+}
+
+impl Streams {
+    /// With windows of at most so many pages.
+    #[must_use]
+    pub fn new(window_max: u32) -> Streams {
+        Streams { clients: Vec::with_capacity(CLIENTS), window_max, clock: 0 }
+    }
+
+    /// A read comes. What is to be fetched then.
+    pub fn on_read(&mut self, seen: &Seen) -> Option<Fetch> {
+        self.clock += 1;
+        let (clock, window_max) = (self.clock, self.window_max);
+        let client = self.client(seen.client);
+        client.used = clock;
+        let end = seen.first + u64::from(seen.pages);
+        let goes_on = |stream: &&mut Stream| stream.used > 0 && stream.next.abs_diff(seen.first) <= NEAR;
+        if let Some(stream) = client.streams.iter_mut().find(goes_on) {
+            stream.used = clock;
+            stream.next = stream.next.max(end);
+            stream.follows += 1;
+            return stream.fetch(seen, window_max);
+        }
+        let oldest = client.streams.iter_mut().min_by_key(|stream| stream.used)?;
+        *oldest = Stream { next: end, edge: end, used: clock, wasted: seen.wasted, ..Stream::default() };
+        client.strides.on_read(seen, window_max)
+    }
+
+    fn client(&mut self, number: u16) -> &mut Client {
+        let at = match self.clients.iter().position(|client| client.number == number) {
+            Some(at) => at,
+            None => {
+                let new = Client {
+                    number,
+                    used: 0,
+                    streams: [Stream::default(); STREAMS],
+                    strides: Strides::default(),
+                };
+                if self.clients.len() < CLIENTS {
+                    self.clients.push(new);
+                    self.clients.len() - 1
+                } else {
+                    let ages = self.clients.iter().enumerate().map(|(at, client)| (client.used, at));
+                    let oldest = ages.min().map_or(0, |(_, at)| at);
+                    self.clients[oldest] = new;
+                    oldest
+                }
+            }
+        };
+        &mut self.clients[at]
+    }
+}
+
+impl Stream {
+    fn fetch(&mut self, seen: &Seen, window_max: u32) -> Option<Fetch> {
+        if self.follows < 2 || window_max == 0 {
+            return None;
+        }
+        let is_wasted = std::mem::replace(&mut self.wasted, seen.wasted) < seen.wasted;
+        if is_wasted && self.window <= FIRST_WINDOW {
+            (self.follows, self.window, self.edge) = (0, 0, self.next);
+            return None;
+        }
+        if is_wasted {
+            // Not doubled again when the next fetch is due.
+            self.window /= 4;
+        }
+        self.edge = self.edge.max(self.next);
+        if self.edge - self.next > u64::from(self.window) / 2 {
+            return None;
+        }
+        self.window = match self.window {
+            0 => FIRST_WINDOW.max(seen.pages),
+            window => (window * 2).max(FIRST_WINDOW),
+        };
+        if seen.is_speculative {
+            self.window = self.window.min(seen.pages);
+        }
+        self.window = self.window.min(window_max);
+        let fetch = Fetch { first: self.edge, pages: self.window, count: 1, step: 0 };
+        self.edge += u64::from(self.window);
+        Some(fetch)
+    }
+}
+
+impl Strides {
+    fn on_read(&mut self, seen: &Seen, window_max: u32) -> Option<Fetch> {
+        // Pages are below 2^52.
+        let step = seen.first.cast_signed() - self.last.cast_signed();
+        self.last = seen.first;
+        if step != self.step || step == 0 {
+            (self.step, self.same, self.ahead) = (step, 0, 0);
+            return None;
+        }
+        self.same += 1;
+        self.ahead = self.ahead.saturating_sub(1);
+        let most = STRIDES_MAX.min(window_max / seen.pages.max(1));
+        let want = most.min(1 << (self.same - 1).min(16));
+        if seen.is_speculative || self.ahead > want / 2 || want == 0 {
+            return None;
+        }
+        let first = seen.first.checked_add_signed(step.checked_mul(i64::from(self.ahead) + 1)?)?;
+        let count = want - self.ahead;
+        self.ahead = want;
+        (count > 0).then_some(Fetch { first, pages: seen.pages, count, step })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(first: u64, pages: u32) -> Seen {
+        Seen { client: 1, first, pages, is_speculative: false, wasted: 0 }
+    }
+
+    /// What is fetched by these reads of 4 pages.
+    fn fetched(streams: &mut Streams, reads: impl Iterator<Item = u64>) -> Vec<(u64, u32)> {
+        reads.filter_map(|first| streams.on_read(&read(first, 4))).map(|it| (it.first, it.pages)).collect()
+    }
+
+    #[test]
+    fn a_sequential_stream_is_fetched_in_windows_that_double_without_a_gap() {
+        let mut streams = Streams::new(256);
+        let fetches = fetched(&mut streams, (0..500).map(|at| at * 4));
+        assert_eq!(fetches[..4], [(12, 16), (28, 32), (60, 64), (124, 128)]);
+        let mut edge = 12;
+        for (first, pages) in &fetches {
+            assert!(*first == edge && *pages <= 256, "{fetches:?}");
+            edge += u64::from(*pages);
+        }
+        assert!((2000..2600).contains(&edge), "{edge}");
+    }
+
+    #[test]
+    fn reordered_and_interleaved_streams_are_told_apart_and_random_reads_fetch_nothing() {
+        let mut streams = Streams::new(64);
+        let two = (0..200).flat_map(|at| [at * 4, 1_000_000 + (at ^ 1) * 4]);
+        let fetches = fetched(&mut streams, two);
+        assert!(fetches.iter().any(|it| it.0 < 1000) && fetches.iter().any(|it| it.0 > 1_000_000));
+        // Hosts are told apart, too.
+        let mut streams = Streams::new(64);
+        assert_eq!(fetched(&mut streams, (0..3).map(|at| at * 4)), [(12, 16)]);
+        assert_eq!(streams.on_read(&Seen { client: 2, ..read(20, 4) }), None);
+        assert!(streams.on_read(&read(20, 4)).is_some());
+        let mut random = crate::testing::Random(3);
+        let mut streams = Streams::new(64);
+        let reads: Vec<u64> = (0..5000).map(|_| random.below(1 << 40)).collect();
+        assert_eq!(fetched(&mut streams, reads.into_iter()), []);
+    }
+
+    #[test]
+    fn a_strided_stream_is_fetched_place_by_place_in_either_direction() {
+        for step in [100_i64, -100] {
+            let mut streams = Streams::new(64);
+            let place = |at: u64| 1_000_000_u64.checked_add_signed(step * at.cast_signed()).expect("small");
+            let mut fetched = std::collections::BTreeSet::new();
+            for at in 0..100 {
+                if let Some(fetch) = streams.on_read(&read(place(at), 4)) {
+                    assert_eq!((fetch.step, fetch.pages), (step, 4));
+                    assert!(fetch.count <= STRIDES_MAX);
+                    for piece in 0..i64::from(fetch.count) {
+                        let first = fetch.first.checked_add_signed(step * piece).expect("small");
+                        assert!(fetched.insert(first), "fetched twice");
+                    }
+                }
+                assert!(at < 3 || fetched.contains(&place(at)), "place {at} was not fetched");
+            }
+        }
+        // Before the begin of the disk there is nothing.
+        let mut streams = Streams::new(64);
+        for first in [300, 200, 100, 0] {
+            if let Some(fetch) = streams.on_read(&read(first, 1)) {
+                assert!(fetch.first < 300);
+            }
+        }
+    }
+
+    #[test]
+    fn waste_halves_the_window_and_then_closes_the_stream() {
+        let mut streams = Streams::new(1024);
+        let (mut windows, mut wasted) = (Vec::new(), 0);
+        for at in 0..4000 {
+            if let Some(fetch) = streams.on_read(&Seen { wasted, ..read(at * 4, 4) }) {
+                // More than this is evicted before it is read.
+                wasted += u64::from(fetch.pages.saturating_sub(128));
+                windows.push(fetch.pages);
+            }
+        }
+        assert!(windows.iter().all(|window| *window <= 256), "{windows:?}");
+        let large = windows.iter().filter(|window| **window > 128).count();
+        assert!(large * 3 <= windows.len() * 2, "{windows:?}");
+        let mut streams = Streams::new(1024);
+        let count =
+            (0..400).filter_map(|at| streams.on_read(&Seen { wasted: at, ..read(at * 4, 4) })).count();
+        assert_eq!(count, 0, "what is evicted at once is not fetched");
+    }
+
+    #[test]
+    fn a_host_that_reads_ahead_itself_is_one_request_ahead() {
+        let mut streams = Streams::new(1024);
+        let ahead = |at: u64| Seen { is_speculative: true, ..read(at * 32, 32) };
+        let fetches: Vec<_> = (0..20).filter_map(|at| streams.on_read(&ahead(at))).collect();
+        assert!(fetches.len() > 10 && fetches.iter().all(|fetch| fetch.pages <= 32), "{fetches:?}");
+    }
+}
