@@ -128,6 +128,8 @@ impl Plan {
             self.pages.push(state);
         }
         close(means, &mut self.runs, open);
+        // The last is taken first.
+        self.runs.reverse();
         Ok(())
     }
 
@@ -151,6 +153,8 @@ impl Plan {
             self.pages.push(state);
         }
         close(means, &mut self.runs, open);
+        // The last is taken first.
+        self.runs.reverse();
     }
 
     /// Look again for the pages that others read.

@@ -35,6 +35,18 @@ fn a_stream_finds_its_pages_and_right_bytes() {
     }
 }
 
+/// A disk with an arm would seek for each piece.
+#[test]
+fn pieces_go_to_the_disk_in_their_order() {
+    let mut rig = rig(1024, 64 << 20, 1 << 20);
+    for page in (0..512).step_by(4) {
+        rig.data(page * PAGE, 4 * PAGE);
+    }
+    rig.data(600 * PAGE, 100 * PAGE);
+    let places = rig.control.places.lock().expect("no panic").clone();
+    assert!(places.is_sorted() && places.len() > 8, "{places:?}");
+}
+
 #[test]
 fn a_read_waits_for_a_page_that_is_being_read_ahead() {
     let mut rig = rig(1024, 2 << 20, 256 << 10);

@@ -27,6 +27,8 @@ pub(super) struct Control {
     pub(super) drops: AtomicBool,
     /// Reads that came.
     pub(super) reads: AtomicU64,
+    /// First blocks of the first of them.
+    pub(super) places: Mutex<Vec<u64>>,
     pub(super) bytes: Mutex<Vec<u8>>,
     /// What it says of its writes; 0: 1.
     pub(super) atomic_blocks: AtomicU32,
@@ -42,7 +44,8 @@ impl HeldDisk {
     /// Byte `n` of the disk is the number of its page.
     pub(super) fn create(block_bytes: u32, bytes: usize) -> (Arc<dyn DiskSource>, Arc<Control>) {
         let content = (0..bytes).map(|at| (at / 4096).to_le_bytes()[0]).collect();
-        let control = Arc::new(Control { bytes: Mutex::new(content), ..Control::default() });
+        let places = Mutex::new(Vec::with_capacity(1000));
+        let control = Arc::new(Control { bytes: Mutex::new(content), places, ..Control::default() });
         let blocks = bytes as u64 / u64::from(block_bytes);
         (Arc::new(HeldDisk { control: Arc::clone(&control), block_bytes, blocks }), control)
     }
@@ -118,6 +121,10 @@ impl Disk for HeldCore {
         match (request.op, &mut buf) {
             (Op::Read, Some(buf)) => {
                 self.control.reads.fetch_add(1, Ordering::SeqCst);
+                let mut places = self.control.places.lock().expect("no panic");
+                if places.len() < places.capacity() {
+                    places.push(request.range.lba);
+                }
                 if takes_one(&self.control.fails) {
                     result = Err(DiskError::MediaRead);
                 } else {
