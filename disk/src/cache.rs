@@ -164,7 +164,8 @@ fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<S
         });
     }
     let made = Shared::new(spec);
-    let shared = made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
+    let mut shared = made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
+    shared.mapped = inner.map_memory(&shared.frames.area())?;
     Ok(Some(Arc::new(shared)))
 }
 
@@ -173,7 +174,8 @@ impl CachedDisk {
     /// all passes, and a cache can come later.
     ///
     /// # Errors
-    /// [`OpenError`] when the size is out of range or the address space cannot be had.
+    /// [`OpenError`] when the size is out of range, the address space cannot be had, or the device of `inner`
+    /// cannot be given it.
     pub fn new(inner: Arc<dyn DiskSource>, spec: Option<&CacheSpec>) -> Result<Arc<CachedDisk>, OpenError> {
         let switch = Arc::new(Switch::new(make(&*inner, spec)?));
         let weak = Arc::downgrade(&switch);

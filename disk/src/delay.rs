@@ -32,6 +32,7 @@ mod device;
 #[cfg(test)]
 mod tests;
 
+use std::any::Any;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
@@ -169,6 +170,10 @@ impl DiskSource for DelayDisk {
 
     fn cache(&self) -> Option<CacheUse> {
         self.inner.cache()
+    }
+
+    fn map_memory(&self, area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
+        self.inner.map_memory(area)
     }
 
     fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {

@@ -19,6 +19,7 @@
 
 mod control;
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -110,6 +111,10 @@ impl DiskSource for FaultDisk {
 
     fn medium_ids(&self) -> Vec<String> {
         self.inner.medium_ids()
+    }
+
+    fn map_memory(&self, area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
+        self.inner.map_memory(area)
     }
 
     fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {

@@ -1,5 +1,7 @@
 //! [`DiskSource`]: one disk of the machine as all cores share it.
 
+use std::any::Any;
+
 use spindle_reactor::mem::{Area, Pool};
 
 use crate::cache::{CacheChange, CacheSpec, CacheUse};
@@ -106,6 +108,17 @@ pub trait DiskSource: Send + Sync {
     /// this was not called.
     fn prepare(&self, pool: &Area) {
         let _ = pool;
+    }
+
+    /// Let the device of the disk reach memory besides the cores' pools, for as long as what is returned is
+    /// kept: data of commands may lie there, on any core. Not on a core: all of it is pinned. A device that
+    /// was away reaches it again when it is back. `None`: the disk takes any memory.
+    ///
+    /// # Errors
+    /// [`OpenError`] when it cannot be mapped, with its size and the system's reason.
+    fn map_memory(&self, area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
+        let _ = area;
+        Ok(None)
     }
 
     /// A core's own handle.

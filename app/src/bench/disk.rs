@@ -185,8 +185,8 @@ fn with_delay(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn Disk
 
 fn with_cache(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
     let Some(bytes) = args.cache else { return Ok(disk) };
-    if matches!(args.disk, DiskPlace::Nvme(..) | DiskPlace::Null) {
-        let rule = "a cache is for file:PATH and ng:PATH".to_owned();
+    if matches!(args.disk, DiskPlace::Null) {
+        let rule = "a cache is for nvme:ADDRESS, file:PATH and ng:PATH".to_owned();
         return Err(DiskBenchError::Size { option: "--cache", value: bytes.to_string(), rule });
     }
     let policy = if args.policy == "lru" { PolicyKind::Lru } else { PolicyKind::S3Fifo };

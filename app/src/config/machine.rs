@@ -70,6 +70,9 @@ impl Machine {
         let huge_own = kib(&status, "HugetlbPages:").unwrap_or(0);
         let huge_free = field(&meminfo, "HugePages_Free:").unwrap_or(0).saturating_mul(huge_page);
         let is_privileged = rustix::process::geteuid().is_root();
+        let capabilities = rustix::thread::capabilities(None).map(|sets| sets.effective);
+        let may_lock_all =
+            capabilities.map_or(is_privileged, |has| has.contains(rustix::thread::CapabilitySet::IPC_LOCK));
         let lockable = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
         Machine {
             cores: spindle_reactor::affinity::available_cores(),
@@ -77,7 +80,7 @@ impl Machine {
             available_bytes: available.min(memory_bytes),
             is_to_start: true,
             huge_bytes: huge_free.saturating_add(huge_own),
-            lockable_bytes: lockable.filter(|_| !is_privileged),
+            lockable_bytes: lockable.filter(|_| !may_lock_all),
             files_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum,
             congestion: congestion(is_privileged),
         }

@@ -149,7 +149,8 @@ fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     ]
 }
 
-/// What the cache of a disk takes. Served over RDMA it is registered, and so resident, as a whole.
+/// What the cache of a disk takes. Served over RDMA it is registered, and so resident, as a whole; in front
+/// of a drive of our own it is mapped for that, which does the same.
 fn cache_sums(plan: &Plan, disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     let Some(cache) = disk.cache else { return Vec::new() };
     let spec = cache.spec(plan.pool.pages);
@@ -162,15 +163,50 @@ fn cache_sums(plan: &Plan, disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
         is_huge,
     };
     let tables = spec.memory_bytes().saturating_sub(cache.bytes);
-    let (what, when) = if is_rdma {
-        ("cache, registered with RDMA devices", When::Start)
-    } else {
-        ("cache, when it is full", When::Filled)
+    let (what, when) = match (is_rdma, &disk.kind) {
+        (true, _) => ("cache, registered with RDMA devices", When::Start),
+        (false, DiskKind::Nvme { .. }) => ("cache, mapped for its drive", When::Start),
+        (false, _) => ("cache, when it is full", When::Filled),
     };
     vec![
         of("tables of the cache", tables, When::Start, false),
         of(what, cache.bytes, if is_huge { When::Start } else { when }, is_huge),
     ]
+}
+
+/// What devices of a kind lock: the kernel counts it apart for each kind.
+pub struct Locked<'a> {
+    /// The devices.
+    pub what: &'static str,
+    /// All of it.
+    pub bytes: u64,
+    /// The disk that has the largest cache of those among it.
+    pub largest: &'a DiskPlan,
+}
+
+/// What is locked most; `None` where no cache is locked.
+pub fn locked(plan: &Plan) -> Option<Locked<'_>> {
+    let is_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
+    let drives = locked_by("drives", plan, |disk| matches!(disk.kind, DiskKind::Nvme { .. }));
+    let rdma = locked_by("RDMA devices", plan, |_| is_rdma);
+    drives.into_iter().chain(rdma).max_by_key(|locked| locked.bytes)
+}
+
+/// By devices that reach the pools and the memory of these disks.
+fn locked_by<'a>(
+    what: &'static str,
+    plan: &'a Plan,
+    is_among: impl Fn(&DiskPlan) -> bool,
+) -> Option<Locked<'a>> {
+    let cache = |disk: &DiskPlan| disk.cache.map_or(0, |cache| cache.bytes);
+    let pools = plan.pool.bytes_per_core().saturating_mul(plan.reactor.cores.len() as u64);
+    let disks = || plan.disks.iter().filter(|disk| is_among(disk));
+    let bytes = disks().fold(pools, |sum, disk| {
+        let is_ram = matches!(disk.kind, DiskKind::Ram { .. });
+        sum.saturating_add(if is_ram { disk.bytes } else { cache(disk) })
+    });
+    let largest = disks().max_by_key(|disk| cache(disk)).filter(|disk| cache(disk) > 0)?;
+    Some(Locked { what, bytes, largest })
 }
 
 /// The sum of the reasons up to `when`.

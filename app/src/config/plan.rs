@@ -272,7 +272,12 @@ impl DiskKind {
 
     /// True where a cache can be put in front.
     pub fn can_have_cache(&self) -> bool {
-        matches!(self, DiskKind::File { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. })
+        match self {
+            DiskKind::Ram { .. } | DiskKind::Null => false,
+            DiskKind::File { .. } | DiskKind::Nvme { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. } => {
+                true
+            }
+        }
     }
 
     /// Its name in the file.

@@ -4,6 +4,7 @@
 //! frames, under a lock that only misses take, and never wait for: who finds it taken asks again in its
 //! next turn.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -44,6 +45,8 @@ pub(super) struct Shared {
     /// Each core's, and those of cores that are gone.
     counts: Mutex<Vec<Arc<Counts>>>,
     pub(super) wants_touches: bool,
+    /// The inner disk's device reaches the frames for as long as this is here.
+    pub(super) mapped: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// The next sweep.
@@ -113,6 +116,7 @@ impl Shared {
             shards: rights.into_iter().map(shard).collect(),
             sweeps: AtomicU64::new(0),
             counts: Mutex::new(Vec::new()),
+            mapped: None,
         })
     }
 

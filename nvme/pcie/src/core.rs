@@ -328,7 +328,13 @@ impl NvmeCore {
         let Some((cid, command)) = self.commands.claim() else { panic!("started without room") };
         (command.request, command.range, command.tries) = (Some(part.request), part.range, part.tries);
         (command.tick, command.is_abort_asked) = (self.word.tick(), false);
-        match entry(setup, request, part.range, cid) {
+        let sqe = entry(setup, request, part.range, cid);
+        // It may lie in memory that came since the core has looked.
+        let sqe = match sqe {
+            None if setup.pointers.others.renew() => entry(setup, request, part.range, cid),
+            sqe => sqe,
+        };
+        match sqe {
             Some(sqe) => {
                 self.shared.offloaded.count(request.task);
                 setup.queue.push(sqe);
@@ -355,6 +361,24 @@ impl NvmeCore {
     /// one.
     #[inline]
     fn start_whole(&mut self, token: Token, request: &IoRequest, buf: &mut Option<Buf>) -> bool {
+        self.start_at::<false>(token, request, buf) || self.start_in_cache(token, request, buf)
+    }
+
+    /// The same with data in a cache's memory. Apart, so that commands of the pool pay nothing for it.
+    #[cold]
+    #[inline(never)]
+    fn start_in_cache(&mut self, token: Token, request: &IoRequest, buf: &mut Option<Buf>) -> bool {
+        self.start_at::<true>(token, request, buf)
+    }
+
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
+    fn start_at<const IS_IN_CACHE: bool>(
+        &mut self,
+        token: Token,
+        request: &IoRequest,
+        buf: &mut Option<Buf>,
+    ) -> bool {
         let (is_read, fua, is_change) = match request.op {
             Op::Read => (true, false, false),
             Op::Write { fua } => (false, fua, !fua),
@@ -370,9 +394,9 @@ impl NvmeCore {
         if !rules.is_one_piece(range) {
             return false;
         }
-        let Some(prps) = setup.pointers.pages(data, (range.blocks as usize) << rules.shift) else {
-            return false;
-        };
+        let (pointers, bytes) = (&setup.pointers, (range.blocks as usize) << rules.shift);
+        let pages = if IS_IN_CACHE { pointers.other_pages(data, bytes) } else { pointers.pages(data, bytes) };
+        let Some(prps) = pages else { return false };
         let nsid = rules.nsid;
         let Some((cid, command)) = self.commands.claim() else { return false };
         (command.request, command.token, command.op, command.range) = (None, token, request.op, range);

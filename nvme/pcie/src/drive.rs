@@ -1,5 +1,6 @@
 //! [`Drive`]: a drive as a process holds it, and [`NvmeDisk`], one of its namespaces as a disk.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -8,12 +9,14 @@ use std::time::{Duration, Instant};
 use nvme_spec::log::SmartLog;
 use spindle_disk::guard::CORES_MAX;
 use spindle_disk::{
-    CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage, medium_id,
+    CacheChange, CacheSpec, CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage,
+    medium_id,
 };
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
 use crate::core::NvmeCore;
+use crate::fronts::Fronts;
 use crate::function::Bus;
 use crate::guests::OWN_COMMANDS_MAX;
 use crate::manager::Manager;
@@ -162,7 +165,7 @@ impl Drive {
     /// # Errors
     /// [`OpenError::Setting`]: there is no such namespace, or none that can be served.
     pub fn disk(self: &Arc<Self>, name: &str, nsid: u32) -> Result<Arc<NvmeDisk>, OpenError> {
-        let state = self.shared.state();
+        let mut state = self.shared.state();
         let found = state.namespaces.iter().find(|(namespace, _)| namespace.nsid == nsid);
         let Some((namespace, rules)) = found else {
             let there: Vec<u32> = state.namespaces.iter().map(|(namespace, _)| namespace.nsid).collect();
@@ -174,7 +177,8 @@ impl Drive {
             });
         };
         let (name, namespace, rules) = (name.to_owned(), Arc::clone(namespace), *rules);
-        Ok(Arc::new(NvmeDisk { name, drive: Arc::clone(self), namespace, rules }))
+        let (drive, fronts) = (Arc::clone(self), state.add_fronts(&self.shared.released));
+        Ok(Arc::new(NvmeDisk { name, drive, namespace, rules, fronts }))
     }
 }
 
@@ -226,6 +230,7 @@ pub struct NvmeDisk {
     drive: Arc<Drive>,
     namespace: Arc<Namespace>,
     rules: Rules,
+    fronts: Arc<Fronts>,
 }
 
 impl NvmeDisk {
@@ -261,6 +266,51 @@ impl DiskSource for NvmeDisk {
         }
     }
 
+    /// The drive is given the memory. One that is away gets it when it is back.
+    fn map_memory(&self, area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
+        let shared = &self.drive.shared;
+        let attached = Fronts::area(area);
+        loop {
+            let function = shared.state().function.clone();
+            // Cores that open other disks of the drive do not wait for it.
+            let mapping = function.as_ref().map(|function| function.map(area)).transpose();
+            let mapping = mapping.map_err(|error| OpenError::System {
+                disk: self.name.clone(),
+                verb: format!("map the memory of its cache ({} bytes)", error.bytes),
+                source: error.source,
+            })?;
+            let state = shared.state();
+            let is_open = match (&function, &state.function) {
+                (Some(then), Some(now)) => Arc::ptr_eq(then, now),
+                (None, None) => true,
+                // It went or came meanwhile.
+                (Some(_), None) | (None, Some(_)) => false,
+            };
+            if is_open {
+                mapping.into_iter().for_each(|mapping| attached.put(mapping));
+                return Ok(Some(Box::new(self.fronts.add(attached))));
+            }
+        }
+    }
+
+    /// Called by the manager when the drive was reset or away.
+    fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
+        self.fronts.on_foreign_change(act);
+    }
+
+    /// One that was opened with a cache asks that: without one each command would have further to go.
+    fn prepare_cache(&self, spec: Option<&CacheSpec>) -> Result<Option<CacheChange>, OpenError> {
+        if spec.is_none() {
+            return Ok(None);
+        }
+        Err(OpenError::Setting {
+            disk: self.name.clone(),
+            field: "cache",
+            value: "new".to_owned(),
+            allowed: "an nvme disk that was opened without a cache has none; restart to add one".to_owned(),
+        })
+    }
+
     /// A queue pair for this core. Its commands wait until the manager has made it.
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
         let shared = &self.drive.shared;
@@ -291,7 +341,8 @@ impl DiskSource for NvmeDisk {
                 });
             }
         };
-        let member = Arc::new(Member::new(context.core, self.namespace.nsid, depth, pool, mapping));
+        let member = Member::new(context.core, self.namespace.nsid, depth, pool, mapping);
+        let member = Arc::new(member.with_fronts(Arc::clone(&self.fronts)));
         state.members.push(Arc::clone(&member));
         drop(state);
         let namespace = Arc::clone(&self.namespace);

@@ -29,6 +29,7 @@ mod drive;
 mod drives;
 pub mod emulator;
 mod entry;
+mod fronts;
 pub mod function;
 mod guests;
 mod manager;

@@ -3,6 +3,7 @@
 //! The manager writes the *word* (an [`Order`] with its epoch, and the tick); the core obeys it in its next
 //! poll and answers with the same word in `seen`. In steady state the core loads the word once a turn.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use spindle_reactor::affinity::current_node;
@@ -10,6 +11,7 @@ use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
 use crate::core::Left;
+use crate::fronts::{Attached, Fronts};
 use crate::function::Mapping;
 use crate::guests::Guest;
 use crate::pointers::Pointers;
@@ -109,6 +111,8 @@ pub(crate) struct Member {
     hosts: AtomicU32,
     /// Of a core that was dropped while the drive had commands of it: until its queue is deleted.
     left: Lock<Option<Left>>,
+    /// The same: memory that those commands may use.
+    left_memory: Lock<Vec<Arc<Attached>>>,
     /// The pool's, of the function that was open when the core opened the disk.
     mapping: Lock<Option<Box<dyn Mapping>>>,
     /// The namespace.
@@ -117,6 +121,8 @@ pub(crate) struct Member {
     pub(crate) depth: u32,
     /// The core's pool.
     pub(crate) pool: Area,
+    /// What stands in front of the namespace.
+    pub(crate) fronts: Arc<Fronts>,
     /// Core, for messages.
     pub(crate) core: usize,
     /// The core's memory node.
@@ -147,13 +153,20 @@ impl Member {
             has_guests: AtomicBool::new(false),
             hosts: AtomicU32::new(0),
             left: Lock::new(None),
+            left_memory: Lock::default(),
             mapping: Lock::new(mapping),
             nsid,
             depth,
             pool,
+            fronts: Arc::default(),
             core,
             node: current_node(),
         }
+    }
+
+    /// The same with what stands in front of the namespace.
+    pub(crate) fn with_fronts(self, fronts: Arc<Fronts>) -> Member {
+        Member { fronts, ..self }
     }
 
     /// What is ordered now.
@@ -199,6 +212,15 @@ impl Member {
     /// For as long as the manager knows the member: the drive may still do what the core has left with it.
     pub(crate) fn keep(&self, left: Left) {
         *self.left.lock() = Some(left);
+        *self.left_memory.lock() = self.fronts.attached();
+    }
+
+    /// The drive has nothing any more of what the core has left with it. Memory that others use, a cache that
+    /// other cores fill, stays mapped: the last that keeps it unmaps it.
+    pub(crate) fn drop_left(&self) {
+        let left = std::mem::take(&mut *self.left_memory.lock());
+        // Not under the lock: to unmap takes long.
+        drop(left);
     }
 
     /// True when the core is gone.

@@ -7,7 +7,7 @@
 //!   any, in whole pages        PRP 1, PRP 2 -> list in the same page
 //! ```
 //!
-//! What it does not do: it moves no byte. Memory outside of the core's pool is refused.
+//! What it does not do: it moves no byte. Memory that is neither the core's pool nor a cache's is refused.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +16,7 @@ use nvme_spec::zerocopy;
 use spindle_reactor::mem::{Area, Buf};
 
 use crate::dma::{Iova, PAGE_BYTES};
+use crate::fronts::Windows;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -25,7 +26,7 @@ const DESCRIPTORS_MAX: usize = PAGE_BYTES as usize / 16;
 /// Most bytes of a command: a list of 257 pages is one more than PRP 1 and half of a list page.
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
-/// The core's pool as the drive sees it.
+/// A piece of memory as the drive sees it: the core's pool, or a cache's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
     base: usize,
@@ -41,7 +42,7 @@ impl Window {
 
     /// Where the drive sees these bytes; `None` outside.
     #[inline]
-    fn iova(&self, piece: &[u8]) -> Option<u64> {
+    pub(crate) fn iova(&self, piece: &[u8]) -> Option<u64> {
         let offset = piece.as_ptr().addr().wrapping_sub(self.base);
         if offset <= self.bytes && piece.len() <= self.bytes - offset {
             Some(self.iova.0 + offset as u64)
@@ -52,9 +53,11 @@ impl Window {
 }
 
 /// What a drive can be told.
-#[derive(Debug, Clone, Copy)]
 pub(crate) struct Pointers {
+    /// The core's pool.
     pub(crate) window: Window,
+    /// Memory besides.
+    pub(crate) others: Windows,
     /// The drive takes SGLs.
     pub(crate) has_sgls: bool,
 }
@@ -74,25 +77,51 @@ impl ListPage<'_> {
     }
 }
 
+/// PRP 1 and 2 of so many bytes from here on.
+#[inline]
+fn two_pages(iova: u64, bytes: usize) -> Option<(u64, u64)> {
+    let (first, bytes) = (PAGE - iova % PAGE, bytes as u64);
+    if bytes <= first {
+        Some((iova, 0))
+    } else if bytes <= first + PAGE {
+        Some((iova, iova + first))
+    } else {
+        None
+    }
+}
+
 impl Pointers {
-    /// PRP 1 and 2 of the first bytes of a buffer, where two pages are enough for them.
-    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
-    #[inline(always)]
-    pub(crate) fn pages(&self, buf: &Buf, bytes: usize) -> Option<(u64, u64)> {
-        let piece = buf.as_slice()?.get(..bytes)?;
-        let iova = self.window.iova(piece)?;
-        let (first, bytes) = (PAGE - iova % PAGE, bytes as u64);
-        if bytes <= first {
-            Some((iova, 0))
-        } else if bytes <= first + PAGE {
-            Some((iova, iova + first))
-        } else {
-            None
+    /// Where the drive sees these bytes; `None` where it sees not all of them.
+    #[inline]
+    fn iova(&self, piece: &[u8]) -> Option<u64> {
+        match self.window.iova(piece) {
+            Some(iova) => Some(iova),
+            None => self.other_iova(piece),
         }
     }
 
+    /// The same of memory that is not the pool's. Apart, so that commands of the pool pay nothing for it.
+    #[cold]
+    #[inline(never)]
+    fn other_iova(&self, piece: &[u8]) -> Option<u64> {
+        self.others.iova(piece)
+    }
+
+    /// PRP 1 and 2 of the first bytes of a buffer of the pool, where two pages are enough for them.
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
+    #[inline(always)]
+    pub(crate) fn pages(&self, buf: &Buf, bytes: usize) -> Option<(u64, u64)> {
+        two_pages(self.window.iova(buf.as_slice()?.get(..bytes)?)?, bytes)
+    }
+
+    /// The same of a buffer that is not the pool's.
+    #[inline]
+    pub(crate) fn other_pages(&self, buf: &Buf, bytes: usize) -> Option<(u64, u64)> {
+        two_pages(self.others.iova(buf.as_slice()?.get(..bytes)?)?, bytes)
+    }
+
     /// The entry with the data pointer of `buf[offset .. offset + bytes]`. `None` when that memory cannot be
-    /// said: it is not the pool's, or its inner ends are not those of pages.
+    /// said: it is none that the drive sees, or its inner ends are not those of pages.
     #[inline]
     pub(crate) fn point(
         &self,
@@ -104,7 +133,7 @@ impl Pointers {
     ) -> Option<Sqe> {
         if let Some(whole) = buf.as_slice() {
             let piece = whole.get(offset..offset.checked_add(bytes)?)?;
-            let iova = self.window.iova(piece)?;
+            let iova = self.iova(piece)?;
             let first = PAGE - iova % PAGE;
             let bytes = bytes as u64;
             if bytes <= first {
@@ -152,7 +181,7 @@ impl Pointers {
             if count == DESCRIPTORS_MAX {
                 return None;
             }
-            let block = Sgl::data_block(self.window.iova(piece)?, u32::try_from(piece.len()).ok()?);
+            let block = Sgl::data_block(self.iova(piece)?, u32::try_from(piece.len()).ok()?);
             let words: [[u8; 8]; 2] = zerocopy::transmute!(block);
             for (half, word) in words.into_iter().enumerate() {
                 list.set(2 * count + half, u64::from_le_bytes(word))?;
@@ -173,7 +202,7 @@ impl Pointers {
         let (mut first, mut second, mut count) = (0, 0, 0_usize);
         let mut ends_page = true;
         for piece in pieces {
-            let begin = self.window.iova(piece)?;
+            let begin = self.iova(piece)?;
             let end = begin + piece.len() as u64;
             // Only the first entry may begin within a page, and only the last may end within one.
             if !ends_page || (count > 0 && !begin.is_multiple_of(PAGE)) {
@@ -232,7 +261,11 @@ impl<'a, S: Iterator<Item = &'a [u8]>> Iterator for Pieces<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::fronts::Fronts;
+    use crate::function::Mapping;
     use nvme_spec::sqe::{Psdt, SglKind};
     use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
@@ -241,6 +274,7 @@ mod tests {
     struct World {
         pool: Pool,
         window: Window,
+        fronts: Arc<Fronts>,
         list: Vec<AtomicU64>,
     }
 
@@ -250,12 +284,14 @@ mod tests {
                 zones.iter().map(|(bytes, count)| ZoneSpec { buffer_bytes: *bytes, count: *count }).collect();
             let pool = Pool::new(&zones, Pages::Base).expect("a pool");
             let window = Window::new(&pool.area(), Iova(IOVA));
-            World { pool, window, list: (0..512).map(|_| AtomicU64::new(u64::MAX)).collect() }
+            let list = (0..512).map(|_| AtomicU64::new(u64::MAX)).collect();
+            World { pool, window, fronts: Arc::default(), list }
         }
 
         fn point(&self, buf: &Buf, offset: usize, bytes: usize, has_sgls: bool) -> Option<Sqe> {
             let list = ListPage { words: &self.list, iova: Iova(0x7000) };
-            Pointers { window: self.window, has_sgls }.point(Sqe::read(1, 1, 0, 1), buf, offset, bytes, list)
+            let pointers = Pointers { window: self.window, others: Windows::of(&self.fronts), has_sgls };
+            pointers.point(Sqe::read(1, 1, 0, 1), buf, offset, bytes, list)
         }
 
         fn listed(&self) -> Vec<u64> {
@@ -343,5 +379,64 @@ mod tests {
         let buf = world.pool.take(8192).expect("room");
         assert!(world.point(&buf, 4096, 8192, true).is_none(), "longer than the buffer");
         assert!(world.point(&buf, usize::MAX, 2, true).is_none());
+    }
+
+    struct At(Iova);
+
+    impl Mapping for At {
+        fn iova(&self) -> Iova {
+            self.0
+        }
+    }
+
+    #[test]
+    fn memory_besides_the_pool_is_said_too_and_none_but_what_is_mapped() {
+        let world = World::new(&[(4096, 20)]);
+        // Whose larger buffer is gone, so that what is taken comes in pieces.
+        let pools: Vec<Pool> = (0..3).map(|_| World::new(&[(4096, 20), (65_536, 1)]).pool).collect();
+        let _large: Vec<_> = pools.iter().map(|pool| pool.take(65_536)).collect();
+        let iovas = [Some(1_u64 << 40), Some(2 << 40), None];
+        let add = |(pool, iova): (&Pool, Option<u64>)| {
+            let attached = Fronts::area(&pool.area());
+            attached.put(Box::new(At(Iova(iova?))));
+            Some(world.fronts.add(attached))
+        };
+        let mut leases: Vec<_> = pools.iter().zip(iovas).filter_map(add).collect();
+        for has_sgls in [false, true] {
+            for (pool, iova) in pools.iter().zip(iovas) {
+                let base = pool.area().base().addr().get();
+                let (one, several) = (pool.take(4096).expect("room"), pool.take(3 * 4096).expect("room"));
+                let place = |piece: &[u8]| iova.map(|iova| iova + (piece.as_ptr().addr() - base) as u64);
+                let places: Vec<_> = several.segments().filter_map(place).collect();
+                let sqe = world.point(&one, 512, 1024, has_sgls);
+                let first = one.segments().next().and_then(place);
+                assert_eq!(sqe.map(|sqe| sqe.sgl.prp()), first.map(|first| (first + 512, 0)));
+                let sqe = world.point(&several, 0, 3 * 4096, has_sgls);
+                assert_eq!(
+                    (sqe.is_some(), places.len()),
+                    if iova.is_some() { (true, 3) } else { (false, 0) }
+                );
+                let listed = world.listed();
+                match sqe {
+                    Some(sqe) if !has_sgls => {
+                        assert_eq!((sqe.sgl.prp().0, &listed[..2]), (places[0], &places[1..]));
+                    }
+                    Some(_) => assert_eq!([listed[0], listed[2], listed[4]], *places),
+                    None => {}
+                }
+            }
+            let buf = world.pool.take(4096).expect("room");
+            assert!(world.point(&buf, 0, 4096, has_sgls).is_some(), "the pool is what it was");
+        }
+        // One goes: a copy of before says nothing at all until it is renewed.
+        let (first, second) = (pools[0].take(4096).expect("room"), pools[1].take(4096).expect("room"));
+        let mut windows = Windows::of(&world.fronts);
+        let said =
+            |windows: &Windows, buf: &Buf| buf.as_slice().and_then(|piece| windows.iova(piece)).is_some();
+        assert!(said(&windows, &first) && said(&windows, &second) && !windows.renew());
+        drop(leases.remove(0));
+        assert!(!said(&windows, &first) && !said(&windows, &second));
+        assert!(windows.renew());
+        assert!(!said(&windows, &first) && said(&windows, &second));
     }
 }

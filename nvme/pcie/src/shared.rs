@@ -1,7 +1,7 @@
 //! [`Shared`]: what the manager, the cores and the disk's sources of one drive have in common.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use nvme_spec::log::SmartLog;
@@ -11,6 +11,7 @@ use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
 use crate::entry::Task;
+use crate::fronts::{Fronts, Released};
 use crate::function::{Function, Mapping};
 use crate::member::Member;
 use crate::rules::{Namespace, Rules};
@@ -121,6 +122,8 @@ pub(crate) struct State {
     pub(crate) health: Option<SmartLog>,
     /// Pools that cores are about to open it with, mapped for the function that is open.
     pub(crate) prepared: Vec<(Area, Box<dyn Mapping>)>,
+    /// Of each disk: kept by it, and by the cores that have it open.
+    fronts: Vec<Weak<Fronts>>,
     /// What came of opening it first.
     pub(crate) first: Option<Result<(), NotOpened>>,
     /// What keeps compare-and-writes of a namespace and other writes apart, by its number: whatever it is
@@ -137,6 +140,19 @@ impl State {
         let guard = Guard::new(CORES_MAX);
         self.guards.push((nsid, Arc::clone(&guard)));
         guard
+    }
+
+    /// What stands in front of one more disk.
+    pub(crate) fn add_fronts(&mut self, released: &Released) -> Arc<Fronts> {
+        let fronts = Fronts::new(released);
+        self.fronts.retain(|other| other.strong_count() > 0);
+        self.fronts.push(Arc::downgrade(&fronts));
+        fronts
+    }
+
+    /// What stands in front of all disks.
+    pub(crate) fn fronts(&self) -> Vec<Arc<Fronts>> {
+        self.fronts.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The mapping of a pool that was prepared, once.
@@ -160,6 +176,8 @@ pub(crate) struct Shared {
     pub(crate) address: String,
     pub(crate) settings: Settings,
     state: Lock<State>,
+    /// Memory of caches that are gone.
+    pub(crate) released: Released,
     changed: Condvar,
     /// Nobody needs the drive any more.
     pub(crate) is_closing: AtomicBool,
@@ -184,6 +202,7 @@ impl Shared {
             address,
             settings,
             state: Lock::default(),
+            released: Released::default(),
             changed: Condvar::new(),
             is_closing: AtomicBool::new(false),
             may_lose_cache: AtomicBool::new(false),
@@ -215,6 +234,13 @@ impl Shared {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Let go of memory that no core uses any more. Not on a core: it may take seconds.
+    pub(crate) fn let_released_go(&self) {
+        let released = std::mem::take(&mut *self.released.lock());
+        // Not under the lock, which cores take.
+        drop(released);
     }
 
     /// What a namespace allows; `None` when it is not there.

@@ -154,8 +154,8 @@ pub(super) static DISK: &[Key] = &[
         "cache",
         Kind::Section(CACHE),
         Preset::Section,
-        "file, ng, remote: memory for the pages of this disk that are read often, shared by all hosts and \
-         cores. Writes go through it: they are acknowledged when the disk has them. Without this section \
+        "file, nvme, ng, remote: memory for the pages of this disk that are read often, shared by all hosts \
+         and cores. Writes go through it: they are acknowledged when the disk has them. Without this section \
          each read goes to the disk.",
     ),
     key(
@@ -173,8 +173,8 @@ static CACHE: &[Key] = &[
         "size",
         Kind::Size { min: CACHE_BYTES_MIN, max: CACHE_BYTES_MAX, multiple: 4096 },
         Preset::From("required in this section"),
-        "Bytes of pages. Tables take 1.6 % more. Memory is taken as pages come; with a listener on RDMA all \
-         of it is taken and locked at the start.",
+        "Bytes of pages. Tables take 1.6 % more. Memory is taken as pages come; with a listener on RDMA, \
+         and of an nvme disk, all of it is taken and locked at the start.",
     ),
     key(
         "policy",

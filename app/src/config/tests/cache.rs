@@ -59,6 +59,47 @@ fn a_section_without_a_size_and_disks_that_have_no_cache_are_refused() {
     }
 }
 
+/// A drive that this machine does not have: that is no error at the start.
+fn drive(cache: &str) -> String {
+    disk("nvme = \"ffff:ff:1f.7\"", cache)
+}
+
+#[test]
+fn the_cache_of_a_drive_is_taken_at_the_start() {
+    let cached = plan(&drive("size = \"64MiB\""));
+    assert_eq!(cached.disks[0].cache.expect("a cache").bytes, 64 << 20);
+    let sums = memory::sums(&cached);
+    let sum = sums.iter().find(|sum| sum.reason.contains("cache, mapped for its drive")).expect("a sum");
+    assert_eq!((sum.bytes(), sum.when), (64 << 20, When::Start));
+}
+
+#[test]
+fn caches_that_devices_reach_are_held_against_what_may_be_locked() {
+    let directory = Directory::new();
+    let on = |lockable_bytes| Machine { lockable_bytes, ..machine() };
+    let empty = plan(LISTENER);
+    let pools = empty.pool.bytes_per_core() * empty.reactor.cores.len() as u64;
+    let (fits, small) = (on(Some(pools + (64 << 20))), on(Some(pools + (64 << 20) - 1)));
+    let of_drive = drive("size = \"64MiB\"");
+    let of_file = file(&directory, "size = \"64MiB\"");
+    let over_rdma = of_file.replace(LISTENER, &format!("{LISTENER}transport = \"rdma\"\n"));
+    for (text, what) in [(&of_drive, "drives"), (&over_rdma, "RDMA devices")] {
+        for machine in [&fits, &on(None)] {
+            assert!(!plan_on(text, machine).notes.join("\n").contains(what), "{what}");
+        }
+        let found = errors_on(text, &small);
+        let words = format!("disk[0].cache.size = \"64MiB\": caches and all else that {what} reach come to ");
+        assert!(found.len() == 1 && found[0].contains(&words), "{found:?}");
+        assert!(found[0].contains("(ulimit -l)") && found[0].contains("LimitMEMLOCK=infinity"), "{found:?}");
+    }
+    // Whoever only looks may have another limit.
+    let notes = plan_on(&over_rdma, &Machine { is_to_start: false, ..small.clone() }).notes.join("\n");
+    assert!(notes.contains("a process with this limit would not start"), "{notes}");
+    // Nothing but the kernel reaches it, or nothing keeps data.
+    plan_on(&of_file, &small);
+    plan_on(of_drive.split("[disk.cache]").next().expect("a beginning"), &on(Some(1)));
+}
+
 /// What a reload does with the cache of a disk that is open.
 #[test]
 fn a_cache_comes_and_goes_with_the_snapshot() {

@@ -225,12 +225,11 @@ fn cache(node: &Node, kind: &DiskKind, errors: &Errors) -> Option<CachePlan> {
     }
     let refusal = match kind {
         DiskKind::Ram { .. } | DiskKind::Null => Some("has its data in memory already"),
-        DiskKind::Nvme { .. } => Some("has no cache in this version"),
-        DiskKind::Remote { .. } | DiskKind::File { .. } | DiskKind::Ng { .. } => None,
+        DiskKind::Remote { .. } | DiskKind::File { .. } | DiskKind::Ng { .. } | DiskKind::Nvme { .. } => None,
     };
     if let Some(why) = refusal {
-        let words =
-            format!("a {} disk {why}; a cache is for kind = \"file\", \"ng\" or \"remote\"", kind.name());
+        let allowed = "a cache is for kind = \"file\", \"nvme\", \"ng\" or \"remote\"";
+        let words = format!("a {} disk {why}; {allowed}", kind.name());
         section.place.refuse(errors, words);
     }
     let is_remote = matches!(kind, DiskKind::Remote { .. });

@@ -85,6 +85,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     }
     if errors.borrow().is_empty() {
         check_memory(root, &plan, machine, errors, &mut notes);
+        check_lockable(root, &plan, machine, errors, &mut notes);
         remark(&plan, machine, &mut notes);
     }
     Plan { notes, ..plan }
@@ -347,6 +348,29 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
     let what = format!("{asked}, and {has}; make it smaller, or set limits.memory_overcommit = true");
     let place = largest_ram_disk(root, plan);
     place.unwrap_or_else(|| root.section("pool").place.clone()).refuse(errors, what);
+}
+
+/// Caches that devices reach are locked as a whole, and the process may be allowed less.
+fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
+    let (Some(lockable), Some(locked)) = (machine.lockable_bytes, memory::locked(plan)) else { return };
+    let memory::Locked { what, bytes, largest } = locked;
+    if bytes <= lockable {
+        return;
+    }
+    let (bytes, lockable) = (memory::rounded(bytes), memory::rounded(lockable));
+    let words = format!(
+        "caches and all else that {what} reach come to {bytes}, which is locked, and the process may lock \
+         {lockable} (ulimit -l)"
+    );
+    if !machine.is_to_start {
+        notes.push(format!("{words}: a process with this limit would not start"));
+        return;
+    }
+    let mut disks = root.sections("disk").iter().zip(&plan.disks);
+    let size = disks.find(|(_, disk)| disk.name == largest.name);
+    let place = size.and_then(|(node, _)| Some(node.section("cache").find::<u64>("size")?.place));
+    let words = format!("{words}; make it smaller, or raise the limit (LimitMEMLOCK=infinity of a service)");
+    place.unwrap_or_else(|| root.section("pool").place.clone()).refuse(errors, words);
 }
 
 /// Where the size of the largest RAM disk stands.

@@ -84,7 +84,12 @@ impl Function for EmulatedFunction {
     }
 
     fn map(&self, area: &Area) -> Result<Box<dyn Mapping>, MapError> {
-        let mapped = self.drive(|controller| Ok(controller.host.map(area)));
+        let mapped = self.drive(|controller| {
+            if area.bytes() > controller.host.map_bytes_max {
+                return Err(Errno::NOMEM.into());
+            }
+            Ok(controller.host.map(area))
+        });
         let (id, iova) = mapped.map_err(|source| MapError {
             function: self.holder.emulator.address(),
             bytes: area.bytes(),

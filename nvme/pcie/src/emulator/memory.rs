@@ -140,6 +140,8 @@ pub(super) struct HostMemory {
     next_iova: u64,
     next_id: u64,
     pub(super) is_bus_master: bool,
+    /// A larger area is not mapped.
+    pub(super) map_bytes_max: usize,
     violations: u64,
     first_violation: Option<String>,
 }
@@ -152,6 +154,7 @@ impl HostMemory {
             next_iova: IOVA_FIRST,
             next_id: 0,
             is_bus_master: true,
+            map_bytes_max: usize::MAX,
             violations: 0,
             first_violation: None,
         }

@@ -189,6 +189,11 @@ impl Emulator {
         self.lock().faults.once_admin.push_back(injection);
     }
 
+    /// To map an area of more than so many bytes fails from now on, as where the process may not lock it.
+    pub fn limit_maps(&self, bytes: usize) {
+        self.lock().host.map_bytes_max = bytes;
+    }
+
     /// The controller sets CSTS.CFS and stops.
     pub fn set_fatal(&self) {
         self.lock().die();

@@ -105,15 +105,18 @@ impl Life {
     /// The same, and every core lets go of the registers and its queue; then the function is closed. With
     /// [`Order::Gone`] or [`Order::Absent`] requests fail instead.
     pub(super) async fn let_go(&mut self, order: Order) {
-        let prepared = {
+        let (prepared, fronts) = {
             let mut state = self.shared.state();
             state.function = None;
-            std::mem::take(&mut state.prepared)
+            (std::mem::take(&mut state.prepared), state.fronts())
         };
         drop(prepared);
         // The drive is off or cut off, and every core has stopped. Should the system have failed at both, the
         // drive loses the cores' memory here, before the buffers in it are given back.
         self.places.iter_mut().for_each(Place::unmap);
+        self.shared.let_released_go();
+        fronts.iter().flat_map(|fronts| fronts.attached()).for_each(|attached| attached.unmap());
+        drop(fronts);
         self.adopt(u32::MAX);
         self.tell_all(order);
         // Also one that was left behind: it has the registers, and with them the function.

@@ -160,6 +160,7 @@ impl Manager {
                 member.set_tick(tick);
             }
         }
+        self.shared.let_released_go();
         if !self.has_ended {
             let mut context = Context::from_waker(Waker::noop());
             self.has_ended = self.life.as_mut().poll(&mut context).is_ready();

@@ -152,9 +152,10 @@ impl Place {
         }
     }
 
-    /// The drive does not see the core's pool any more.
+    /// The drive does not see the core's pool any more, nor what the core alone has left with it.
     pub(super) fn unmap(&mut self) {
         self.pool = None;
+        self.member.drop_left();
         drop(self.member.take_mapping());
     }
 
@@ -468,6 +469,7 @@ impl Life {
         };
         let window = Window::new(&member.pool, pool.iova());
         place.pool = Some(pool);
+        let others = member.fronts.map(function.as_ref())?;
         let queue = place.queue(function, controller)?;
         if let Some(host) = host {
             let (drive, nsid, host_core) = (&self.shared.address, member.nsid, host.core);
@@ -476,7 +478,7 @@ impl Life {
                 this core works with another one's");
             place.host = Some(host);
         }
-        let pointers = Pointers { window, has_sgls: controller.has_sgls() };
+        let pointers = Pointers { window, others, has_sgls: controller.has_sgls() };
         place.asked = Some(asked);
         member.put_setup(Some(Setup { queue, pointers, rules }));
         member.order(Order::Rewind);

@@ -60,6 +60,7 @@ impl Life {
         resets: &mut u32,
     ) -> Trouble {
         self.forget_queues(controller.queue_pairs);
+        self.tell_fronts();
         self.absence.set(super::away::Absence::No);
         let begin = self.now.get();
         *self.beside.borrow_mut() = Some(Beside { health_due: begin, ..Beside::default() });
@@ -83,6 +84,15 @@ impl Life {
             let is_asking = self.places.iter().any(Place::is_asked);
             self.is_busy.set(is_replaying || is_aborting || is_asking);
             wait(once()).await;
+        }
+    }
+
+    /// While no core can give the drive a command: others may have written to it since it was with us, and
+    /// one that was reset may have lost what was in its write cache.
+    fn tell_fronts(&self) {
+        if self.has_served {
+            let fronts = self.shared.state().fronts();
+            fronts.iter().for_each(|fronts| fronts.tell());
         }
     }
 

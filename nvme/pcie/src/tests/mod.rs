@@ -1,6 +1,7 @@
 //! The driver over the emulator: manager, cores and controller stepped by one thread.
 
 mod away;
+mod caches;
 mod failures;
 mod guests;
 mod offload;

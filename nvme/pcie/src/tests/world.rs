@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Owner, Token};
+use spindle_disk::{
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Owner, Prepared, Token,
+};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
@@ -62,8 +64,18 @@ impl World {
     /// One more core.
     pub(super) fn open(&mut self) {
         let source = self.drive.disk("disk", 1).expect("namespace 1");
+        self.open_on(&*source);
+    }
+
+    /// One more core, on this disk.
+    pub(super) fn open_on(&mut self, source: &dyn DiskSource) {
         let context = CoreContext { core: self.cores.len(), pool: self.pool.clone(), depth: 64 };
         self.cores.push(source.open(&context).expect("opened"));
+    }
+
+    /// All cores hear that their disks were changed.
+    pub(super) fn reconfigure(&mut self) {
+        self.cores.iter_mut().for_each(|core| core.reconfigure());
     }
 
     /// The others move up.
@@ -288,9 +300,33 @@ impl World {
         let buf = self.pool.take(blocks * 512).expect("room");
         let (result, buf) = self.submit(Op::Read, BlockRange { lba, blocks }, Some(buf));
         let buf = buf.expect("comes back");
-        let mut data = vec![0; buf.len()];
-        buf.copy_out(0, &mut data);
-        result.map(|()| data)
+        result.map(|()| bytes_of(&buf))
+    }
+
+    /// Begin a read on a core of what is not in its cache; it is counted when it ends.
+    pub(super) fn start_prepared(&mut self, core: usize, range: BlockRange) {
+        let request = IoRequest::new(Op::Read, range);
+        assert!(matches!(self.cores[core].prepare(&request, None), Prepared::Later));
+        self.tokens += 1;
+        let done = self.cores[core].submit(Token(self.tokens), &request, None);
+        self.done.extend(done);
+    }
+
+    /// A read on a core as a target has it, to its end: its data, and whether it was answered at once.
+    pub(super) fn read_prepared(
+        &mut self,
+        core: usize,
+        range: BlockRange,
+    ) -> Result<(Vec<u8>, bool), DiskError> {
+        let request = IoRequest::new(Op::Read, range);
+        let buf = match self.cores[core].prepare(&request, None) {
+            Prepared::Ready(data) => return Ok((bytes_of(&data), true)),
+            Prepared::Later => None,
+            Prepared::Pool => Some(self.pool.take(range.blocks * 512).expect("room")),
+            Prepared::Fill(_) | Prepared::Wait => panic!("no answer of a cache"),
+        };
+        let (result, buf) = self.submit_on(core, Op::Read, range, buf);
+        result.map(|()| (bytes_of(&buf.expect("data")), false))
     }
 
     /// Drop the cores and the drive; the manager ends.
@@ -299,4 +335,10 @@ impl World {
         self.drive.begin_closing();
         self.until(|world| world.manager.has_ended());
     }
+}
+
+fn bytes_of(buf: &Buf) -> Vec<u8> {
+    let mut data = vec![0; buf.len()];
+    buf.copy_out(0, &mut data);
+    data
 }

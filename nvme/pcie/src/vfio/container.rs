@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 use vfio_bindings::bindings::vfio::VFIO_GROUP_FLAGS_VIABLE;
@@ -58,7 +59,9 @@ impl Iommu for Container {
 
 /// How much memory this process may pin, in bytes; `None`: any.
 fn memory_limit() -> Option<u64> {
-    getrlimit(Resource::Memlock).current
+    let has = rustix::thread::capabilities(None).map(|sets| sets.effective);
+    let is_bound = !has.is_ok_and(|has| has.contains(CapabilitySet::IPC_LOCK));
+    getrlimit(Resource::Memlock).current.filter(|_| is_bound)
 }
 
 /// Why memory could not be mapped, with what to do about it.

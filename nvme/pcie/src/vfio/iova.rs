@@ -102,6 +102,17 @@ mod tests {
         assert_eq!(space.allocate(1), None);
     }
 
+    #[test]
+    fn an_area_of_many_gib_lies_where_it_fits_and_its_place_is_used_again() {
+        let mut space = space(&RANGES_UNTOLD);
+        let pool = space.allocate(64 << 20).expect("room");
+        let large = space.allocate(100 << 30).expect("room");
+        assert!(pool < large && large >= 0xff00_0000);
+        assert_eq!(space.allocate(500 << 30), None, "39 bits");
+        space.free(large);
+        assert_eq!(space.allocate(200 << 30), Some(large));
+    }
+
     proptest! {
         #[test]
         fn pieces_are_disjoint_aligned_and_inside_of_a_range(
