@@ -33,6 +33,7 @@ mod lists;
 mod plan;
 pub mod policy;
 mod shared;
+mod sizes;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -127,7 +128,7 @@ impl CacheSpec {
 }
 
 /// A cache as it is now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheUse {
     /// Bytes of pages that it has room for.
     pub bytes: u64,
@@ -139,6 +140,9 @@ pub struct CacheUse {
     pub mode: CacheMode,
     /// What it has done so far, on all cores.
     pub counts: CacheCounts,
+    /// The same for each host, by [`IoRequest::client`](crate::IoRequest::client). 0: hosts from 256 on, and
+    /// what is known of no host.
+    pub by_host: Vec<(u16, CacheCounts)>,
 }
 
 /// A disk that can have a cache in front, shared by all cores. See the module.
@@ -190,7 +194,7 @@ impl CachedDisk {
     /// What the cache that it has, or will have, has done so far, on all cores.
     #[must_use]
     pub fn counts(&self) -> CacheCounts {
-        self.switch.wanted().map(|shared| shared.totals()).unwrap_or_default()
+        self.switch.wanted().map(|shared| shared.counts.totals()).unwrap_or_default()
     }
 
     #[cfg(test)]
@@ -294,7 +298,8 @@ impl DiskSource for CachedDisk {
             used_bytes: bytes(present),
             policy: shared.spec.policy,
             mode: shared.spec.mode,
-            counts: shared.totals(),
+            counts: shared.counts.totals(),
+            by_host: shared.counts.by_host(),
         })
     }
 

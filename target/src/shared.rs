@@ -40,7 +40,8 @@ pub struct ControllerShared {
     pub host_nqn: Nqn,
     /// And that host's identifier.
     pub host_id: [u8; 16],
-    /// Its host, as disks tell hosts apart: no other host has this number while it lives. From 1.
+    /// Its host, as disks tell hosts apart: no other host has this number while it lives, and up to
+    /// [`HOSTS_KEPT`] none ever has. From 1.
     pub client: u16,
     /// The core that owns the admin queue.
     pub admin_core: usize,
@@ -263,6 +264,13 @@ pub enum Former {
     MayLand,
 }
 
+/// Hosts that keep their number when they leave.
+pub const HOSTS_KEPT: u16 = 255;
+
+fn number(at: usize) -> u16 {
+    u16::try_from(at + 1).unwrap_or(0)
+}
+
 /// All live controllers of the process. Locked at connect, at the end of a controller and while End Former
 /// Associations waits.
 #[derive(Default)]
@@ -270,6 +278,8 @@ pub struct Registry {
     controllers: Lock<Vec<Arc<ControllerShared>>>,
     /// Controllers that have ended before the disks were through with all of their I/O queues.
     leaving: Lock<Vec<Arc<ControllerShared>>>,
+    /// Hosts whose numbers are kept: the first has number 1.
+    hosts: Lock<Vec<(Nqn, [u8; 16])>>,
     /// Where the search for a free identifier goes on, so that one is not given out again at once.
     next: AtomicU32,
 }
@@ -304,7 +314,7 @@ impl Registry {
             let cntlid = range.0.saturating_add(u16::try_from(step).unwrap_or(0));
             let is_taken = controllers.iter().any(|c| c.cntlid == cntlid && c.subsystem_nqn == subsystem_nqn);
             if !is_taken {
-                let client = client_of(&controllers, &host_nqn, &host_id);
+                let client = self.client_of(&controllers, &host_nqn, &host_id);
                 let shared = ControllerShared::new(cntlid, subsystem_nqn, host_nqn, host_id, admin_core);
                 let shared = Arc::new(ControllerShared { client, ..shared });
                 controllers.push(Arc::clone(&shared));
@@ -312,6 +322,31 @@ impl Registry {
             }
         }
         Err(NoIdentifier(range.0, range.1))
+    }
+
+    /// The number of a host: the one that it had before, as long as there are such to keep; or that of its
+    /// other controllers, or the lowest that no host has. 0, where as many hosts are connected as there are
+    /// numbers.
+    fn client_of(&self, controllers: &[Arc<ControllerShared>], host_nqn: &Nqn, host_id: &[u8; 16]) -> u16 {
+        let mut hosts = self.hosts.lock();
+        if let Some(at) = hosts.iter().position(|(nqn, id)| nqn == host_nqn && id == host_id) {
+            return number(at);
+        }
+        if hosts.len() < usize::from(HOSTS_KEPT) {
+            hosts.push((*host_nqn, *host_id));
+            return number(hosts.len() - 1);
+        }
+        let is_of_host = |it: &&Arc<ControllerShared>| it.host_nqn == *host_nqn && it.host_id == *host_id;
+        if let Some(other) = controllers.iter().find(is_of_host) {
+            return other.client;
+        }
+        (HOSTS_KEPT + 1..=u16::MAX).find(|own| controllers.iter().all(|it| it.client != *own)).unwrap_or(0)
+    }
+
+    /// Names and identifiers of the hosts that have the numbers from 1 on, whether they are connected or not.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<(Nqn, [u8; 16])> {
+        self.hosts.lock().clone()
     }
 
     /// The controller of this subsystem with this identifier.
@@ -409,22 +444,6 @@ impl Registry {
     }
 }
 
-/// The number of a host: that of its other controllers, or the lowest that no host has. 0, where as many
-/// hosts are connected as there are numbers.
-fn client_of(controllers: &[Arc<ControllerShared>], host_nqn: &Nqn, host_id: &[u8; 16]) -> u16 {
-    let is_of_host = |it: &&Arc<ControllerShared>| it.host_nqn == *host_nqn && it.host_id == *host_id;
-    if let Some(other) = controllers.iter().find(is_of_host) {
-        return other.client;
-    }
-    let mut taken: Vec<u16> = controllers.iter().map(|it| it.client).filter(|client| *client > 0).collect();
-    taken.sort_unstable();
-    taken.dedup();
-    (1..)
-        .zip(taken.iter().map(Some).chain([None]))
-        .find(|(own, taken)| *taken != Some(own))
-        .map_or(0, |it| it.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -515,6 +534,17 @@ mod tests {
         let (second, third) = (make("y", 1), make("x", 2));
         assert_eq!([&first, &again, &second, &third].map(|it| it.client), [1, 1, 2, 3]);
         registry.remove(&second);
-        assert_eq!([make("z", 9), make("z", 9), make("w", 9)].map(|it| it.client), [2, 2, 4]);
+        assert_eq!([make("z", 9), make("z", 9), make("y", 1)].map(|it| it.client), [4, 4, 2]);
+        assert_eq!(registry.hosts()[1], (host("y"), [1; 16]));
+        // Beyond those that are kept, numbers are used again.
+        for at in 5..=HOSTS_KEPT {
+            let controller = make(&format!("k{at}"), 9);
+            assert_eq!(controller.client, at);
+            registry.remove(&controller);
+        }
+        let [first, second] = ["m", "n"].map(|name| make(name, 9));
+        assert_eq!([&first, &second].map(|it| it.client), [256, 257]);
+        registry.remove(&first);
+        assert_eq!(["o", "n", "z"].map(|name| make(name, 9).client), [256, 257, 4]);
     }
 }

@@ -46,8 +46,12 @@ pub enum CtlCommand {
 pub enum Verb {
     /// List connected hosts
     Connections,
-    /// List the caches of disks, and how much of what is read they have
-    Cache,
+    /// List the caches of disks, how much of what is read they have, and would have with another size
+    Cache {
+        /// What they have done for each host
+        #[arg(long)]
+        hosts: bool,
+    },
     /// List, add and remove subsystems
     #[command(subcommand)]
     Subsystem(SubsystemVerb),

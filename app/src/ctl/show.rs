@@ -95,33 +95,115 @@ pub fn disks(disks: &Value) -> String {
 /// Of the disks that have one.
 pub fn caches(iostat: &Value) -> String {
     let header = [
-        "disk", "policy", "size", "used", "found", "hits", "misses", "ghosts", "passed", "evicted", "ahead",
-        "useful", "late", "wasted",
+        "disk",
+        "namespace",
+        "policy",
+        "size",
+        "used",
+        "found",
+        "half",
+        "twice",
+        "hits",
+        "misses",
+        "passed",
+        "evicted",
+        "ahead",
+        "useful",
+        "late",
+        "wasted",
     ];
     let disks = list(iostat, "bdevs").iter().filter(|disk| disk["cache"].is_object());
     rows(header, disks, |disk| {
         let cache = &disk["cache"];
-        let pages = |name| number(cache, name);
-        let asked = pages("hits") + pages("misses") + pages("passed");
-        // In tenths of a percent.
-        let found = (pages("hits") * 1000).checked_div(asked);
+        let pages = |name| number(cache, name).to_string();
+        let found = found(cache);
+        let other = |name| percent(found.and_then(|found| found_with(cache, found, name)));
         [
             word(disk, "name"),
+            namespace(disk),
             word(cache, "policy"),
-            Bytes::new(pages("size")).to_string(),
-            Bytes::new(pages("used")).to_string(),
-            found.map_or_else(|| "-".to_owned(), |tenths| format!("{}.{} %", tenths / 10, tenths % 10)),
-            pages("hits").to_string(),
-            pages("misses").to_string(),
-            pages("ghost_hits").to_string(),
-            pages("passed").to_string(),
-            pages("evictions").to_string(),
-            pages("read_ahead").to_string(),
-            pages("read_ahead_useful").to_string(),
-            pages("read_ahead_late").to_string(),
-            pages("read_ahead_wasted").to_string(),
+            Bytes::new(number(cache, "size")).to_string(),
+            Bytes::new(number(cache, "used")).to_string(),
+            percent(found),
+            other("sampled_hits_half_size"),
+            other("sampled_hits_twice_size"),
+            pages("hits"),
+            pages("misses"),
+            pages("passed"),
+            pages("evictions"),
+            pages("read_ahead"),
+            pages("read_ahead_useful"),
+            pages("read_ahead_late"),
+            pages("read_ahead_wasted"),
         ]
     })
+}
+
+/// What they have done for each host.
+pub fn caches_by_host(iostat: &Value) -> String {
+    let header = [
+        "disk",
+        "namespace",
+        "host",
+        "found",
+        "hits",
+        "misses",
+        "ghosts",
+        "passed",
+        "evicted",
+        "ahead",
+        "useful",
+        "late",
+    ];
+    let disks = list(iostat, "bdevs").iter();
+    let hosts = disks.flat_map(|disk| list(&disk["cache"], "hosts").iter().map(move |host| (disk, host)));
+    let mut table = table(header);
+    table.add_rows(hosts.map(|(disk, host)| {
+        let pages = |name| number(host, name).to_string();
+        [
+            word(disk, "name"),
+            namespace(disk),
+            word(host, "hostnqn"),
+            percent(found(host)),
+            pages("hits"),
+            pages("misses"),
+            pages("ghost_hits"),
+            pages("passed"),
+            pages("evictions"),
+            pages("read_ahead"),
+            pages("read_ahead_useful"),
+            pages("read_ahead_late"),
+        ]
+    }));
+    table.to_string()
+}
+
+/// Share of the pages of reads that were answered from the cache, in tenths of a percent.
+fn found(counts: &Value) -> Option<u64> {
+    let pages = |name| number(counts, name);
+    let asked = pages("hits").saturating_add(pages("misses")).saturating_add(pages("passed"));
+    pages("hits").saturating_mul(1000).checked_div(asked)
+}
+
+/// The same for another size: what it gains or loses of the sample is added.
+fn found_with(cache: &Value, found: u64, name: &str) -> Option<u64> {
+    let share = |name| number(cache, name).saturating_mul(1000).checked_div(number(cache, "sampled"));
+    let (same, other) = (share("sampled_hits_this_size")?, share(name)?);
+    Some(found.saturating_add(other).saturating_sub(same).min(1000))
+}
+
+fn percent(tenths: Option<u64>) -> String {
+    tenths.map_or_else(|| "-".to_owned(), |tenths| format!("{}.{} %", tenths / 10, tenths % 10))
+}
+
+/// The one that a disk is.
+fn namespace(disk: &Value) -> String {
+    let namespace = &disk["namespace"];
+    if namespace.is_object() {
+        format!("{} of {}", number(namespace, "nsid"), word(namespace, "nqn"))
+    } else {
+        "-".to_owned()
+    }
 }
 
 fn rows<'a, const N: usize>(

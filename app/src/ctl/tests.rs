@@ -364,16 +364,37 @@ fn caches_are_shown_with_the_share_of_pages_that_were_found() {
         assert_eq!(method, "bdev_get_iostat");
         let cache = json!({
             "size": 1 << 30, "used": 1 << 20, "policy": "s3-fifo", "hits": 750, "misses": 200,
-            "ghost_hits": 7, "joined": 1, "passed": 50, "evictions": 3, "doomed": 0,
+            "ghost_hits": 7, "joined": 1, "passed": 50, "evictions": 3, "doomed": 0, "sampled": 100,
+            "sampled_hits_half_size": 60, "sampled_hits_this_size": 73, "sampled_hits_twice_size": 100,
         });
         let unread = json!({ "size": 1 << 20, "used": 0, "policy": "lru" });
+        let namespace = json!({ "nqn": "nqn.a", "nsid": 3 });
         Ok(json!({ "bdevs": [
-            { "name": "plain" }, { "name": "cached", "cache": cache }, { "name": "new", "cache": unread },
+            { "name": "plain" }, { "name": "cached", "cache": cache, "namespace": namespace },
+            { "name": "new", "cache": unread },
         ] }))
     };
-    let (_, text) = verbs::answer(&crate::cli::Verb::Cache, &ask).expect("an answer");
+    let (_, text) = verbs::answer(&crate::cli::Verb::Cache { hosts: false }, &ask).expect("an answer");
     assert!(!text.contains("plain"), "{text}");
-    for wanted in ["cached ┆ s3-fifo ┆ 1 GiB ┆ 1 MiB ┆ 75.0 %", "new    ┆ lru     ┆ 1 MiB"] {
+    let cached = "cached ┆ 3 of nqn.a ┆ s3-fifo ┆ 1 GiB ┆ 1 MiB ┆ 75.0 % ┆ 62.0 % ┆ 100.0 % ┆ 750";
+    for wanted in [cached, "new    ┆ -          ┆ lru     ┆ 1 MiB"] {
+        assert!(text.contains(wanted), "{wanted}\n{text}");
+    }
+}
+
+#[test]
+fn caches_are_shown_for_each_host() {
+    let ask = |method: &str, params: Value| {
+        assert_eq!((method, params), ("bdev_get_iostat", json!({ "by_host": true })));
+        let hosts = json!([
+            { "hits": 0, "misses": 0, "read_ahead": 16 },
+            { "hostnqn": "nqn.h\u{1b}[2J", "hits": 1, "misses": 7, "evictions": 2 },
+        ]);
+        Ok(json!({ "bdevs": [{ "name": "plain" }, { "name": "cached", "cache": { "hosts": hosts } }] }))
+    };
+    let (_, text) = verbs::answer(&crate::cli::Verb::Cache { hosts: true }, &ask).expect("an answer");
+    for wanted in ["cached ┆ -         ┆           ┆ -      ┆ 0", "nqn.h?[2J ┆ 12.5 % ┆ 1    ┆ 7"]
+    {
         assert!(text.contains(wanted), "{wanted}\n{text}");
     }
 }

@@ -10,7 +10,10 @@ use crate::rpc::client::CallError;
 pub fn answer(verb: &Verb, ask: Ask<'_>) -> Answer {
     match verb {
         Verb::Connections => connections(ask),
-        Verb::Cache => shown(ask("bdev_get_iostat", json!({})), show::caches),
+        Verb::Cache { hosts: false } => shown(ask("bdev_get_iostat", json!({})), show::caches),
+        Verb::Cache { hosts: true } => {
+            shown(ask("bdev_get_iostat", json!({ "by_host": true })), show::caches_by_host)
+        }
         Verb::Subsystem(verb) => subsystem(verb, ask),
         Verb::Host(verb) => host(verb, ask),
         Verb::Listener(verb) => listener(verb, ask),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use nvme_spec::nqn::Nqn;
 use serde_json::{Value, json};
-use spindle_disk::{CacheUse, DiskSource};
+use spindle_disk::{CacheCounts, CacheUse, DiskSource};
 use spindle_target::counters::IoTotals;
 use spindle_target::shared::ControllerShared;
 use spindle_target::snapshot::{AllowedHosts, Listener, Snapshot, Subsystem};
@@ -320,32 +320,62 @@ fn traffic((key, of): (&str, Value), totals: IoTotals) -> Value {
 
 /// Pages are counted, of 4 KiB.
 fn cache(used: &CacheUse) -> Value {
-    let counts = used.counts;
+    let mut told = counted(&used.counts);
+    let counts = &used.counts;
+    for (key, value) in [
+        ("size", json!(used.bytes)),
+        ("used", json!(used.used_bytes)),
+        ("policy", json!(used.policy.name())),
+        ("mode", json!(used.mode.name())),
+        ("read_ahead_wasted", json!(counts.wasted)),
+        ("written", json!(counts.written)),
+        ("sampled", json!(counts.sampled)),
+        ("sampled_hits_half_size", json!(counts.half)),
+        ("sampled_hits_this_size", json!(counts.same)),
+        ("sampled_hits_twice_size", json!(counts.twice)),
+    ] {
+        told[key] = value;
+    }
+    told
+}
+
+/// What is known of each host.
+fn counted(counts: &CacheCounts) -> Value {
     json!({
-        "size": used.bytes,
-        "used": used.used_bytes,
-        "policy": used.policy.name(),
-        "mode": used.mode.name(),
         "hits": counts.hits,
         "misses": counts.misses,
         "ghost_hits": counts.ghost_hits,
         "joined": counts.joined,
         "passed": counts.passed,
         "evictions": counts.evictions,
+        "doomed": counts.doomed,
         "read_ahead": counts.ahead,
         "read_ahead_useful": counts.useful,
         "read_ahead_late": counts.late,
-        "read_ahead_wasted": counts.wasted,
-        "written": counts.written,
-        "doomed": counts.doomed,
     })
+}
+
+/// The first is what is known of no host, and of those beyond the ones that are counted apart.
+fn cache_by_host(look: &Look<'_>, used: &CacheUse) -> Value {
+    let known = look.view.registry.hosts();
+    let tell = |(number, counts): &(u16, CacheCounts)| {
+        let mut told = counted(counts);
+        if let Some((nqn, id)) = usize::from(*number).checked_sub(1).and_then(|at| known.get(at)) {
+            told["hostnqn"] = json!(nqn.to_string());
+            told["hostid"] = json!(Uuid::from_bytes(*id).to_string());
+        }
+        told
+    };
+    json!(used.by_host.iter().map(tell).collect::<Vec<_>>())
 }
 
 pub fn iostat(look: &Look<'_>, args: &Args) -> Answer {
     let snapshot = &look.snapshot;
-    let namespaces = || snapshot.iter().flat_map(|it| &it.subsystems).flat_map(|it| it.active());
+    let subsystems = || snapshot.iter().flat_map(|it| &it.subsystems);
+    let namespaces = || subsystems().flat_map(|it| it.active().map(move |namespace| (&it.nqn, namespace)));
     let tell = |disk: &Arc<dyn DiskSource>| {
-        let counters = namespaces().find(|it| it.source.name() == disk.name()).map(|it| &it.counters);
+        let found = namespaces().find(|(_, it)| it.source.name() == disk.name());
+        let counters = found.map(|(_, it)| &it.counters);
         if args.flag("per_channel") {
             let cores = counters.into_iter().flat_map(|it| it.by_core()).enumerate();
             let channels = cores.map(|(core, totals)| traffic(("thread_id", json!(core + 1)), totals));
@@ -353,8 +383,14 @@ pub fn iostat(look: &Look<'_>, args: &Args) -> Answer {
         }
         let totals = counters.map_or_else(IoTotals::default, |it| it.totals());
         let mut told = traffic(("name", json!(disk.name())), totals);
+        if let Some((nqn, namespace)) = found {
+            told["namespace"] = json!({ "nqn": nqn.to_string(), "nsid": namespace.nsid });
+        }
         if let Some(used) = disk.cache() {
             told["cache"] = cache(&used);
+            if args.flag("by_host") {
+                told["cache"]["hosts"] = cache_by_host(look, &used);
+            }
         }
         told
     };

@@ -320,6 +320,7 @@ pub static METHODS: &[Method] = &[
             may("name", Kind::Text, "Only this one."),
             may("names", Kind::Texts, "Only these."),
             may("per_channel", Kind::Flag, "Of each core, as channels."),
+            may("by_host", Kind::Flag, "What a cache has done for each host, as hosts of it."),
             may("reset_mode", Kind::Only("\"none\""), "Counters are never reset."),
         ],
         "Traffic of each disk since the process was started, and what its cache has done.",

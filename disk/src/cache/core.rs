@@ -23,7 +23,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Pool};
 
 use super::ahead::{Fetch, Streams};
-use super::counts::Counts;
+use super::counts::{CoreCounts, NOBODY};
 use super::index::{Found, NO_FRAME, Place};
 use super::plan::{Means, Plan, Run};
 use super::shared::{Admission, Shared, Stay};
@@ -50,6 +50,8 @@ const READY_MAX: usize = 64;
 const BUFFERS_A_READ: usize = 8;
 /// Hits that are kept for the policy between two misses.
 const TOUCHES_MAX: usize = 256;
+/// Pages of the sample that are reckoned with at once, some microseconds.
+const SAMPLES_MAX: usize = 8;
 /// Places that wait to be read ahead; more are left out.
 const FETCHES_MAX: usize = 16;
 /// Owner of the pieces that fill frames: no queue pair has this name, as no slab has this entry.
@@ -121,7 +123,7 @@ enum Entry {
 struct Side {
     shared: Arc<Shared>,
     frames: Rc<CacheCore>,
-    counts: Arc<Counts>,
+    counts: CoreCounts,
     /// Commands in flight; the token of the inner disk is the index.
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
@@ -154,15 +156,17 @@ pub(super) struct CachedCore {
     inner_done: Vec<Done>,
     /// Frames that were hit, for the policy.
     touches: Vec<u32>,
+    /// Pages of the sample that were read.
+    samples: Vec<u64>,
     /// Which reads follow each other; `None`: nothing is read ahead.
     streams: Option<Box<Streams>>,
-    /// What is to be read ahead.
-    fetches: VecDeque<Fetch>,
+    /// What is to be read ahead, and for which host.
+    fetches: VecDeque<(u16, Fetch)>,
 }
 
 impl Side {
-    fn means(&self) -> Means<'_> {
-        Means { shared: &self.shared, frames: &self.frames, counts: &self.counts }
+    fn means(&self, host: u16) -> Means<'_> {
+        Means { shared: &self.shared, frames: &self.frames, counts: self.counts.whose(host) }
     }
 
     fn enter(&mut self, entry: Entry) -> u32 {
@@ -185,9 +189,11 @@ impl Side {
 
     /// A read, and what its plan is worked on with.
     fn read(&mut self, slot: u32) -> Option<(&mut Read, Means<'_>)> {
-        let means = Means { shared: &self.shared, frames: &self.frames, counts: &self.counts };
         match self.entries.get_mut(slot as usize)? {
-            Some(Entry::Read(read)) => Some((read, means)),
+            Some(Entry::Read(read)) => {
+                let counts = self.counts.whose(read.request.client);
+                Some((read, Means { shared: &self.shared, frames: &self.frames, counts }))
+            }
             Some(Entry::Passed(_) | Entry::Write { .. } | Entry::Swept(_) | Entry::Sweeping { .. })
             | None => None,
         }
@@ -200,7 +206,7 @@ impl Side {
     }
 
     fn put_plan(&mut self, mut plan: Plan) {
-        plan.clear(&self.means());
+        plan.clear(&self.means(NOBODY));
         self.plans.push(plan);
     }
 
@@ -222,9 +228,9 @@ impl Side {
 
     /// A write of whole pages has ended well: those that were in the cache are in it again.
     fn keep_written(&self, pages: &std::ops::Range<u64>, stays: &[Stay], data: &Buf) {
-        let means = self.means();
+        let means = self.means(NOBODY);
         for stay in stays {
-            let Admission::Fill(filling) = self.shared.admit_written(stay, &self.counts) else { continue };
+            let Admission::Fill(filling) = self.shared.admit_written(stay, means.counts) else { continue };
             let mut frame = self.frames.filling(std::iter::once(filling));
             let mut at = 0;
             // The write begins with a page: see `write`.
@@ -236,7 +242,7 @@ impl Side {
             let taken = self.frames.take_back(frame, |filling| match filling.publish() {
                 Ok(pin) => {
                     self.shared.words().set_heat(pin.frame(), stay.heat);
-                    self.counts.written.add(1);
+                    means.counts.nobody.written.add(1);
                 }
                 Err(filling) => drop(means.unpublished(filling)),
             });
@@ -259,8 +265,8 @@ impl Drop for Side {
             let entry = self.leave(u32::try_from(slot).unwrap_or(u32::MAX));
             match entry {
                 Some(Entry::Read(mut read)) => {
-                    read.plan.on_lost(&self.means());
-                    read.plan.clear(&self.means());
+                    read.plan.on_lost(&self.means(NOBODY));
+                    read.plan.clear(&self.means(NOBODY));
                 }
                 Some(Entry::Write { pages, stays, .. }) => self.end_write(pages, stays),
                 Some(Entry::Swept(_) | Entry::Sweeping { .. }) => self.shared.end_sweep(),
@@ -277,7 +283,7 @@ impl CachedCore {
         let window_max = fetch::window_max(shared.spec.read_ahead, shared.words().len());
         let side = Side {
             frames: shared.frames.core(depth.min(READY_MAX) * BUFFERS_A_READ),
-            counts: shared.new_counts(),
+            counts: CoreCounts::new(&shared.counts),
             shared,
             entries: Vec::with_capacity(depth),
             free: Vec::with_capacity(depth),
@@ -299,6 +305,7 @@ impl CachedCore {
             ready: VecDeque::with_capacity(depth),
             inner_done: Vec::with_capacity(depth.max(1)),
             touches: Vec::with_capacity(TOUCHES_MAX),
+            samples: Vec::with_capacity(SAMPLES_MAX),
             streams: (window_max > 0).then(|| Box::new(Streams::new(window_max))),
             fetches: VecDeque::with_capacity(FETCHES_MAX),
         }
@@ -424,6 +431,16 @@ fn touch(shared: &Shared, touches: &mut Vec<u32>, frame: u32) {
     }
 }
 
+/// Keep for [`super::sizes`] that a page was read.
+#[cold]
+#[inline(never)]
+fn sample(side: &Side, samples: &mut Vec<u64>, page: u64) {
+    samples.push(page);
+    if samples.len() >= SAMPLES_MAX {
+        side.shared.sizes.read(samples, side.counts.of(NOBODY));
+    }
+}
+
 /// Reads.
 impl CachedCore {
     fn offset_and_bytes(&self, request: &IoRequest) -> (u64, u32) {
@@ -465,13 +482,16 @@ impl CachedCore {
             return None;
         }
         let pin = shared.index.hit(shared.words(), offset / FRAME, guess)?;
-        counts.hits.add(1);
+        counts.of(request.client).hits.add(1);
         if is_once(request) {
             return Some(frames.one(pin, skip, bytes));
         }
         let is_first = pin.warm();
         if shared.wants_touches {
             touch(shared, &mut self.touches, pin.frame());
+        }
+        if shared.sizes.has(offset / FRAME) {
+            sample(&self.side, &mut self.samples, offset / FRAME);
         }
         let data = frames.one(pin, skip, bytes);
         if is_first {
@@ -491,23 +511,27 @@ impl CachedCore {
         let count = pages.end - pages.start;
         let is_last_part = end.next_multiple_of(FRAME) > self.inner.geometry().bytes();
         let is_not_filled = count > FILL_PAGES_MAX || is_once(request);
-        let is_too_long = count > HIT_PAGES_MAX || is_not_filled && !self.side.has_all(pages);
+        let is_too_long = count > HIT_PAGES_MAX || is_not_filled && !self.side.has_all(pages.clone());
         let mut plan = self.side.plans.pop().unwrap_or_else(Plan::new);
-        let means = self.side.means();
+        let means = self.side.means(request.client);
+        let counts = means.counts.host;
         if bytes == 0 || is_last_part || is_too_long || plan.make(&means, offset, bytes).is_err() {
-            self.side.counts.passed.add(count);
+            counts.passed.add(count);
             self.side.plans.push(plan);
             return Prepared::Pool;
         }
-        self.on_read(request, offset / FRAME, count);
         let hits = plan.kept().count() as u64;
-        self.side.counts.hits.add(hits);
-        self.side.counts.misses.add(count - hits);
+        counts.hits.add(hits);
+        counts.misses.add(count - hits);
+        for page in pages.filter(|page| !is_once(request) && self.side.shared.sizes.has(*page)) {
+            sample(&self.side, &mut self.samples, page);
+        }
+        self.on_read(request, offset / FRAME, count);
         if self.side.shared.wants_touches {
             plan.kept().for_each(|frame| touch(&self.side.shared, &mut self.touches, frame));
         }
         if hits == count {
-            let data = plan.data(&self.side.means());
+            let data = plan.data(&self.side.means(NOBODY));
             self.side.plans.push(plan);
             return Prepared::Ready(data);
         }
@@ -589,7 +613,7 @@ impl CachedCore {
         read.plan.clear(&means);
         let (request, bytes) = (read.request, read.plan.bytes);
         let Some(buf) = self.pool.take(bytes) else { return self.waiting.push_back(slot) };
-        self.side.counts.passed.add(u64::from(bytes).div_ceil(FRAME));
+        self.side.counts.of(request.client).passed.add(u64::from(bytes).div_ceil(FRAME));
         self.side.end_read(slot);
         if let Some(done) = self.pass_on(token, Call::Op(request, Some(buf))) {
             self.ready.push_back(done);

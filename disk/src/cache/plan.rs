@@ -5,7 +5,7 @@ use std::rc::Rc;
 use arrayvec::ArrayVec;
 use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Filling, KeptPin, Pin};
 
-use super::counts::Counts;
+use super::counts::Whose;
 use super::index::{Found, Place};
 use super::shared::{Admission, Shared};
 
@@ -57,7 +57,7 @@ struct Open<'a> {
 pub(super) struct Means<'a> {
     pub(super) shared: &'a Shared,
     pub(super) frames: &'a Rc<CacheCore>,
-    pub(super) counts: &'a Counts,
+    pub(super) counts: Whose<'a>,
 }
 
 impl Means<'_> {
@@ -115,7 +115,7 @@ impl Plan {
             };
             let state = match looked {
                 Looked::Kept(pin, is_first) => {
-                    means.counts.useful.add(u64::from(is_first));
+                    means.counts.host.useful.add(u64::from(is_first));
                     Page::Kept(pin.keep())
                 }
                 Looked::Waiting => Page::Waiting,
@@ -145,7 +145,7 @@ impl Plan {
                 Some(Admission::Fill(filling)) => {
                     let frame = filling.frame();
                     add(means, &mut self.runs, &mut open, page, filling);
-                    means.counts.ahead.add(1);
+                    means.counts.host.ahead.add(1);
                     Page::Own(frame)
                 }
                 None | Some(_) => Page::Waiting,
@@ -169,8 +169,8 @@ impl Plan {
             }
             match look(means, means.shared.index.place(page))? {
                 Looked::Kept(pin, is_first) => {
-                    means.counts.joined.add(1);
-                    means.counts.late.add(u64::from(is_first));
+                    means.counts.host.joined.add(1);
+                    means.counts.host.late.add(u64::from(is_first));
                     *state = Page::Kept(pin.keep());
                 }
                 Looked::Waiting => {}
@@ -221,7 +221,7 @@ impl Plan {
             }
             let published = if self.is_ahead { filling.publish_unread() } else { filling.publish() };
             let pin = published.unwrap_or_else(|filling| {
-                means.counts.doomed.add(1);
+                means.counts.host.doomed.add(1);
                 means.unpublished(filling)
             });
             *state = Page::Kept(pin.keep());

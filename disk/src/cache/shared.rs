@@ -6,17 +6,18 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use spindle_reactor::mem::{
     CacheFrames, FRAME_BYTES, Filling, FrameWords, Invalidated, Pin, RegionError, Shard,
 };
 
-use super::counts::Counts;
+use super::counts::{AllCounts, Whose};
 use super::ghost::Ghost;
 use super::index::{Found, Index, Inserted, Place, Write, mix};
 use super::lists::LIST_BYTES;
 use super::policy::{Came, Exclusive, Frames, Lru, Policy, S3Fifo, State};
+use super::sizes::Sizes;
 use super::{CacheMode, CacheSpec, PolicyKind};
 
 /// Fewest frames of a shard: with fewer, pages that fall into one shard by chance cost hits.
@@ -42,8 +43,8 @@ pub(super) struct Shared {
     /// Writes in flight that sweep the frames instead of announcing each of their pages (lower 32 bits), and
     /// how many there have been.
     sweeps: AtomicU64,
-    /// Each core's, and those of cores that are gone.
-    counts: Mutex<Vec<Arc<Counts>>>,
+    pub(super) counts: Arc<AllCounts>,
+    pub(super) sizes: Sizes,
     pub(super) wants_touches: bool,
     /// The inner disk's device reaches the frames for as long as this is here.
     pub(super) mapped: Option<Box<dyn Any + Send + Sync>>,
@@ -90,23 +91,27 @@ pub(super) fn memory_bytes(spec: &CacheSpec) -> u64 {
     // Page and word of each frame.
     let each = u64::from(FRAME_BYTES) + 16 + lists * LIST_BYTES;
     let ghosts = u64::from(shards) * Ghost::bytes_for(shard_frames);
-    u64::from(frames) * each + ghosts + Index::<std::sync::atomic::AtomicU64>::bytes_for(frames)
+    let sizes = Sizes::bytes_for(frames);
+    u64::from(frames) * each + ghosts + sizes + Index::<std::sync::atomic::AtomicU64>::bytes_for(frames)
+}
+
+/// The policy that a cache is to have, for so many frames.
+pub(super) fn policy_for(spec: &CacheSpec, frames: u32) -> Box<dyn Policy> {
+    let policy: Box<dyn Policy> = match spec.policy {
+        PolicyKind::S3Fifo => Box::new(S3Fifo::new(frames)),
+        PolicyKind::Lru => Box::new(Lru::new(frames)),
+    };
+    match spec.mode {
+        CacheMode::Shared => policy,
+        CacheMode::Exclusive => Box::new(Exclusive::new(frames, policy)),
+    }
 }
 
 impl Shared {
     pub(super) fn new(spec: &CacheSpec) -> Result<Shared, RegionError> {
         let (shards, shard_frames) = shape(spec.bytes);
         let (frames, rights) = CacheFrames::new(shards, shard_frames, spec.pages)?;
-        let policy = || -> Box<dyn Policy> {
-            let policy: Box<dyn Policy> = match spec.policy {
-                PolicyKind::S3Fifo => Box::new(S3Fifo::new(shard_frames)),
-                PolicyKind::Lru => Box::new(Lru::new(shard_frames)),
-            };
-            match spec.mode {
-                CacheMode::Shared => policy,
-                CacheMode::Exclusive => Box::new(Exclusive::new(shard_frames, policy)),
-            }
-        };
+        let policy = || policy_for(spec, shard_frames);
         let shard = |right| Mutex::new(ShardState { right, policy: policy() });
         Ok(Shared {
             spec: *spec,
@@ -115,7 +120,8 @@ impl Shared {
             wants_touches: policy().wants_touches(),
             shards: rights.into_iter().map(shard).collect(),
             sweeps: AtomicU64::new(0),
-            counts: Mutex::new(Vec::new()),
+            counts: Arc::default(),
+            sizes: Sizes::new(spec, shards * shard_frames),
             mapped: None,
         })
     }
@@ -139,21 +145,21 @@ impl Shared {
 
     /// A page is not in the cache: what now? `Fill` with the entry made: the caller is to read the page
     /// from the disk into the frame, and nobody else does meanwhile.
-    pub(super) fn admit(&self, place: Place, counts: &Counts) -> Admission<'_> {
+    pub(super) fn admit(&self, place: Place, counts: Whose<'_>) -> Admission<'_> {
         self.admit_for(place, None, Came::Read, counts)
     }
 
     /// The same of a page that nobody has asked for yet.
-    pub(super) fn admit_ahead(&self, place: Place, counts: &Counts) -> Admission<'_> {
+    pub(super) fn admit_ahead(&self, place: Place, counts: Whose<'_>) -> Admission<'_> {
         self.admit_for(place, None, Came::Ahead, counts)
     }
 
     /// The same for the writer of the page, whose write has ended and is still announced.
-    pub(super) fn admit_written(&self, stay: &Stay, counts: &Counts) -> Admission<'_> {
+    pub(super) fn admit_written(&self, stay: &Stay, counts: Whose<'_>) -> Admission<'_> {
         self.admit_for(self.index.place(stay.page), Some(stay), Came::Written, counts)
     }
 
-    fn admit_for(&self, place: Place, stay: Option<&Stay>, came: Came, counts: &Counts) -> Admission<'_> {
+    fn admit_for(&self, place: Place, stay: Option<&Stay>, came: Came, counts: Whose<'_>) -> Admission<'_> {
         let words = self.words();
         let at = place.part(u32::try_from(self.shards.len()).unwrap_or(1));
         let Some(mut guard) = self.lock(at) else { return Admission::Busy };
@@ -180,7 +186,7 @@ impl Shared {
         }
         let local = filling.frame() - at * words.shard_frames();
         if state.policy.inserted(local, mix(place.page()), came) && came == Came::Read {
-            counts.ghost_hits.add(1);
+            counts.host.ghost_hits.add(1);
         }
         Admission::Fill(filling)
     }
@@ -191,7 +197,7 @@ impl Shared {
         place: Place,
         state: &mut ShardState,
         at: u32,
-        counts: &Counts,
+        counts: Whose<'_>,
     ) -> Option<Filling<'_>> {
         let words = self.words();
         for _ in 0..VICTIMS_MAX {
@@ -202,8 +208,8 @@ impl Shared {
             let victim = state.policy.victim(&view)?;
             let pin = words.pin(view.first + victim)?;
             if let Some(is_unread) = pin.evict() {
-                counts.evictions.add(1);
-                counts.wasted.add(u64::from(is_unread));
+                counts.host.evictions.add(1);
+                counts.nobody.wasted.add(u64::from(is_unread));
                 self.index.remove(words, self.index.place(pin.page()), pin.frame());
             } else {
                 state.policy.kept(victim);
@@ -267,34 +273,6 @@ impl Shared {
         self.begin_sweep();
         self.sweep(0, u32::MAX, &(0..u64::MAX));
         self.end_sweep();
-    }
-
-    /// A core's own counters.
-    pub(super) fn new_counts(&self) -> Arc<Counts> {
-        let counts = Arc::new(Counts::default());
-        let mut all = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those of cores that are gone become one.
-        if let Some(first) = all.first().cloned() {
-            all.retain(|other| {
-                let is_gone = Arc::strong_count(other) == 1;
-                if is_gone {
-                    first.add_all(other);
-                }
-                !is_gone
-            });
-        } else {
-            all.push(Arc::new(Counts::default()));
-        }
-        all.push(Arc::clone(&counts));
-        counts
-    }
-
-    /// All cores' together.
-    pub(super) fn totals(&self) -> super::CacheCounts {
-        let all = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let total = Counts::default();
-        all.iter().for_each(|counts| total.add_all(counts));
-        total.read()
     }
 }
 

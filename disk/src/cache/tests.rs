@@ -2,6 +2,7 @@
 
 mod ahead;
 mod changes;
+mod counted;
 mod held;
 mod policies;
 mod rules;

@@ -153,6 +153,20 @@ fn a_target_is_built_call_by_call_from_nothing_and_is_the_same_after_a_restart()
     assert_eq!(stat["bdevs"][0]["bytes_written"], 4096, "{stat}");
     let stat = client.done("bdev_get_iostat", json!({ "name": "aio0", "per_channel": true }));
     assert_eq!(stat["bdevs"][0]["channels"][0]["bytes_written"], 4096, "{stat}");
+    // A cache comes, by and by, and is counted for its host.
+    client.done("spindle_disk_cache", json!({ "name": "aio0", "size": 65536 }));
+    let cached = (0..10_000).find_map(|_| {
+        let ticket = queue.read(&namespace, 0, buf(&pool(), 4096, 0)).expect("taken");
+        done(&mut queue, ticket);
+        let stat = client.done("bdev_get_iostat", json!({ "name": "aio0", "by_host": true }));
+        (stat["bdevs"][0]["cache"]["hits"] == 2).then_some(stat)
+    });
+    let stat = cached.expect("hits");
+    let disk = &stat["bdevs"][0];
+    assert_eq!(disk["namespace"], json!({ "nqn": SUBSYSTEM, "nsid": 5 }), "{stat}");
+    let host = &disk["cache"]["hosts"][0];
+    assert_eq!((&host["hits"], &host["misses"]), (&json!(2), &json!(1)), "{stat}");
+    assert_eq!(host["hostnqn"], controllers[0]["hostnqn"], "{stat}");
     // A host is told of what changes under it.
     client.done("nvmf_subsystem_remove_ns", json!({ "nqn": SUBSYSTEM, "nsid": 1 }));
     wait_for_notice(&mut controller);

@@ -1,90 +1,10 @@
 //! Policies by themselves: what they keep.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
-
 use crate::cache::ghost::Ghost;
 use crate::cache::index::mix;
-use crate::cache::policy::{Came, Exclusive, Frames, Lru, Policy, S3Fifo, State};
+use crate::cache::policy::{Came, Exclusive, Lru, Policy, S3Fifo};
+use crate::cache::sizes::Paper;
 use crate::testing::Random;
-
-/// A cache of pages without bytes.
-pub(super) struct Paper {
-    policy: Box<dyn Policy>,
-    heat: RefCell<Vec<u8>>,
-    page: Vec<u64>,
-    at: HashMap<u64, u32>,
-    free: Vec<u32>,
-    pinned: Vec<bool>,
-    pub(super) hits: u64,
-}
-
-impl Paper {
-    pub(super) fn new(policy: Box<dyn Policy>, frames: u32) -> Paper {
-        let count = frames as usize;
-        Paper {
-            policy,
-            heat: RefCell::new(vec![0; count]),
-            page: vec![u64::MAX; count],
-            at: HashMap::new(),
-            free: (0..frames).rev().collect(),
-            pinned: vec![false; count],
-            hits: 0,
-        }
-    }
-
-    pub(super) fn access(&mut self, page: u64) -> bool {
-        if let Some(&frame) = self.at.get(&page) {
-            let heat = &mut self.heat.borrow_mut()[frame as usize];
-            *heat = (*heat + 1).min(3);
-            self.policy.touched(frame);
-            self.hits += 1;
-            return true;
-        }
-        let frame = match self.free.pop() {
-            Some(frame) => frame,
-            None => {
-                let mut policy = std::mem::replace(&mut self.policy, Box::new(Lru::new(1)));
-                let victim = policy.victim(self);
-                self.policy = policy;
-                let Some(victim) = victim else { return false };
-                self.at.remove(&self.page[victim as usize]);
-                victim
-            }
-        };
-        self.page[frame as usize] = page;
-        self.heat.borrow_mut()[frame as usize] = 0;
-        self.at.insert(page, frame);
-        self.policy.inserted(frame, mix(page), Came::Read);
-        false
-    }
-
-    fn invalidate(&mut self, page: u64) {
-        if let Some(frame) = self.at.remove(&page) {
-            self.page[frame as usize] = u64::MAX;
-            self.free.push(frame);
-        }
-    }
-}
-
-impl Frames for Paper {
-    fn state(&self, frame: u32) -> State {
-        let at = frame as usize;
-        match (self.page[at], self.pinned[at]) {
-            (u64::MAX, _) => State::Gone,
-            (_, true) => State::Busy,
-            (_, false) => State::Heat(self.heat.borrow()[at]),
-        }
-    }
-
-    fn set_heat(&self, frame: u32, heat: u8) {
-        self.heat.borrow_mut()[frame as usize] = heat;
-    }
-
-    fn hash(&self, frame: u32) -> u64 {
-        mix(self.page[frame as usize])
-    }
-}
 
 fn both(frames: u32) -> [Paper; 2] {
     [Box::new(S3Fifo::new(frames)) as Box<dyn Policy>, Box::new(Lru::new(frames))]
@@ -102,7 +22,7 @@ fn a_set_that_fits_is_kept() {
     for mut cache in all(100) {
         for round in 0..10 {
             for page in 0..100 {
-                assert_eq!(cache.access(page), round > 0, "round {round}, page {page}");
+                assert_eq!(cache.read(page), round > 0, "round {round}, page {page}");
             }
         }
     }
@@ -113,20 +33,19 @@ fn a_scan_does_not_evict_what_s3_fifo_knows_to_be_used() {
     let [mut s3, mut lru] = both(100);
     for cache in [&mut s3, &mut lru] {
         for _ in 0..20 {
-            (0..50).for_each(|page| _ = cache.access(page));
+            (0..50).for_each(|page| _ = cache.read(page));
         }
-        (1000..3000).for_each(|page| _ = cache.access(page));
-        cache.hits = 0;
-        (0..50).for_each(|page| _ = cache.access(page));
+        (1000..3000).for_each(|page| _ = cache.read(page));
     }
-    assert_eq!((s3.hits, lru.hits), (50, 0));
+    let hits = |cache: &mut Paper| (0..50).filter(|page| cache.read(*page)).count();
+    assert_eq!((hits(&mut s3), hits(&mut lru)), (50, 0));
 }
 
 #[test]
 fn lru_evicts_the_page_that_was_not_used_for_the_longest_time() {
     let [_, mut cache] = both(3);
     for page in [1, 2, 3, 1, 4] {
-        cache.access(page);
+        cache.read(page);
     }
     assert!(cache.at.contains_key(&1) && !cache.at.contains_key(&2));
 }
@@ -134,17 +53,17 @@ fn lru_evicts_the_page_that_was_not_used_for_the_longest_time() {
 #[test]
 fn what_a_client_was_given_goes_before_what_none_was_given() {
     let [_, _, mut cache] = all(100);
-    (0..100).for_each(|page| _ = cache.access(page));
+    (0..100).for_each(|page| _ = cache.read(page));
     // These were written: no client was given them.
     for page in 0..50 {
         let frame = cache.at[&page];
         cache.policy.inserted(frame, mix(page), Came::Written);
     }
-    (1000..1200).for_each(|page| _ = cache.access(page));
+    (1000..1200).for_each(|page| _ = cache.read(page));
     assert!((0..50).all(|page| cache.at.contains_key(&page)));
     // One that is asked for goes with the next ones.
-    (0..10).for_each(|page| assert!(cache.access(page)));
-    (2000..2060).for_each(|page| _ = cache.access(page));
+    (0..10).for_each(|page| assert!(cache.read(page)));
+    (2000..2060).for_each(|page| _ = cache.read(page));
     assert_eq!((0..50).filter(|page| cache.at.contains_key(page)).count(), 40);
 }
 
@@ -157,12 +76,14 @@ fn frames_that_are_in_use_or_gone_are_no_victims() {
                 0 => cache.invalidate(random.below(200)),
                 1 => {
                     let at = usize::try_from(random.below(64)).expect("small");
-                    cache.pinned[at] = step % 3 == 0;
+                    cache.frames.pinned[at] = step % 3 == 0;
                 }
                 _ => {
-                    let before: Vec<u64> =
-                        (0..64).filter(|at| cache.pinned[*at]).map(|at| cache.page[at]).collect();
-                    cache.access(random.below(200));
+                    let before: Vec<u64> = (0..64)
+                        .filter(|at| cache.frames.pinned[*at])
+                        .map(|at| cache.frames.page[at])
+                        .collect();
+                    cache.read(random.below(200));
                     let is_kept = |page: &u64| *page == u64::MAX || cache.at.contains_key(page);
                     assert!(before.iter().all(is_kept), "a page in use was evicted");
                 }
@@ -175,11 +96,11 @@ fn frames_that_are_in_use_or_gone_are_no_victims() {
 #[test]
 fn a_cache_whose_frames_are_all_in_use_has_no_victim_and_gets_over_it() {
     for mut cache in all(8) {
-        (0..8).for_each(|page| _ = cache.access(page));
-        cache.pinned.fill(true);
-        assert!(!cache.access(100) && !cache.at.contains_key(&100));
-        cache.pinned.fill(false);
-        cache.access(100);
+        (0..8).for_each(|page| _ = cache.read(page));
+        cache.frames.pinned.fill(true);
+        assert!(!cache.read(100) && !cache.at.contains_key(&100));
+        cache.frames.pinned.fill(false);
+        cache.read(100);
         assert!(cache.at.contains_key(&100));
     }
 }
