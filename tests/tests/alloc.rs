@@ -8,7 +8,8 @@ use std::sync::Arc;
 use nvme_spec::Sqe;
 use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{
-    BlockRange, DiskError, DiskSource, Done, FileDisk, FileSpec, IoRequest, NullDisk, NullSpec, Op, Token,
+    BlockRange, CacheSpec, CachedDisk, DiskError, DiskSource, Done, FileDisk, FileSpec, IoRequest, NullDisk,
+    NullSpec, Op, PolicyKind, Token,
 };
 use spindle_nvme_pcie::Settings;
 use spindle_nvme_pcie::emulator::EmulatorSpec;
@@ -149,13 +150,33 @@ fn no_command_on_a_null_disk_allocates() {
     );
 }
 
+/// A file disk, and the file.
+fn file(name: &str) -> (Arc<dyn DiskSource>, PathBuf) {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.img", std::process::id()));
+    let spec = FileSpec { create_bytes: Some(BYTES), is_direct: false, ..FileSpec::new(&path, BLOCK) };
+    (FileDisk::new("file", &spec).expect("a disk"), path)
+}
+
 #[test]
 fn no_command_on_a_file_disk_allocates() {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("alloc-{}.img", std::process::id()));
-    let spec = FileSpec { create_bytes: Some(BYTES), is_direct: false, ..FileSpec::new(&path, BLOCK) };
-    let disk: Arc<dyn DiskSource> = FileDisk::new("file", &spec).expect("a disk");
+    let (disk, path) = file("alloc");
     assert_no_allocation(&disk);
     std::fs::remove_file(path).expect("it is there");
+}
+
+/// Hits, misses, evictions, pages that are written and stay, and what is read ahead.
+#[test]
+fn no_command_on_a_cached_disk_allocates() {
+    for (policy, cache_bytes) in [(PolicyKind::S3Fifo, 64 << 20), (PolicyKind::Lru, 1 << 20)] {
+        let (inner, path) = file(policy.name());
+        let spec = CacheSpec { read_ahead: 64 << 10, ..CacheSpec::new(cache_bytes, policy, Pages::Base) };
+        let disk = CachedDisk::new(inner, Some(&spec)).expect("a cache");
+        assert_no_allocation(&(Arc::clone(&disk) as Arc<dyn DiskSource>));
+        let counts = disk.counts();
+        assert!(counts.hits > 1000 && counts.written > 100, "{counts:?}");
+        assert!(counts.evictions > 1000 || cache_bytes > 1 << 20, "{counts:?}");
+        std::fs::remove_file(path).expect("it is there");
+    }
 }
 
 /// All of the road, from capsules to the drive and back; what the drive and its manager do they do on threads

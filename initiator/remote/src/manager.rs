@@ -405,11 +405,11 @@ impl Manager {
                 });
             match found {
                 Ok((controller, shape)) => {
+                    self.control.set_patience(patience(&self.spec, &controller));
+                    self.control.up(number, controller.association(), shape);
                     if !self.told.is_quiet {
                         tracing::info!(disk = self.control.name(), "found {} again", self.place());
                     }
-                    self.control.set_patience(patience(&self.spec, &controller));
-                    self.control.up(number, controller.association(), shape);
                     return Some(controller);
                 }
                 Err(error) => {

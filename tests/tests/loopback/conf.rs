@@ -7,7 +7,9 @@ use spindle_reactor::affinity::available_cores;
 use spindle_tests::loopback::{Folder, binary};
 
 /// Files that are at least in the folder: a test of an empty folder shows nothing.
-const FILES_MIN: usize = 5;
+const FILES_MIN: usize = 6;
+/// The device of `conf/cached-disk.toml`.
+const DEVICE: &str = "path = \"/dev/disk/by-id/nvme-example\"";
 /// The drive of `conf/drive-rdma.toml`.
 const DRIVE: &str = "nvme = \"0000:01:00.0\"";
 /// A PCI address that no machine of ours has.
@@ -28,10 +30,17 @@ fn check(file: &Path) -> Output {
     Command::new(binary()).arg("check").arg(file).stdin(Stdio::null()).output().expect("spindle starts")
 }
 
-/// The text with what this machine may lack replaced: the drive by a null disk, a core by one that it has.
+/// The text with what this machine may lack replaced: the device by a file, the drive by a null disk, a core
+/// by one that it has.
 fn for_this_machine(text: &str) -> String {
     let cores = available_cores();
     let line = |line: &str| match line.strip_prefix("cores = [").and_then(|rest| rest.strip_suffix(']')) {
+        _ if line == DEVICE => {
+            let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("device.img");
+            let file = std::fs::File::create(&path).expect("a file");
+            file.set_len(64 << 20).expect("its size");
+            format!("path = {path:?}\n")
+        }
         _ if line == DRIVE => "kind = \"null\"\nsize = \"1GiB\"\n".to_owned(),
         Some(core) if !core.parse().is_ok_and(|core: usize| cores.contains(&core)) => {
             format!("cores = [{}]\n", cores[0])

@@ -62,7 +62,7 @@ impl Client {
         }
     }
 
-    fn done(&mut self, method: &str, params: Value) -> Value {
+    pub(super) fn done(&mut self, method: &str, params: Value) -> Value {
         self.call(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
     }
 }

@@ -7,6 +7,7 @@
 //! `control_verbs`: the control socket.
 #![forbid(unsafe_code)]
 
+mod cached;
 mod closing;
 mod commands;
 mod conf;

@@ -1,0 +1,60 @@
+//! A disk with a cache: hosts that keep its pages in use.
+
+use nvme_spec::Sqe;
+use serde_json::json;
+use spindle_tests::loopback::raw::{RawHost, with_transport_data};
+use spindle_tests::loopback::{Folder, config, free_port};
+
+use super::control::{Client, with_socket};
+use super::{V4, bytes, connect, done, pool};
+
+/// Bytes of the cache, and of each read of the host that takes no reply.
+const CACHE: u32 = 1 << 20;
+const BLOCKS: u32 = CACHE / 4096;
+
+/// Replies that no host takes pin the pages that they are sent from. Another host goes around the cache, and
+/// the pages are free again when the first has gone.
+#[test]
+fn a_host_that_takes_no_replies_keeps_no_other_from_the_disk() {
+    let (address, folder) = (free_port(V4), Folder::new("cached-pinned"));
+    let socket = folder.file("sock");
+    let disk = folder.file_disk("disk", "16MiB")
+        + "\nblock_bytes = 4096\n[disk.cache]\nsize = \"1MiB\"\nread_ahead = 0";
+    let served = folder.serve(&with_socket(&config(1, address, &[disk]), &socket));
+    let mut client = Client::new(&socket);
+    let mut passed = || client.done("bdev_get_iostat", json!({}))["bdevs"][0]["cache"]["passed"].clone();
+    let (mut controller, mut queue) = connect(address);
+    let namespace = controller.namespace(1).expect("a namespace");
+    let pool = pool();
+    let mut read = |lba: u64| {
+        let ticket = queue.read(&namespace, lba, pool.take(4096).expect("a buffer")).expect("taken");
+        bytes(&done(&mut queue, ticket).expect("its buffer"))
+    };
+    // All of the cache is the first blocks.
+    for _ in 0..3 {
+        (0..u64::from(BLOCKS)).for_each(|lba| _ = read(lba));
+    }
+    assert_eq!(passed(), 0);
+    let (admin, cntlid) = RawHost::admin(address);
+    let mut deaf = RawHost::io(address, 1, cntlid);
+    for cid in 0..16 {
+        deaf.send(&with_transport_data(Sqe::read(cid, 1, 0, BLOCKS / 2), CACHE / 2));
+        deaf.send(&with_transport_data(Sqe::read(cid + 16, 1, u64::from(BLOCKS / 2), BLOCKS / 2), CACHE / 2));
+    }
+    // Its commands are with the target before the pages that come now.
+    let is_around = (0..100_000).any(|at| {
+        assert_eq!(read(1024 + at % 1024), [0; 4096]);
+        at % 64 == 63 && passed() != 0
+    });
+    assert!(is_around, "no page was in use");
+    drop((admin, deaf));
+    // What comes into the cache again is found.
+    let is_found = (0..100_000).any(|_| {
+        let before = passed();
+        (2000..2100).for_each(|lba| _ = read(lba));
+        passed() == before
+    });
+    assert!(is_found, "pages are still in use");
+    drop((controller, queue));
+    served.terminate();
+}
