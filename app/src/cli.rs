@@ -197,6 +197,9 @@ pub enum BenchCommand {
     Limit(LimitArgs),
     /// A disk of this machine, without a network, through what the target drives it with
     Disk(DiskArgs),
+    /// Replies sent by the thread that took their requests, against replies that another thread sends, which
+    /// polls or sleeps; over one loopback connection
+    Delivery(DeliveryArgs),
     /// What a cache line takes from one core to the other and back
     #[command(hide = true)]
     Line(LineArgs),
@@ -330,13 +333,18 @@ pub struct DiskArgs {
     /// Use only the first SIZE bytes
     #[arg(long, value_name = "SIZE")]
     pub span: Option<Bytes>,
-    /// Put a cache of SIZE bytes in front of it, as `[disk.cache]` does
-    #[arg(long, value_name = "SIZE")]
-    pub cache: Option<Bytes>,
+    /// Addresses by Zipf's law with this exponent: the k-th most popular comes 1 / k^EXPONENT times as often
+    /// as the first; for rand*
+    #[arg(long, value_name = "EXPONENT", value_parser = exponent, allow_negative_numbers = true)]
+    pub zipf: Option<f64>,
+    /// Put a cache of SIZE bytes in front of it, as `[disk.cache]` does. With several sizes or policies there
+    /// is a run of --seconds for each, with an empty cache, and --plot draws what was found over the size
+    #[arg(long, value_name = "SIZE[,SIZE...]", value_delimiter = ',')]
+    pub cache: Vec<Bytes>,
     /// Which page of the cache goes when another comes
-    #[arg(long, value_name = "POLICY", default_value = "s3-fifo", value_parser = ["s3-fifo", "lru"])]
-    #[arg(requires = "cache")]
-    pub policy: String,
+    #[arg(long, value_name = "POLICY[,POLICY]", value_delimiter = ',', default_value = "s3-fifo")]
+    #[arg(value_parser = ["s3-fifo", "lru"], requires = "cache")]
+    pub policy: Vec<String>,
     /// Most that the cache reads ahead of a stream, as `read_ahead` of `[disk.cache]`
     #[arg(long, value_name = "SIZE", default_value = "256KiB", requires = "cache")]
     pub read_ahead: Bytes,
@@ -365,6 +373,32 @@ pub struct LineArgs {
     #[arg(long, value_name = "A,B")]
     pub cores: Option<CorePair>,
     /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `spindle bench delivery`.
+#[derive(Debug, Args)]
+pub struct DeliveryArgs {
+    /// Bytes of a reply
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    pub bs: Bytes,
+    /// Requests in flight
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub qd: u16,
+    /// How long to measure each way in a round, after a short warm-up; a fraction is allowed
+    #[arg(long, value_name = "SECONDS", default_value = "1")]
+    #[arg(value_parser = seconds, allow_negative_numbers = true)]
+    pub seconds: Duration,
+    /// How often the ways are measured in turn; the medians are shown
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
+    /// The cores to pin the serving thread and the requester to; without it the first two
+    #[arg(long, value_name = "A,B")]
+    pub cores: Option<CorePair>,
+    /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
 }
@@ -430,6 +464,14 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a time; allowed are 0.01 to {SECONDS_MAX} seconds");
     let seconds: f64 = text.parse().map_err(|_| wrong())?;
     if (0.01..=SECONDS_MAX).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
+}
+
+/// The largest exponent of Zipf's law that can be asked for.
+const EXPONENT_MAX: f64 = 3.0;
+
+fn exponent(text: &str) -> Result<f64, String> {
+    let exponent = text.parse().ok().filter(|exponent| *exponent > 0.0 && *exponent <= EXPONENT_MAX);
+    exponent.ok_or_else(|| format!("`{text}` is not a number above 0, at most {EXPONENT_MAX}"))
 }
 
 /// As the kernel writes it, or as lspci does, without a domain where that is 0.
@@ -500,6 +542,12 @@ mod tests {
             ("spindle nvme bind nvme0", ["ADDRESS", "\"nvme0\"", "0000:01:00.0"]),
             ("spindle nvme bind 01:00.0 --huge-pages 0", ["--huge-pages", "0", "1..=1048576"]),
             ("spindle bench limit --cores 1", ["--cores", "`1`", "0,1"]),
+            ("spindle bench disk null: --zipf 0", ["--zipf", "`0`", "above 0, at most 3"]),
+            ("spindle bench disk null: --zipf nan", ["--zipf", "`nan`", "above 0, at most 3"]),
+            ("spindle bench disk null: --zipf -1", ["--zipf", "`-1`", "above 0, at most 3"]),
+            ("spindle bench disk null: --cache 1M,,2M", ["--cache", "``", "must begin with a number"]),
+            ("spindle bench disk null: --cache= --json", ["--cache", "SIZE", "value"]),
+            ("spindle bench disk null: --cache 1M --policy lru,fifo", ["--policy", "fifo", "s3-fifo"]),
         ] {
             let message = refusal(text);
             for part in parts {

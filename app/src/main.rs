@@ -53,6 +53,7 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Bench(BenchArgs { command: Some(command), .. }) => match command {
             BenchCommand::Limit(args) => Ok(bench::limit::run(&args)?),
             BenchCommand::Disk(args) => Ok(bench::disk::run(&args)?),
+            BenchCommand::Delivery(args) => Ok(bench::limit::delivery::run(&args)?),
             BenchCommand::Line(args) => Ok(bench::limit::run_line(&args)?),
         },
         Command::Serve(args) => Ok(serve::run(&args)?),

@@ -1,7 +1,8 @@
 //! A disk in memory, shared by all cores without a lock.
 //!
 //! Reads are pins on the frames where the data lies, so that a reply is sent from there. Writes are received
-//! into fresh frames that the disk gives ([`Disk::take`]) and published by swapping them into the page table.
+//! into fresh frames that the disk gives ([`Disk::prepare`]) and published by swapping them into the page
+//! table.
 //! See [`spindle_reactor::mem`] for the frames themselves.
 //!
 //! ```text

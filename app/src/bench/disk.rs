@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spindle_disk::cache::READ_AHEAD_BYTES_MAX;
+use spindle_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, READ_AHEAD_BYTES_MAX};
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgSpec};
 use spindle_disk::{
@@ -22,7 +22,9 @@ use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Pages, Pool, PoolError, ZoneSpec};
 
 use crate::bench::random::Random;
+use crate::bench::zipf::Zipf;
 use crate::cli::DiskArgs;
+use crate::report::sizes::{self, SizeRun};
 use crate::report::{self, BenchResult, Latencies, Run, say};
 use crate::size::Bytes;
 
@@ -30,6 +32,8 @@ use crate::size::Bytes;
 const WARM_UP: Duration = Duration::from_millis(500);
 /// How long what is outstanding at the end may take.
 const DRAIN_MAX: Duration = Duration::from_secs(60);
+/// Sizes of caches that one call measures at most.
+const SIZES_MAX: usize = 64;
 
 /// Which disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,17 +142,21 @@ pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
     if args.load.rw.reads_percent(args.load.mix) < 100 && !args.destroy_data {
         return Err(DiskBenchError::Destroys(args.load.rw));
     }
+    if let Some(exponent) = args.zipf.filter(|_| !args.load.rw.is_random()) {
+        let rule = format!(
+            "--rw {} has an order of its own; allowed are randread, randwrite and randrw",
+            args.load.rw
+        );
+        return Err(DiskBenchError::Size { option: "--zipf", value: exponent.to_string(), rule });
+    }
+    let caches = caches(args)?;
     if let Some(core) = args.core {
         pin_current_thread(core)?;
     }
-    let source = with_cache(args, with_delay(args, open(&args.disk)?)?)?;
-    let mut engine = Engine::new(args, source.as_ref())?;
-    let end = engine.measure(args.load.seconds);
-    drop(engine.disk);
-    let cache = source.cache();
-    drop(source);
-    spindle_nvme_pcie::finish();
-    let result = end?;
+    if caches.len() > 1 {
+        return run_each(args, &caches);
+    }
+    let (result, cache) = run_one(args, caches.first())?;
     if args.output.json {
         say!("{}", report::json::render(&result)?);
     } else {
@@ -164,6 +172,45 @@ pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
         report::plot::write(path, &result.run.summary(), &[("bench disk", &result.latency)])?;
     }
     Ok(())
+}
+
+/// A run with each of the caches, on the disk opened anew.
+fn run_each(args: &DiskArgs, caches: &[CacheSpec]) -> Result<(), DiskBenchError> {
+    let mut runs = Vec::with_capacity(caches.len());
+    for spec in caches {
+        let (result, cache) = run_one(args, Some(spec))?;
+        if runs.is_empty() && !args.output.json {
+            say!("{} on {}", result.run.summary(), result.run.address.as_deref().unwrap_or_default());
+        }
+        let counts = cache.map(|cache| cache.counts).unwrap_or_default();
+        runs.push(SizeRun::new(spec, &counts, result));
+    }
+    if args.output.json {
+        say!("{}", sizes::json(&runs)?);
+    } else {
+        say!("{}", sizes::table(&runs));
+    }
+    if let Some(path) = &args.output.plot {
+        sizes::write(path, &runs)?;
+    }
+    Ok(())
+}
+
+fn run_one(
+    args: &DiskArgs,
+    cache: Option<&CacheSpec>,
+) -> Result<(BenchResult, Option<CacheUse>), DiskBenchError> {
+    let mut source = with_delay(args, open(&args.disk)?)?;
+    if cache.is_some() {
+        source = CachedDisk::new(source, cache)?;
+    }
+    let mut engine = Engine::new(args, source.as_ref())?;
+    let end = engine.measure(args.load.seconds);
+    drop(engine.disk);
+    let cache = source.cache();
+    drop(source);
+    spindle_nvme_pcie::finish();
+    Ok((end?, cache))
 }
 
 fn open(place: &DiskPlace) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
@@ -183,25 +230,38 @@ fn with_delay(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn Disk
     if spec == DelaySpec::default() { Ok(disk) } else { Ok(DelayDisk::new(disk, &spec)?) }
 }
 
-fn with_cache(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
-    let Some(bytes) = args.cache else { return Ok(disk) };
+/// A cache for each policy and size that is asked for, by policy and size; none without `--cache`.
+fn caches(args: &DiskArgs) -> Result<Vec<CacheSpec>, DiskBenchError> {
+    let refuse = |option, value: String, rule: String| Err(DiskBenchError::Size { option, value, rule });
+    let mut sizes = args.cache.clone();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let Some(first) = sizes.first() else { return Ok(Vec::new()) };
     if matches!(args.disk, DiskPlace::Null) {
         let rule = "a cache is for nvme:ADDRESS, file:PATH and ng:PATH".to_owned();
-        return Err(DiskBenchError::Size { option: "--cache", value: bytes.to_string(), rule });
+        return refuse("--cache", first.to_string(), rule);
     }
-    let policy = if args.policy == "lru" { PolicyKind::Lru } else { PolicyKind::S3Fifo };
+    if sizes.len() > SIZES_MAX {
+        let rule = format!("there may be {SIZES_MAX} at most");
+        return refuse("--cache", format!("{} sizes", sizes.len()), rule);
+    }
+    let allowed = CACHE_BYTES_MIN..=CACHE_BYTES_MAX;
+    if let Some(size) = sizes.iter().find(|size| !allowed.contains(&size.get())) {
+        let (least, most) = (Bytes::new(CACHE_BYTES_MIN), Bytes::new(CACHE_BYTES_MAX));
+        return refuse("--cache", size.to_string(), format!("must be {least} to {most}"));
+    }
     let read_ahead = u32::try_from(args.read_ahead.get()).ok().filter(|it| *it <= READ_AHEAD_BYTES_MAX);
     let Some(read_ahead) = read_ahead else {
         let rule = format!("must be 0 to {}", Bytes::new(READ_AHEAD_BYTES_MAX.into()));
-        return Err(DiskBenchError::Size {
-            option: "--read-ahead",
-            value: args.read_ahead.to_string(),
-            rule,
-        });
+        return refuse("--read-ahead", args.read_ahead.to_string(), rule);
     };
-    let shared = CacheSpec::new(bytes.get(), policy, Pages::Transparent);
-    let spec = CacheSpec { read_ahead, ..shared };
-    Ok(CachedDisk::new(disk, Some(&spec))?)
+    let is_asked = |policy: &PolicyKind| args.policy.iter().any(|name| name == policy.name());
+    let policies = [PolicyKind::S3Fifo, PolicyKind::Lru].into_iter().filter(is_asked);
+    let spec = |policy, size: &Bytes| {
+        let shared = CacheSpec::new(size.get(), policy, Pages::Transparent);
+        CacheSpec { read_ahead, ..shared }
+    };
+    Ok(policies.flat_map(|policy| sizes.iter().map(move |size| spec(policy, size))).collect())
 }
 
 /// One thread's measurement.
@@ -217,6 +277,7 @@ struct Engine {
     begun: Vec<Nanos>,
     free: Vec<usize>,
     random: Random,
+    zipf: Option<Zipf>,
     next: u64,
     done: Vec<Done>,
     failed: u64,
@@ -250,6 +311,7 @@ impl Engine {
             nqn: None,
             rw: args.load.rw,
             mix: None,
+            zipf: args.zipf,
             bs: args.load.bs,
             qd,
             queues: 1,
@@ -271,6 +333,7 @@ impl Engine {
             begun: vec![Nanos::ZERO; qd],
             free: (0..qd).collect(),
             random: Random::new(1),
+            zipf: args.zipf.map(|exponent| Zipf::new(units, exponent)),
             next: 0,
             done: Vec::with_capacity(qd.max(64)),
             failed: 0,
@@ -345,6 +408,9 @@ impl Engine {
     }
 
     fn next_unit(&mut self) -> u64 {
+        if let Some(zipf) = &self.zipf {
+            return zipf.draw(&mut self.random);
+        }
         if self.run.rw.is_random() {
             return self.random.below(self.units);
         }
@@ -382,18 +448,53 @@ mod tests {
     use super::*;
 
     fn refusal(options: &[&str]) -> String {
+        refusal_of("null:", options)
+    }
+
+    fn refusal_of(disk: &str, options: &[&str]) -> String {
+        run(&parsed(disk, options)).expect_err("refused").to_string()
+    }
+
+    fn parsed(disk: &str, options: &[&str]) -> DiskArgs {
         use crate::cli::{BenchCommand, Cli, Command};
-        let words = ["spindle", "bench", "disk", "null:", "--seconds", "0.01"];
+        let words = ["spindle", "bench", "disk", disk, "--seconds", "0.01"];
         let words = words.iter().chain(options);
         let Cli { command: Command::Bench(bench) } = Cli::parse_from(words) else { panic!("no bench") };
-        let Some(BenchCommand::Disk(args)) = &bench.command else { panic!("no bench disk") };
-        run(args).expect_err("refused").to_string()
+        let Some(BenchCommand::Disk(args)) = bench.command else { panic!("no bench disk") };
+        args
     }
 
     #[test]
     fn a_command_of_no_bytes_is_refused_with_what_is_allowed() {
         let error = refusal(&["--bs", "0"]);
         assert!(error.contains("--bs is 0") && error.contains("blocks of 512 bytes"), "{error}");
+    }
+
+    #[test]
+    fn sizes_of_caches_and_the_law_of_addresses_are_refused_before_the_disk_is_opened() {
+        let many: Vec<String> = (1..=65).map(|mib| format!("{mib}MiB")).collect();
+        for (options, wanted) in [
+            (["--cache", "0"], "--cache is 0 B, but must be 64 KiB to 8 TiB"),
+            (["--cache", "1GiB,16TiB,8MiB"], "--cache is 16 TiB, but must be 64 KiB to 8 TiB"),
+            (["--cache", &many.join(",")], "--cache is 65 sizes, but there may be 64 at most"),
+            (["--rw=read", "--zipf=1.5"], "--zipf is 1.5, but --rw read has an order of its own"),
+        ] {
+            let error = refusal_of("file:/nonexistent", &options);
+            assert!(error.contains(wanted), "{error}");
+        }
+        assert!(refusal(&["--cache", "8MiB,9MiB"]).contains("--cache is 8 MiB, but a cache is for"));
+    }
+
+    #[test]
+    fn there_is_a_cache_for_each_size_and_policy() {
+        let caches = |options: &[&str]| -> Vec<(u64, &str)> {
+            let caches = caches(&parsed("file:a", options)).expect("caches");
+            caches.iter().map(|spec| (spec.bytes >> 20, spec.policy.name())).collect()
+        };
+        assert_eq!(caches(&[]), []);
+        assert_eq!(caches(&["--cache=2M", "--policy=lru"]), [(2, "lru")]);
+        let all = [(1, "s3-fifo"), (2, "s3-fifo"), (1, "lru"), (2, "lru")];
+        assert_eq!(caches(&["--cache=2M,1M,2048K", "--policy=lru,s3-fifo"]), all);
     }
 
     #[test]

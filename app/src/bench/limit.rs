@@ -26,6 +26,7 @@
 //!
 //! Limits: loopback only. Alternatives that were measured and were not faster stand in `docs/lab-notes.md`.
 
+pub mod delivery;
 mod end;
 mod exchange;
 mod line;
@@ -208,6 +209,7 @@ fn measure(plan: &Plan, progress: Progress) -> Result<BenchResult, LimitError> {
             nqn: None,
             rw: plan.access,
             mix: (plan.access == Access::RandRw).then_some(plan.reads_percent),
+            zipf: None,
             bs: Bytes::from_len(plan.block_bytes),
             qd: plan.depth,
             queues: plan.connections,

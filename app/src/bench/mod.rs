@@ -1,7 +1,8 @@
 //! Benchmarks: what a target gives, and what the machine's sockets could give at most.
 //!
 //! [`run`] measures a target, with [`verify`] of what it stores. [`limit`] is the ceiling: the bare exchange
-//! of the same bytes between two pinned cores. [`disk`] is what a disk gives without a network.
+//! of the same bytes between two pinned cores; [`limit::delivery`] compares who sends the replies. [`disk`]
+//! is what a disk gives without a network.
 
 mod access;
 pub mod disk;
@@ -9,5 +10,6 @@ pub mod limit;
 mod random;
 pub mod run;
 mod verify;
+mod zipf;
 
 pub use access::Access;

@@ -310,6 +310,7 @@ fn describe(args: &BenchTargetArgs, engine: &Engine<'_>, plan: &Plan) -> Run {
         nqn: Some(engine.nqn().to_string()),
         rw: args.load.rw,
         mix: (args.load.rw == Access::RandRw).then_some(args.load.mix),
+        zipf: None,
         bs: args.load.bs,
         qd: args.load.qd,
         queues: args.queues,

@@ -36,7 +36,7 @@ pub fn render(result: &BenchResult) -> serde_json::Result<Value> {
 }
 
 /// A number with no more decimals than were measured.
-fn rounded(value: f64, decimals: i32) -> Value {
+pub fn rounded(value: f64, decimals: i32) -> Value {
     let scale = 10f64.powi(decimals);
     json!((value * scale).round() / scale)
 }

@@ -7,7 +7,8 @@
 //! ```text
 //!   bench, bench limit ── BenchResult ──┬── table::render   text
 //!          └─ Progress (live)           ├── json::render    one object
-//!                                       └── plot::draw      SVG, several series
+//!                                       ├── plot::render    SVG, several series
+//!   bench disk with several caches ─────┴── sizes           the same, over the size of the cache
 //! ```
 //!
 //! What it does not do: it measures nothing.
@@ -18,6 +19,7 @@
 pub mod json;
 pub mod plot;
 mod progress;
+pub mod sizes;
 pub mod table;
 
 use std::fmt::Arguments;
@@ -137,6 +139,9 @@ pub struct Run {
     /// The share of reads in per cent, where it is a mix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mix: Option<u8>,
+    /// The exponent of Zipf's law, where the addresses follow it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zipf: Option<f64>,
     /// Bytes of a command.
     pub bs: Bytes,
     /// Commands in flight in all.
@@ -215,6 +220,9 @@ impl Run {
         if self.queues > 1 {
             text.push_str(&format!(" over {} queues", self.queues));
         }
+        if let Some(exponent) = self.zipf {
+            text.push_str(&format!(", Zipf {exponent}"));
+        }
         if let Some(way) = self.way {
             text.push_str(&format!(", {way}"));
         }
@@ -236,6 +244,7 @@ pub(crate) fn example_result() -> BenchResult {
             nqn: None,
             rw: Access::RandRead,
             mix: None,
+            zipf: None,
             bs: Bytes::new(4096),
             qd: 32,
             queues: 1,

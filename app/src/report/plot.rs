@@ -9,11 +9,14 @@ mod axis;
 use std::path::Path;
 use std::{fs, io};
 
+use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
 use super::Latencies;
 use super::table::figures;
 use axis::{LatencyAxis, PercentileAxis};
+
+pub(super) use axis::TickAxis;
 
 /// Width and height in pixels.
 const SIZE: (u32, u32) = (960, 560);
@@ -61,7 +64,11 @@ pub enum PlotError {
 /// # Errors
 /// [`PlotError`], naming the file where that is the reason.
 pub fn write(path: &Path, title: &str, series: &[(&str, &Latencies)]) -> Result<(), PlotError> {
-    let svg = render(title, series)?;
+    save(path, &render(title, series)?)
+}
+
+/// Write a plot to the file `path`.
+pub(super) fn save(path: &Path, svg: &str) -> Result<(), PlotError> {
     fs::write(path, svg).map_err(|source| PlotError::Write { path: path.display().to_string(), source })
 }
 
@@ -72,15 +79,36 @@ pub fn write(path: &Path, title: &str, series: &[(&str, &Latencies)]) -> Result<
 pub fn render(title: &str, series: &[(&str, &Latencies)]) -> Result<String, PlotError> {
     let series: Vec<(&str, &Latencies)> =
         series.iter().copied().filter(|(_, latencies)| latencies.count() > 0).collect();
-    let mut svg = String::new();
-    draw(&mut svg, title, &series)?;
-    Ok(svg)
+    let (nines, latency) = axes(&series).ok_or(PlotError::Empty)?;
+    let (nines_max, latency_max) = (nines.nines(), latency.highest());
+    let curves: Vec<Curve> = series
+        .iter()
+        .map(|(name, latencies)| {
+            let points = points(latencies, nines_max).map(|(x, y)| (x, y.min(latency_max)));
+            (legend(name, latencies), points.collect())
+        })
+        .collect();
+    let (x, y) = ("percentile of commands".to_owned(), "latency, µs".to_owned());
+    draw(title, (nines, x), (latency, y), &curves, 0)
 }
 
-fn draw(svg: &mut String, title: &str, series: &[(&str, &Latencies)]) -> Result<(), PlotError> {
-    let (nines, latency) = axes(series).ok_or(PlotError::Empty)?;
-    let (nines_max, latency_max) = (nines.nines(), latency.highest());
-    let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
+/// The text of a curve in the legend, and its points.
+pub(super) type Curve = (String, Vec<(f64, f64)>);
+
+/// Draw curves between two axes with their texts, each point as a dot of this size; 0: none.
+pub(super) fn draw<X, Y>(
+    title: &str,
+    x: (X, String),
+    y: (Y, String),
+    curves: &[Curve],
+    dot: u32,
+) -> Result<String, PlotError>
+where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let mut svg = String::new();
+    let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
     root.fill(&WHITE).map_err(draw_error)?;
     let mut chart = ChartBuilder::on(&root)
         .margin(18)
@@ -88,12 +116,12 @@ fn draw(svg: &mut String, title: &str, series: &[(&str, &Latencies)]) -> Result<
         .caption(title, (FONT, 20, FontStyle::Bold).into_font().color(&INK))
         .x_label_area_size(52)
         .y_label_area_size(76)
-        .build_cartesian_2d(nines, latency)
+        .build_cartesian_2d(x.0, y.0)
         .map_err(draw_error)?;
     chart
         .configure_mesh()
-        .x_desc("percentile of commands")
-        .y_desc("latency, µs")
+        .x_desc(x.1)
+        .y_desc(y.1)
         .axis_desc_style((FONT, 15).into_font().color(&INK))
         .label_style((FONT, 13).into_font().color(&INK))
         .axis_style(INK.mix(0.6))
@@ -101,13 +129,13 @@ fn draw(svg: &mut String, title: &str, series: &[(&str, &Latencies)]) -> Result<
         .light_line_style(TRANSPARENT)
         .draw()
         .map_err(draw_error)?;
-    for (index, (name, latencies)) in series.iter().enumerate() {
+    for (index, (text, points)) in curves.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
-        let points = points(latencies, nines_max).map(|(x, y)| (x, y.min(latency_max)));
+        let line = LineSeries::new(points.iter().copied(), colour.stroke_width(2).filled());
         chart
-            .draw_series(LineSeries::new(points, colour.stroke_width(2)))
+            .draw_series(line.point_size(dot))
             .map_err(draw_error)?
-            .label(legend(name, latencies))
+            .label(text)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(3)));
     }
     chart
@@ -120,7 +148,10 @@ fn draw(svg: &mut String, title: &str, series: &[(&str, &Latencies)]) -> Result<
         .border_style(GRID)
         .draw()
         .map_err(draw_error)?;
-    root.present().map_err(draw_error)
+    root.present().map_err(draw_error)?;
+    drop(chart);
+    drop(root);
+    Ok(svg)
 }
 
 fn draw_error<E: std::error::Error + Send + Sync>(error: DrawingAreaErrorKind<E>) -> PlotError {

@@ -43,7 +43,7 @@ pub fn render(results: &[(&str, &BenchResult)]) -> String {
 }
 
 /// A rate without decimals, its thousands apart: `1 234 567`.
-fn grouped(value: f64) -> String {
+pub(super) fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (index, digit) in digits.chars().enumerate() {

@@ -1,11 +1,11 @@
 //! [`Streams`]: which reads of a host follow each other, and what is to be read from the disk before it is
 //! asked for. Pure: it knows page numbers and nothing else.
 //!
-//! - *Sequential*: a read that begins within [`NEAR`] pages of where another one of the same host ended,
+//! - *Sequential*: a read that begins within `NEAR` pages of where another one of the same host ended,
 //!   as queues reorder. From the third of them on a window of pages is fetched; whenever half of it is used,
 //!   the next one, twice as large, up to the largest.
 //! - *Strided*: three reads at the same distance. The next places are fetched, 1, 2, 4, up to
-//!   [`STRIDES_MAX`].
+//!   `STRIDES_MAX`.
 //!
 //! Pages that were evicted before anybody has asked for them say that the window is too large: it is halved
 //! at each fetch that finds some, and a stream whose window is the smallest already begins anew.

@@ -69,7 +69,7 @@ counts! {
     written,
     /// Pages that were read into a frame and not kept, because a write came.
     doomed,
-    /// Of the pages of reads, those of the sample of [`super::sizes`]. Of no host.
+    /// Of the pages of reads, those of pages of the sample (`sizes.rs`). Of no host.
     sampled,
     /// Of those, what a cache of half the size would have had.
     half,

@@ -21,7 +21,7 @@
 //! - An entry is removed before its frame can be free, by who invalidated the frame and still has it
 //!   pinned, or by its filler. So at most one entry names a frame.
 //!
-//! Insertions of one page exclude each other by the lock of its shard ([`super::shared`]). Finding and
+//! Insertions of one page exclude each other by the lock of its shard (`shared.rs`). Finding and
 //! invalidating take no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};

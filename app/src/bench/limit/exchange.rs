@@ -108,22 +108,9 @@ fn run_end<R: Role>(
 pub(super) fn connect(plan: &Plan) -> Result<(Vec<TcpStream>, Vec<TcpStream>), LimitError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
-    let address = listener.local_addr().map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
     let (mut serving, mut requesting) = (Vec::new(), Vec::new());
     for _ in 0..plan.connections {
-        let ours = TcpStream::connect(address).map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
-        // Somebody else on this machine may connect too; wait for the one that we know.
-        let name = ours.local_addr().map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
-        let theirs = loop {
-            let (socket, peer) =
-                listener.accept().map_err(LimitError::socket("cannot accept on 127.0.0.1"))?;
-            if peer == name {
-                break socket;
-            }
-        };
-        for socket in [&ours, &theirs] {
-            prepare(socket, plan)?;
-        }
+        let (theirs, ours) = connect_pair(&listener, plan.congestion.as_deref())?;
         set_buffers(&theirs, plan.socket_buffer_bytes)?;
         serving.push(theirs);
         requesting.push(ours);
@@ -131,10 +118,31 @@ pub(super) fn connect(plan: &Plan) -> Result<(Vec<TcpStream>, Vec<TcpStream>), L
     Ok((serving, requesting))
 }
 
-fn prepare(socket: &TcpStream, plan: &Plan) -> Result<(), LimitError> {
+/// A connection: its serving and its requesting end.
+pub(super) fn connect_pair(
+    listener: &TcpListener,
+    congestion: Option<&str>,
+) -> Result<(TcpStream, TcpStream), LimitError> {
+    let address = listener.local_addr().map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
+    let ours = TcpStream::connect(address).map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
+    // Somebody else on this machine may connect too; wait for the one that we know.
+    let name = ours.local_addr().map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
+    let theirs = loop {
+        let (socket, peer) = listener.accept().map_err(LimitError::socket("cannot accept on 127.0.0.1"))?;
+        if peer == name {
+            break socket;
+        }
+    };
+    for socket in [&ours, &theirs] {
+        prepare(socket, congestion)?;
+    }
+    Ok((theirs, ours))
+}
+
+fn prepare(socket: &TcpStream, congestion: Option<&str>) -> Result<(), LimitError> {
     socket.set_nodelay(true).map_err(LimitError::socket("cannot set TCP_NODELAY"))?;
     socket.set_nonblocking(true).map_err(LimitError::socket("cannot make a socket non-blocking"))?;
-    if let Some(name) = &plan.congestion {
+    if let Some(name) = congestion {
         set_tcp_congestion(socket, name).map_err(|error| {
             LimitError::socket("cannot set the congestion control (--congestion)")(error.into())
         })?;

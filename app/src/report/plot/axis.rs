@@ -1,4 +1,4 @@
-//! The two axes of a latency plot: where a value lies, which ticks are drawn and how they read.
+//! The axes of the plots: where a value lies, which ticks are drawn and how they read.
 
 use std::ops::Range;
 
@@ -6,9 +6,12 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 
 use super::super::table::figures;
 use super::percentile_of;
+use crate::size::Bytes;
 
 /// Ticks that a linear axis has at most.
 const LINEAR_TICKS_MAX: f64 = 10.0;
+/// Steps between ticks that an axis of sizes has at most.
+const SIZE_TICKS_MAX: u32 = 10;
 /// Where the median lies on the axis of nines: log10(2).
 const MEDIAN_NINES: f64 = std::f64::consts::LOG10_2;
 
@@ -138,6 +141,62 @@ impl ValueFormatter<f64> for LatencyAxis {
     }
 }
 
+/// An axis from the first to the last of its ticks, each with its text.
+pub(in super::super) struct TickAxis {
+    ticks: Vec<(f64, String)>,
+    is_logarithmic: bool,
+}
+
+impl TickAxis {
+    /// From 0 to 100.
+    pub(in super::super) fn percent() -> TickAxis {
+        let ticks = (0..=10u8).map(|tick| (f64::from(tick) * 10.0, (tick * 10).to_string()));
+        TickAxis { ticks: ticks.collect(), is_logarithmic: false }
+    }
+
+    /// Powers of two that enclose sizes of `least` to `most` bytes; not each where they are many.
+    pub(in super::super) fn sizes(least: u64, most: u64) -> TickAxis {
+        let first = least.max(1).ilog2();
+        let last = (most.max(1) - 1).checked_ilog2().map_or(0, |below| below + 1).max(first + 1);
+        let stride = (last - first).div_ceil(SIZE_TICKS_MAX);
+        let powers = (0..=(last - first).div_ceil(stride)).map(|tick| first + tick * stride);
+        let tick = |power: u32| (f64::from(power).exp2(), Bytes::new(1 << power.min(63)).to_string());
+        TickAxis { ticks: powers.map(tick).collect(), is_logarithmic: true }
+    }
+}
+
+impl Ranged for TickAxis {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        let Range { start, end } = self.range();
+        let share = if self.is_logarithmic {
+            (value / start).ln() / (end / start).ln()
+        } else {
+            (value - start) / (end - start)
+        };
+        place(share, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        let ticks = self.ticks.iter().map(|(value, _)| *value);
+        if hint.weight().allow_light_points() { Vec::new() } else { ticks.collect() }
+    }
+
+    fn range(&self) -> Range<f64> {
+        let value = |tick: Option<&(f64, String)>| tick.map_or(1.0, |(value, _)| *value);
+        value(self.ticks.first())..value(self.ticks.last())
+    }
+}
+
+impl ValueFormatter<f64> for TickAxis {
+    fn format_ext(&self, value: &f64) -> String {
+        let tick = self.ticks.iter().find(|(tick, _)| tick.total_cmp(value).is_eq());
+        tick.map(|(_, text)| text.clone()).unwrap_or_default()
+    }
+}
+
 /// The pixel at `share` (0 ..= 1) of the way from the first to the last.
 fn place(share: f64, (first, last): (i32, i32)) -> i32 {
     let pixel = f64::from(first) + share * f64::from(last - first);
@@ -181,6 +240,23 @@ mod tests {
             );
         }
         assert_eq!(LatencyAxis::linear(42.0).ticks.len(), 10, "0, 5, .. 45");
+    }
+
+    #[test]
+    fn sizes_lie_between_powers_of_two() {
+        let texts = |least, most| -> Vec<String> {
+            TickAxis::sizes(least, most).ticks.into_iter().map(|(_, text)| text).collect()
+        };
+        assert_eq!(texts(8 << 20, 40 << 20), ["8 MiB", "16 MiB", "32 MiB", "64 MiB"]);
+        assert_eq!(texts(1 << 30, 1 << 30), ["1 GiB", "2 GiB"]);
+        let wide = texts(64 << 10, 8 << 40);
+        assert_eq!((wide.len(), wide[1].as_str(), wide[9].as_str()), (10, "512 KiB", "8 TiB"));
+        let axis = TickAxis::sizes(8 << 20, 32 << 20);
+        assert_eq!(
+            [8, 16, 32].map(|mib: u32| axis.map(&(f64::from(mib) * 1_048_576.0), (0, 100))),
+            [0, 50, 100]
+        );
+        assert_eq!(TickAxis::percent().map(&30.0, (100, 0)), 70);
     }
 
     #[test]

@@ -471,8 +471,8 @@ impl<W: Word> Drop for Pin<'_, W> {
     }
 }
 
-/// The right to write a frame: of who allocated it. Ends by [`Filling::publish`], [`Filling::detach`] or
-/// [`Filling::give_up`].
+/// The right to write a frame: of who allocated it. Ends by [`Filling::publish`],
+/// [`Filling::publish_unread`] or [`Filling::detach`].
 #[must_use = "dropped, its frame is never free again"]
 pub struct Filling<'a, W: Word = AtomicU64> {
     words: &'a FrameWords<W>,
