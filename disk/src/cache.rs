@@ -34,6 +34,7 @@ mod plan;
 pub mod policy;
 mod shared;
 mod sizes;
+mod sweeps;
 mod switch;
 #[cfg(test)]
 mod tests;

@@ -384,6 +384,10 @@ impl Disk for DelayCore {
     /// What the disk below has ended comes back in the next poll, the rest once that has ended it. The
     /// device does not work on them any more: else hosts that give up too early and come again would have it
     /// do ever more for nobody.
+    fn may_still_write(&self, range: BlockRange) -> bool {
+        self.inner.may_still_write(range)
+    }
+
     fn forget(&mut self, owner: Owner) -> usize {
         self.inner.forget(owner);
         let mut count = self.ready.iter().filter(|done| done.token.owner() == owner).count();

@@ -451,6 +451,10 @@ impl Disk for FaultCore {
     }
 
     /// A held command is at a slow medium and cannot be cancelled: its effect may still come.
+    fn may_still_write(&self, range: BlockRange) -> bool {
+        self.inner.may_still_write(range)
+    }
+
     fn forget(&mut self, owner: Owner) -> usize {
         self.inner.forget(owner);
         let own = |token: Token| token.owner() == owner;

@@ -382,6 +382,13 @@ pub trait Disk {
     /// the medium any more. It submits nothing after this.
     fn forget(&mut self, owner: Owner) -> usize;
 
+    /// True while a write of some of these blocks, of any core, that has ended with an error may still change
+    /// them. Where every write has done all it does when it ends: never.
+    fn may_still_write(&self, range: BlockRange) -> bool {
+        let _ = range;
+        false
+    }
+
     /// The configuration has changed: what the source was told before takes effect on this core.
     fn reconfigure(&mut self) {}
 

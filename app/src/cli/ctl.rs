@@ -247,6 +247,12 @@ pub enum DiskVerb {
         /// Who keeps what a host was given
         #[arg(long, value_parser = ["shared", "exclusive"])]
         mode: Option<String>,
+        /// Most that is read ahead of a stream; 0: nothing
+        #[arg(long, value_name = "SIZE")]
+        read_ahead: Option<Bytes>,
+        /// Nobody else writes to the far namespace: for the first cache of a remote disk
+        #[arg(long)]
+        sole_writer: bool,
     },
     /// Remove a disk and the namespace of it
     Remove {

@@ -18,8 +18,11 @@ pub fn answer(verb: &DiskVerb, ask: Ask<'_>) -> Answer {
         DiskVerb::List => shown(ask("bdev_get_bdevs", json!({})), show::disks),
         DiskVerb::Add(disk) => add(disk, ask),
         DiskVerb::Resize { name, size } => resize(name, *size, ask),
-        DiskVerb::Cache { name, size, policy, mode } => {
-            let params = json!({ "name": name, "size": size.get(), "policy": policy, "mode": mode });
+        DiskVerb::Cache { name, size, policy, mode, read_ahead, sole_writer } => {
+            let params = json!({
+                "name": name, "size": size.get(), "policy": policy, "mode": mode,
+                "read_ahead": read_ahead.map(Bytes::get), "sole_writer": sole_writer.then_some(true),
+            });
             cache(name, *size, params, ask)
         }
         DiskVerb::Remove { name } => remove(name, ask),

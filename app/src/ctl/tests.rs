@@ -232,10 +232,10 @@ fn each_verb_of_disks_is_a_call_by_their_kind() {
             "resized disk file0 to 1 GiB",
         ),
         (
-            "disk cache file0 64MiB --policy lru",
+            "disk cache far0 64MiB --policy lru --read-ahead 0 --sole-writer",
             "spindle_disk_cache",
-            json!({ "name": "file0", "size": 64 << 20, "policy": "lru" }),
-            "disk file0 has a cache of 64 MiB",
+            json!({ "name": "far0", "size": 1 << 26, "policy": "lru", "read_ahead": 0, "sole_writer": true }),
+            "disk far0 has a cache of 64 MiB",
         ),
         (
             "disk cache file0 0",

@@ -162,6 +162,12 @@ pub fn cache(edit: &mut Edit<'_>, args: &Args) -> Answer {
                 cache.insert(key, value(word));
             }
         }
+        if let Some(bytes) = args.whole("read_ahead") {
+            cache.insert("read_ahead", size_text(bytes));
+        }
+        if args.flag("sole_writer") {
+            cache.insert("sole_writer", value(true));
+        }
     }
     Ok(json!(true))
 }

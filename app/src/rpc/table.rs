@@ -275,6 +275,12 @@ pub static METHODS: &[Method] = &[
                 "Which page goes; without it as it is, or s3-fifo.",
             ),
             may("mode", Kind::Word(&["shared", "exclusive"]), "Without it as it is, or shared."),
+            may("read_ahead", ANY, "Bytes, as in the file. Without it as it is, or 256 KiB."),
+            may(
+                "sole_writer",
+                Kind::Flag,
+                "true as in the file, which a remote disk's first cache needs; false changes nothing.",
+            ),
         ],
         "Put a cache in front of a disk in use, give it another size, which empties it, or take it away.",
         edit_disks::cache,

@@ -9,7 +9,7 @@
 //!                   pool
 //!   write  announce each page, drop what there is of it -> inner disk
 //!            -> whole pages that were in the cache are entered again -> end of the write -> Done
-//!          many pages: sweep the frames, some in each poll -> inner disk -> end of the sweep -> Done
+//!          many pages: drop them, some in each poll -> inner disk -> end of the sweep -> Done
 //!   others go to the inner disk as they are
 //! ```
 
@@ -27,6 +27,7 @@ use super::counts::{CoreCounts, NOBODY};
 use super::index::{Found, NO_FRAME, Place};
 use super::plan::{Means, Plan, Run};
 use super::shared::{Admission, Shared, Stay};
+use super::sweeps::Sweep;
 use crate::shape::block_shift;
 use crate::{
     Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
@@ -42,8 +43,6 @@ const HIT_PAGES_MAX: u64 = 512;
 const STAYS_MAX: usize = 32;
 /// Pages of the longest write that announces each of them; a longer one sweeps the frames.
 const ANNOUNCED_PAGES_MAX: u64 = 1024;
-/// Frames that a sweep looks at in one poll: some microseconds.
-const SWEPT_FRAMES: u32 = 512;
 /// Reads of several pages for which a core is ready before the first. Beyond, memory is taken as they come.
 const READY_MAX: usize = 64;
 /// Its pieces, and its data.
@@ -108,12 +107,12 @@ enum Entry {
         stays: Vec<Stay>,
     },
     /// A write that the inner disk has, after a sweep.
-    Swept(Token),
-    /// A write for which the frames are being swept, from this one on.
+    Swept(Token, Sweep),
+    /// A write whose pages are being dropped. `None`: not begun.
     Sweeping {
         token: Token,
         pages: std::ops::Range<u64>,
-        frame: u32,
+        sweep: Option<Sweep>,
         call: Call,
     },
     Read(Read),
@@ -194,7 +193,7 @@ impl Side {
                 let counts = self.counts.whose(read.request.client);
                 Some((read, Means { shared: &self.shared, frames: &self.frames, counts }))
             }
-            Some(Entry::Passed(_) | Entry::Write { .. } | Entry::Swept(_) | Entry::Sweeping { .. })
+            Some(Entry::Passed(_) | Entry::Write { .. } | Entry::Swept(..) | Entry::Sweeping { .. })
             | None => None,
         }
     }
@@ -269,8 +268,10 @@ impl Drop for Side {
                     read.plan.clear(&self.means(NOBODY));
                 }
                 Some(Entry::Write { pages, stays, .. }) => self.end_write(pages, stays),
-                Some(Entry::Swept(_) | Entry::Sweeping { .. }) => self.shared.end_sweep(),
-                Some(Entry::Passed(_)) | None => {}
+                Some(Entry::Swept(_, sweep) | Entry::Sweeping { sweep: Some(sweep), .. }) => {
+                    self.shared.sweeps.end(&sweep);
+                }
+                Some(Entry::Passed(_) | Entry::Sweeping { sweep: None, .. }) | None => {}
             }
         }
     }
@@ -342,8 +343,7 @@ impl CachedCore {
     fn write(&mut self, token: Token, range: BlockRange, call: Call) -> Option<Done> {
         let pages = self.pages(range);
         if pages.end - pages.start > ANNOUNCED_PAGES_MAX {
-            self.side.shared.begin_sweep();
-            let slot = self.side.enter(Entry::Sweeping { token, pages, frame: 0, call });
+            let slot = self.side.enter(Entry::Sweeping { token, pages, sweep: None, call });
             self.sweeping.push_back(slot);
             return None;
         }
@@ -367,13 +367,16 @@ impl CachedCore {
     fn step_sweeps(&mut self) {
         let Some(slot) = self.sweeping.pop_front() else { return };
         let Some(entry) = self.side.entries.get_mut(slot as usize) else { return };
-        let Some(Entry::Sweeping { token, pages, frame, .. }) = entry else { return };
-        if let Some(next) = self.side.shared.sweep(*frame, SWEPT_FRAMES, pages) {
-            *frame = next;
-            return self.sweeping.push_front(slot);
+        let Some(Entry::Sweeping { token, pages, sweep, .. }) = entry else { return };
+        let Shared { sweeps, index, frames, .. } = &*self.side.shared;
+        if sweep.is_none() {
+            *sweep = sweeps.begin(pages.clone());
         }
+        let Some(ended) = sweep.take_if(|sweep| sweeps.step(sweep, index, frames.words())) else {
+            return self.sweeping.push_front(slot);
+        };
         let token = *token;
-        let Some(Entry::Sweeping { call, .. }) = entry.replace(Entry::Swept(token)) else { return };
+        let Some(Entry::Sweeping { call, .. }) = entry.replace(Entry::Swept(token, ended)) else { return };
         if let Some(done) = self.call(token, slot, call) {
             self.ready.push_back(done);
         }
@@ -399,8 +402,8 @@ impl CachedCore {
                 self.side.end_write(pages, stays);
                 token
             }
-            Entry::Swept(token) => {
-                self.side.shared.end_sweep();
+            Entry::Swept(token, sweep) => {
+                self.side.shared.sweeps.end(&sweep);
                 token
             }
             Entry::Sweeping { .. } | Entry::Read(_) => {
@@ -515,7 +518,11 @@ impl CachedCore {
         let mut plan = self.side.plans.pop().unwrap_or_else(Plan::new);
         let means = self.side.means(request.client);
         let counts = means.counts.host;
-        if bytes == 0 || is_last_part || is_too_long || plan.make(&means, offset, bytes).is_err() {
+        if bytes == 0
+            || is_last_part
+            || is_too_long
+            || plan.make(&means, offset, bytes, is_once(request)).is_err()
+        {
             counts.passed.add(count);
             self.side.plans.push(plan);
             return Prepared::Pool;
@@ -526,8 +533,10 @@ impl CachedCore {
         for page in pages.filter(|page| !is_once(request) && self.side.shared.sizes.has(*page)) {
             sample(&self.side, &mut self.samples, page);
         }
-        self.on_read(request, offset / FRAME, count);
-        if self.side.shared.wants_touches {
+        if !is_once(request) {
+            self.on_read(request, offset / FRAME, count);
+        }
+        if self.side.shared.wants_touches && !is_once(request) {
             plan.kept().for_each(|frame| touch(&self.side.shared, &mut self.touches, frame));
         }
         if hits == count {
@@ -548,6 +557,8 @@ impl CachedCore {
             None => {
                 let mut plan = self.side.plans.pop().unwrap_or_else(Plan::new);
                 (plan.offset, plan.bytes) = self.offset_and_bytes(request);
+                let pages = u64::from(plan.bytes).div_ceil(FRAME);
+                self.side.counts.of(request.client).passed.add(pages);
                 (plan, true)
             }
         };
@@ -558,12 +569,16 @@ impl CachedCore {
 
     /// Give the inner disk the pieces that are to be read, as far as it has room.
     fn submit_runs(&mut self, slot: u32) {
-        while let Some((read, _)) = self.side.read(slot).filter(|_| self.pieces < self.depth) {
+        while let Some((read, means)) = self.side.read(slot).filter(|_| self.pieces < self.depth) {
             let Some(Run { page, buf }) = read.plan.runs.pop() else { return };
             read.at_disk += 1;
             self.pieces += 1;
             let blocks = u32::try_from(buf.len() >> self.shift).unwrap_or(0);
             let range = BlockRange { lba: (page * FRAME) >> self.shift, blocks };
+            // The pages are entered already: a write that ends later has doomed them, and is not asked about.
+            if self.inner.may_still_write(range) {
+                read.plan.doom(&means, page..page + buf.len() as u64 / FRAME);
+            }
             let request = IoRequest { range, ..read.request };
             if let Some(done) = self.inner.submit(Self::inner_token(FILLS, slot), &request, Some(buf)) {
                 self.on_piece(slot, done);
@@ -613,7 +628,6 @@ impl CachedCore {
         read.plan.clear(&means);
         let (request, bytes) = (read.request, read.plan.bytes);
         let Some(buf) = self.pool.take(bytes) else { return self.waiting.push_back(slot) };
-        self.side.counts.of(request.client).passed.add(u64::from(bytes).div_ceil(FRAME));
         self.side.end_read(slot);
         if let Some(done) = self.pass_on(token, Call::Op(request, Some(buf))) {
             self.ready.push_back(done);
@@ -648,12 +662,14 @@ impl CachedCore {
             }
             Entry::Sweeping { token, .. } if token.owner() == owner => {
                 let token = *token;
-                self.side.shared.end_sweep();
                 self.sweeping.retain(|other| *other != slot);
-                let Some(Entry::Sweeping { call, .. }) = self.side.leave(slot) else { return None };
+                let Some(Entry::Sweeping { call, sweep, .. }) = self.side.leave(slot) else { return None };
+                if let Some(sweep) = sweep {
+                    self.side.shared.sweeps.end(&sweep);
+                }
                 Some(Done::cancelled(token, call.into_buf()))
             }
-            Entry::Sweeping { .. } | Entry::Passed(_) | Entry::Write { .. } | Entry::Swept(_) => None,
+            Entry::Sweeping { .. } | Entry::Passed(_) | Entry::Write { .. } | Entry::Swept(..) => None,
         }
     }
 }
@@ -731,6 +747,10 @@ impl Disk for CachedCore {
             done.push(ready);
         }
         is_busy
+    }
+
+    fn may_still_write(&self, range: BlockRange) -> bool {
+        self.inner.may_still_write(range)
     }
 
     /// Pieces that fill frames go on: others may wait for the pages.

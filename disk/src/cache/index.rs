@@ -273,6 +273,13 @@ impl<W: Word> Index<W> {
         debug_assert!(before & WRITES != 0, "a write ends that has not begun");
     }
 
+    /// A write that has been made known otherwise is to change the page: nothing of before is found from now
+    /// on, and who enters the page after this sees what the caller did before it.
+    pub fn sweep_page(&self, words: &FrameWords<W>, place: Place) {
+        self.control(place).fetch_add(SEQUENCE, Ordering::AcqRel);
+        self.invalidate(words, place);
+    }
+
     /// Drop what there is of the page. Its hits, when it could be found until now.
     pub fn invalidate(&self, words: &FrameWords<W>, place: Place) -> Option<u8> {
         let mut found = None;

@@ -97,17 +97,23 @@ impl Plan {
         self.offset / FRAME
     }
 
-    /// Look each page up, and enter those that are missing.
+    /// Look each page up, and enter those that are missing. `is_once`: the host does not read them again.
     ///
     /// # Errors
     /// [`NoFrame`] when one cannot be had; the plan is empty again.
-    pub(super) fn make(&mut self, means: &Means<'_>, offset: u64, bytes: u32) -> Result<(), NoFrame> {
+    pub(super) fn make(
+        &mut self,
+        means: &Means<'_>,
+        offset: u64,
+        bytes: u32,
+        is_once: bool,
+    ) -> Result<(), NoFrame> {
         (self.offset, self.bytes) = (offset, bytes);
         let end = (offset + u64::from(bytes)).div_ceil(FRAME);
         let mut open = None;
         for page in self.first_page()..end {
             let place = means.shared.index.place(page);
-            let looked = look(means, place);
+            let looked = look(means, place, is_once);
             let Ok(looked) = looked else {
                 close(means, &mut self.runs, open.take());
                 self.clear(means);
@@ -167,7 +173,7 @@ impl Plan {
             if !matches!(state, Page::Waiting) {
                 continue;
             }
-            match look(means, means.shared.index.place(page))? {
+            match look(means, means.shared.index.place(page), false)? {
                 Looked::Kept(pin, is_first) => {
                     means.counts.host.joined.add(1);
                     means.counts.host.late.add(u64::from(is_first));
@@ -232,15 +238,20 @@ impl Plan {
     /// The disk has not given buffers back: what is still to be read will not be. It may write to their
     /// frames until it drops the buffers; then they are free.
     pub(super) fn on_lost(&mut self, means: &Means<'_>) {
+        self.doom(means, 0..u64::MAX);
+        self.pages.iter_mut().filter(|page| matches!(page, Page::Own(_))).for_each(|it| *it = Page::Waiting);
+    }
+
+    /// Those of these pages that this read fills are for itself alone.
+    pub(super) fn doom(&self, means: &Means<'_>, pages: std::ops::Range<u64>) {
         let words = means.shared.words();
-        for (page, state) in (self.first_page()..).zip(&mut self.pages) {
+        for (page, state) in (self.first_page()..).zip(&self.pages).filter(|(page, _)| pages.contains(page)) {
             let Page::Own(frame) = *state else { continue };
             // Dropped before, it may be another page's by now.
             if let Some(pin) = words.pin(frame).filter(|pin| pin.page() == page) {
                 pin.invalidate();
                 means.shared.index.remove(words, means.shared.index.place(page), frame);
             }
-            *state = Page::Waiting;
         }
     }
 
@@ -264,11 +275,12 @@ enum Looked<'a> {
     Waiting,
 }
 
-fn look<'a>(means: &Means<'a>, place: Place) -> Result<Looked<'a>, NoFrame> {
+/// `is_once`: that it is found counts for nothing.
+fn look<'a>(means: &Means<'a>, place: Place, is_once: bool) -> Result<Looked<'a>, NoFrame> {
     let shared = means.shared;
     match shared.index.find(shared.words(), place) {
         Found::Present(pin) => {
-            let is_first = pin.warm();
+            let is_first = !is_once && pin.warm();
             return Ok(Looked::Kept(pin, is_first));
         }
         Found::Filling => return Ok(Looked::Waiting),

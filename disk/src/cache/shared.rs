@@ -5,12 +5,9 @@
 //! next turn.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use spindle_reactor::mem::{
-    CacheFrames, FRAME_BYTES, Filling, FrameWords, Invalidated, Pin, RegionError, Shard,
-};
+use spindle_reactor::mem::{CacheFrames, FRAME_BYTES, Filling, FrameWords, Pin, RegionError, Shard};
 
 use super::counts::{AllCounts, Whose};
 use super::ghost::Ghost;
@@ -18,6 +15,7 @@ use super::index::{Found, Index, Inserted, Place, Write, mix};
 use super::lists::LIST_BYTES;
 use super::policy::{Came, Exclusive, Frames, Lru, Policy, S3Fifo, State};
 use super::sizes::Sizes;
+use super::sweeps::{RANGES, Sweeps};
 use super::{CacheMode, CacheSpec, PolicyKind};
 
 /// Fewest frames of a shard: with fewer, pages that fall into one shard by chance cost hits.
@@ -40,18 +38,13 @@ pub(super) struct Shared {
     pub(super) frames: Arc<CacheFrames>,
     pub(super) index: Index,
     shards: Box<[Mutex<ShardState>]>,
-    /// Writes in flight that sweep the frames instead of announcing each of their pages (lower 32 bits), and
-    /// how many there have been.
-    sweeps: AtomicU64,
+    pub(super) sweeps: Sweeps,
     pub(super) counts: Arc<AllCounts>,
     pub(super) sizes: Sizes,
     pub(super) wants_touches: bool,
     /// The inner disk's device reaches the frames for as long as this is here.
     pub(super) mapped: Option<Box<dyn Any + Send + Sync>>,
 }
-
-/// The next sweep.
-const SWEEP: u64 = 1 << 32;
 
 /// A write of a page that was in the cache: the page may stay, if no other write comes.
 #[derive(Debug, Clone, Copy)]
@@ -119,7 +112,7 @@ impl Shared {
             frames,
             wants_touches: policy().wants_touches(),
             shards: rights.into_iter().map(shard).collect(),
-            sweeps: AtomicU64::new(0),
+            sweeps: Sweeps::new(RANGES),
             counts: Arc::default(),
             sizes: Sizes::new(spec, shards * shard_frames),
             mapped: None,
@@ -178,9 +171,13 @@ impl Shared {
             // A doomed frame is filled for the one read that it was taken for.
             Inserted::Clean | Inserted::Doomed => {}
         }
-        // The frame is Filling since before this; a sweep that began later finds it so.
-        let sweeps = self.sweeps.load(Ordering::Acquire);
-        if stay.map_or(!sweeps.is_multiple_of(SWEEP), |stay| sweeps != stay.sweeps) {
+        // It is Filling, and entered, since before this; a sweep that began later finds it so.
+        let is_swept = match stay {
+            None => self.sweeps.covers(place.page()),
+            // One that began and ended meanwhile has dropped the page before the frame was entered.
+            Some(stay) => self.sweeps.seen() != Some(stay.sweeps),
+        };
+        if is_swept {
             filling.doom();
             self.index.remove(words, place, filling.frame());
         }
@@ -237,42 +234,14 @@ impl Shared {
     /// A write of the page begins: see [`Index::begin_write`]. `Some`: the page may stay in the cache.
     pub(super) fn begin_write(&self, page: u64) -> Option<Stay> {
         let write = self.index.begin_write(self.words(), self.index.place(page));
-        let sweeps = self.sweeps.load(Ordering::Acquire);
-        let heat = write.heat.filter(|_| write.is_alone && sweeps.is_multiple_of(SWEEP))?;
+        let sweeps = self.sweeps.seen()?;
+        let heat = write.heat.filter(|_| write.is_alone)?;
         Some(Stay { page, heat, write, sweeps })
-    }
-
-    /// From now on nothing is published, until [`Shared::end_sweep`].
-    pub(super) fn begin_sweep(&self) {
-        self.sweeps.fetch_add(SWEEP + 1, Ordering::AcqRel);
-    }
-
-    pub(super) fn end_sweep(&self) {
-        self.sweeps.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Drop the pages `pages` of up to `count` frames from `frame` on. Where to go on; `None`: that was
-    /// the last.
-    pub(super) fn sweep(&self, frame: u32, count: u32, pages: &std::ops::Range<u64>) -> Option<u32> {
-        let words = self.words();
-        let end = frame.saturating_add(count).min(words.len());
-        for frame in frame..end {
-            // The pin is an addition to the word: a frame that is allocated later is so by one who sees
-            // the sweep.
-            let pin = words.pin(frame)?;
-            let page = pin.page();
-            if pages.contains(&page) && pin.invalidate() != Invalidated::Before {
-                self.index.remove(words, self.index.place(page), frame);
-            }
-        }
-        (end < words.len()).then_some(end)
     }
 
     /// Drop all: others may have written to the disk before this.
     pub(super) fn drop_all(&self) {
-        self.begin_sweep();
-        self.sweep(0, u32::MAX, &(0..u64::MAX));
-        self.end_sweep();
+        self.sweeps.everything(&self.index, self.words());
     }
 }
 

@@ -53,10 +53,11 @@ impl Sizes {
         shape(frames).0.iter().map(|frames| u64::from(*frames) * FRAME_BYTES).sum()
     }
 
-    /// True of the pages of the sample. The golden ratio spreads also pages that follow each other.
+    /// True of the pages of the sample. The golden ratio spreads also pages that follow each other. Page 0,
+    /// which is read more than others, is not in it: it would count for many.
     #[inline]
     pub(super) fn has(&self, page: u64) -> bool {
-        page.wrapping_mul(0x9E37_79B9_7F4A_7C15) < self.below
+        page.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) < self.below
     }
 
     /// These pages of the sample were read. While another core is at it, they are left out.

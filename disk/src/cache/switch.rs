@@ -344,6 +344,10 @@ impl Disk for SwitchedCore {
         is_busy
     }
 
+    fn may_still_write(&self, range: BlockRange) -> bool {
+        self.as_disk().may_still_write(range)
+    }
+
     fn reconfigure(&mut self) {
         self.told = self.switch.lock().request;
         self.step();

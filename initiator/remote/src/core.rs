@@ -12,7 +12,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use spindle_disk::{
-    Abilities, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner, Token,
+    Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner,
+    Token,
 };
 use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::{Failure, Options, Refused, Why};
@@ -535,6 +536,12 @@ impl<F: Far> Disk for RemoteCore<F> {
             done.push(ready);
         }
         has_worked
+    }
+
+    fn may_still_write(&self, range: BlockRange) -> bool {
+        // The view may be older than an entry that another core has made.
+        (self.view.has_entries || self.news != self.shared.news())
+            && self.shared.with_ledger(self.now, |ledger| ledger.is_blocked(NEWEST, range, true))
     }
 
     fn forget(&mut self, owner: Owner) -> usize {

@@ -338,14 +338,26 @@ fn a_far_target_that_says_nothing_has_ended_an_association_after_its_time() {
 fn a_command_fails_in_time_and_its_blocks_take_no_other_write_until_its_completion_comes() {
     let mut world = World::new(2);
     world.write(0, 1, 8);
-    world.pass(Nanos::from_secs(26));
+    let may_change =
+        |world: &World, core: usize, lba| world.cores[core].may_still_write(BlockRange { lba, blocks: 8 });
+    assert!(!may_change(&world, 1, 8), "it has not ended");
+    world.pass(Nanos::from_secs(24));
+    world.now += Nanos::from_secs(2);
+    // The other core is not polled.
+    let World { cores, now, done, .. } = &mut world;
+    (0..2).for_each(|_| _ = cores[0].poll(*now, done));
     let taken = world.taken();
     assert_eq!(taken, [(1, Err(DiskError::Internal))]);
     assert_eq!(world.cores[0].in_flight(), 0);
+    for core in 0..2 {
+        assert!(may_change(&world, core, 15), "core {core}");
+        assert!(!may_change(&world, core, 16) && !may_change(&world, core, 0), "core {core}");
+    }
     world.write(1, 2, 8);
     assert_eq!(world.at_far(), [8], "the first");
     world.answer(8);
     assert_eq!(world.at_far(), [8], "the second");
+    assert!(!may_change(&world, 0, 8) && !may_change(&world, 1, 8));
     world.answer(8);
     assert_eq!(world.taken(), [(2, Ok(()))]);
 }
@@ -397,7 +409,10 @@ fn a_write_of_a_gone_host_counts_until_its_first_try_is_over_also_when_it_was_an
     assert_eq!(world.cores[0].forget(Token(0).owner()), 1);
     world.answer(8);
     assert_eq!((world.taken(), world.cores[0].in_flight()), (Vec::new(), 1));
+    let range = BlockRange { lba: 8, blocks: 1 };
+    assert!(world.cores[0].may_still_write(range));
     world.control.over(1);
+    assert!(!world.cores[0].may_still_write(range));
     world.turn();
     assert_eq!(world.taken(), [(1, Err(DiskError::Cancelled))]);
 }

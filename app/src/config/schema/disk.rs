@@ -173,7 +173,7 @@ static CACHE: &[Key] = &[
         "size",
         Kind::Size { min: CACHE_BYTES_MIN, max: CACHE_BYTES_MAX, multiple: 4096 },
         Preset::From("required in this section"),
-        "Bytes of pages. Tables take up to 2 % more. Memory is taken as pages come; with a listener on RDMA, \
+        "Bytes of pages. Tables take about 2 % more. Memory is taken as pages come; with a listener on RDMA, \
          and of an nvme disk, all of it is taken and locked at the start.",
     ),
     key(

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use super::held::HeldDisk;
 use super::rules::{PAGE, Rig, read};
 use super::{CacheMode, CacheSpec, CachedDisk, PolicyKind, spec};
-use crate::DiskSource;
+use crate::{DiskSource, IoRequest};
 
 fn rig(disk_pages: usize, cache_bytes: u64, read_ahead: u32) -> Rig {
     let (inner, control) = HeldDisk::create(512, disk_pages * PAGE);
@@ -33,6 +33,22 @@ fn a_stream_finds_its_pages_and_right_bytes() {
         assert!(counts.ahead - counts.useful <= 64, "{counts:?}");
         rig.assert_at_rest();
     }
+}
+
+#[test]
+fn what_is_read_once_is_not_read_ahead_of_where_it_is_there() {
+    let mut rig = rig(1024, 4 << 20, 256 << 10);
+    // Each page by itself and backwards is no stream.
+    (0..32).rev().for_each(|page| _ = rig.data(page * 7 % 32 * PAGE, PAGE));
+    turns(&mut rig);
+    let before = (rig.reads(), rig.counts().ahead);
+    for page in (0..32).step_by(2) {
+        let once = IoRequest { hints: 6, ..read(page * PAGE, 2 * PAGE) };
+        assert!(rig.begin(1, once).is_some(), "{page}");
+        turns(&mut rig);
+    }
+    assert_eq!((rig.reads(), rig.counts().ahead), before);
+    rig.assert_at_rest();
 }
 
 /// A disk with an arm would seek for each piece.

@@ -21,6 +21,8 @@ pub(super) struct Control {
     pub(super) fails: AtomicU64,
     /// The next writes fail, so many, after they have changed the disk.
     pub(super) fails_writes: AtomicU64,
+    /// Such writes may still change the disk.
+    pub(super) lingers: AtomicBool,
     /// The next reads do not give their buffers back, so many.
     pub(super) loses: AtomicU64,
     /// Such buffers are dropped by the next poll.
@@ -164,6 +166,10 @@ impl Disk for HeldCore {
             }
         }
         !self.pending.is_empty()
+    }
+
+    fn may_still_write(&self, _range: BlockRange) -> bool {
+        self.control.lingers.load(Ordering::SeqCst)
     }
 
     fn forget(&mut self, owner: Owner) -> usize {

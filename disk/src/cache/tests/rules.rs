@@ -171,13 +171,23 @@ fn what_is_read_once_is_answered_where_it_is_there_and_passes_by_otherwise() {
     drop(hit);
     assert_eq!((rig.reads(), rig.source.shared().index.len()), (4, 1));
     let words = rig.source.shared();
-    assert_eq!((0..256).find_map(|frame| words.words().heat(frame)), Some(0), "it is no hit for the policy");
+    let heat = || (0..256).filter_map(|frame| words.words().heat(frame)).max();
+    assert_eq!(heat(), Some(0), "it is no hit for the policy");
+    drop(rig.begin(1, read(PAGE, 2 * PAGE)));
+    rig.wait(1);
+    let before = (heat(), rig.reads());
+    for at in [0, PAGE, 0] {
+        assert!(rig.begin(1, once(at, 2 * PAGE)).is_some(), "two pages that are there");
+    }
+    (0..20).for_each(|_| _ = rig.poll());
+    assert_eq!((heat(), rig.reads()), before, "nor does it read ahead");
+    assert_eq!(words.index.len(), 3);
     // Reserved values, and all others, say nothing of that.
-    for (page, hints) in [(2, 7), (3, 0x0f), (4, 0x46 & !6)] {
+    for (page, hints) in [(5, 7), (8, 0x0f), (11, 0x46 & !6)] {
         assert!(rig.begin(3, IoRequest { hints, ..read(page * PAGE, PAGE) }).is_none());
         assert_eq!(rig.wait(3).result, Ok(()));
     }
-    assert_eq!(rig.source.shared().index.len(), 4);
+    assert_eq!(rig.source.shared().index.len(), 6);
     rig.assert_at_rest();
 }
 
@@ -265,13 +275,85 @@ fn a_long_zeroing_drops_what_it_covers_and_nothing_else() {
     let zeroes = IoRequest::new(Op::WriteZeroes { deallocate: true, fua: false }, range(512, 1500 * PAGE));
     assert!(rig.disk.submit(Token(1), &zeroes, None).is_none());
     let before = rig.reads();
-    // A fill during the sweep is for its own read only.
-    assert_eq!(rig.data(2000 * PAGE, 512), [2000_usize.to_le_bytes()[0]; 512]);
     assert_eq!(rig.wait(1).result, Ok(()));
     assert_eq!(rig.data(512, PAGE - 512), [0; PAGE - 512]);
     assert_eq!(rig.data(0, 512), [0; 512]);
     assert_eq!(rig.data(1500 * PAGE, 1024), [[0; 512], [1500_usize.to_le_bytes()[0]; 512]].concat());
     assert_eq!(rig.reads() - before, 2, "two pages are read anew, each once");
+    rig.assert_at_rest();
+}
+
+/// Page by page where the write has few pages of what the cache has, frame by frame where it has many.
+#[test]
+fn a_fill_during_a_long_write_is_kept_where_that_does_not_change_the_page() {
+    for cache in [4 << 20, 64 << 20] {
+        let mut rig = Rig::new(8192 * PAGE, cache);
+        (0..40).for_each(|page| _ = rig.data((4085 + page) * PAGE, PAGE));
+        rig.control.holds_writes.store(true, SeqCst);
+        let zeroes = IoRequest::new(Op::WriteZeroes { deallocate: true, fua: false }, range(0, 4096 * PAGE));
+        assert!(rig.disk.submit(Token(1), &zeroes, None).is_none());
+        (0..200).for_each(|_| _ = rig.poll());
+        assert_eq!(rig.source.shared().index.len(), 29, "what it changes is dropped when the disk has it");
+        let before = rig.reads();
+        for _ in 0..2 {
+            assert_eq!(rig.data(4095 * PAGE, PAGE), [0; PAGE], "its last page");
+            assert_eq!(rig.data(6000 * PAGE, PAGE), [6000_usize.to_le_bytes()[0]; PAGE]);
+        }
+        assert_eq!(rig.reads() - before, 3, "the page beside it is read once");
+        rig.control.holds_writes.store(false, SeqCst);
+        assert_eq!(rig.wait(1).result, Ok(()));
+        rig.data(4095 * PAGE, PAGE);
+        rig.data(4095 * PAGE, PAGE);
+        assert_eq!(rig.reads() - before, 4, "afterwards it is entered");
+        rig.assert_at_rest();
+    }
+}
+
+#[test]
+fn long_writes_beyond_those_that_the_cache_knows_wait() {
+    let mut rig = Rig::new(2048 * PAGE, 1 << 20);
+    let mut other = rig.other();
+    rig.control.holds_writes.store(true, SeqCst);
+    let zeroes = IoRequest::new(Op::WriteZeroes { deallocate: true, fua: false }, range(0, 2048 * PAGE));
+    for token in 0..33 {
+        assert!(rig.disk.submit(Token(token), &zeroes, None).is_none());
+    }
+    assert!(other.disk.submit(Token(40), &zeroes, None).is_none());
+    (0..100).for_each(|_| _ = rig.poll());
+    (0..100).for_each(|_| _ = other.poll());
+    assert_eq!(rig.data(PAGE, PAGE), [0; PAGE]);
+    assert_eq!(other.disk.forget(Owner(0)), 1);
+    assert_eq!(other.wait(40).result, Err(DiskError::Cancelled), "it is not begun");
+    rig.control.holds_writes.store(false, SeqCst);
+    (0..33).for_each(|token| assert_eq!(rig.wait(token).result, Ok(())));
+    rig.data(PAGE, PAGE);
+    assert_eq!(rig.source.shared().index.len(), 1, "no range is left over");
+    other.assert_at_rest();
+    rig.assert_at_rest();
+}
+
+/// A write to another target that is not answered in time.
+#[test]
+fn a_page_that_a_failed_write_may_still_change_is_read_and_not_entered() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    rig.control.fails_writes.store(1, SeqCst);
+    rig.control.lingers.store(true, SeqCst);
+    rig.write(1, PAGE, PAGE, 7);
+    assert_eq!(rig.wait(1).result, Err(DiskError::MediaWrite));
+    rig.control.bytes.lock().expect("no panic")[PAGE..2 * PAGE].fill(1);
+    assert_eq!(rig.data(PAGE, 2 * PAGE)[..PAGE], [1; PAGE]);
+    let mut ahead = rig.other();
+    (8..12).for_each(|page| _ = ahead.data(page * PAGE, PAGE));
+    (0..20).for_each(|_| _ = ahead.poll());
+    assert!(rig.source.shared().index.is_empty());
+    // It does.
+    rig.control.bytes.lock().expect("no panic")[PAGE..2 * PAGE].fill(7);
+    rig.control.lingers.store(false, SeqCst);
+    for _ in 0..2 {
+        assert_eq!(rig.data(PAGE, PAGE), [7; PAGE]);
+    }
+    assert_eq!(rig.source.shared().index.len(), 1);
+    ahead.assert_at_rest();
     rig.assert_at_rest();
 }
 

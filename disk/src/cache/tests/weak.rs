@@ -14,6 +14,7 @@ use loom::thread;
 use spindle_reactor::mem::{Filling, FrameWords, Shard, Word};
 
 use crate::cache::index::{Found, Index, Inserted, Write};
+use crate::cache::sweeps::Sweeps;
 
 struct Modelled(AtomicU64);
 
@@ -44,6 +45,7 @@ struct World {
     words: FrameWords<Modelled>,
     index: Index<Modelled>,
     shard: Mutex<Shard>,
+    sweeps: Sweeps<Modelled>,
     /// The version on the disk.
     disk: [AtomicU64; 2],
     /// What is in a frame: page and version.
@@ -60,8 +62,8 @@ impl World {
     fn new() -> Arc<World> {
         let (words, mut shards) = FrameWords::new(1, 2);
         let shard = Mutex::new(shards.remove(0));
-        let index = Index::new(2);
-        Arc::new(World { words, index, shard, disk: pair(), content: pair(), acknowledged: pair() })
+        let (index, sweeps) = (Index::new(2), Sweeps::new(1));
+        Arc::new(World { words, index, shard, sweeps, disk: pair(), content: pair(), acknowledged: pair() })
     }
 
     /// A read of a page, with a fill where it is missing.
@@ -100,6 +102,10 @@ impl World {
         }
         let filling = self.words.allocate(&mut shard, page as u64)?;
         assert_ne!(self.index.insert(&self.words, place, &filling, write), Inserted::Full);
+        if write.is_none() && self.sweeps.covers(page as u64) {
+            filling.doom();
+            self.index.remove(&self.words, place, filling.frame());
+        }
         Some(filling)
     }
 
@@ -132,6 +138,20 @@ impl World {
             self.publish(page, version, filling);
         }
         self.index.end_write(place);
+        self.acknowledged[page].store(version, Ordering::Release);
+    }
+
+    /// The same by a long write, which drops its pages one by one or looks at all frames.
+    fn write_long(&self, page: usize, version: u64, is_by_page: bool) {
+        let at = page as u64;
+        let mut sweep = self.sweeps.begin(at..at + 1).expect("it is the only one");
+        if is_by_page {
+            self.index.sweep_page(&self.words, self.index.place(at));
+        } else {
+            assert!(self.sweeps.step(&mut sweep, &self.index, &self.words), "two frames are one step");
+        }
+        self.disk[page].store(version, Relaxed);
+        self.sweeps.end(&sweep);
         self.acknowledged[page].store(version, Ordering::Release);
     }
 
@@ -195,6 +215,18 @@ fn two_writes_of_a_page_that_is_there() {
 #[test]
 fn a_write_and_a_fill() {
     explore(|_| (), |it| it.write(0, 1, false), |it| _ = it.read(0));
+}
+
+#[test]
+fn a_long_write_and_a_fill() {
+    explore(|_| (), |it| it.write_long(0, 1, true), |it| _ = it.read(0));
+    explore(|_| (), |it| it.write_long(0, 1, false), |it| _ = it.read(0));
+}
+
+#[test]
+fn a_long_write_and_a_read_of_a_page_that_is_there() {
+    explore_up_to(2, |it| _ = it.read(0), |it| it.write_long(0, 1, true), |it| _ = it.read(0));
+    explore_up_to(2, |it| _ = it.read(0), |it| it.write_long(0, 1, false), |it| _ = it.read(0));
 }
 
 #[test]

@@ -362,6 +362,21 @@ fn of_known_disks() -> Vec<Case> {
         (ram, size("m0", 1 << 42), "disk[0].size = \"4194304TiB\": |make it smaller"),
         (file, size("r0", 2), "disk[3].size = \"2MiB\": |does not grow; leave the size out"),
         ("spindle_disk_cache", json!({ "name": "f0", "size": 1 }), "disk[2].cache.size = \"1B\": |must be"),
+        (
+            "spindle_disk_cache",
+            json!({ "name": "f0", "size": 1 << 20, "read_ahead": 1 }),
+            "disk[2].cache.read_ahead = \"1B\": |must be",
+        ),
+        (
+            "spindle_disk_cache",
+            json!({ "name": "f0", "size": 1 << 20, "sole_writer": true }),
+            "disk[2].cache.sole_writer: |a file disk has no such key",
+        ),
+        (
+            "spindle_disk_cache",
+            json!({ "name": "far0n1", "size": 1 << 20, "read_ahead": 0 }),
+            ".cache.sole_writer|must be true for a remote disk",
+        ),
         (file, size("f0", 1), "disk[2].size = \"1MiB\": the file has 2097152 bytes|leave the size out"),
     ]);
     cases
@@ -413,5 +428,21 @@ fn what_each_method_refuses_for_what_there_is_names_field_value_and_what_is_allo
         let (act, args) = change(method, params).expect("right");
         let done = served.change(&LogControl::unread(), |edit| act(edit, &args));
         assert!(done.is_ok_and(|(result, next)| result == json!(true) && next.is_none()), "{method}");
+    }
+}
+
+#[test]
+fn a_remote_disk_gets_a_cache_from_who_says_that_nobody_else_writes() {
+    let (_folder, file, mut served) = target();
+    let params = json!({ "name": "far0n1", "size": 1 << 20, "read_ahead": 65536, "sole_writer": true });
+    let resized = json!({ "name": "far0n1", "size": 2 << 20 });
+    for (params, size) in [(params, "1MiB"), (resized, "2MiB")] {
+        let (act, args) = change("spindle_disk_cache", params).expect("right");
+        let done = served.change(&LogControl::unread(), |edit| act(edit, &args));
+        assert_eq!(done.map(|(result, _)| result).map_err(|failure| failure.message), Ok(json!(true)));
+        let text = std::fs::read_to_string(&file).expect("the file");
+        for line in [&format!("size = {size:?}"), "read_ahead = \"64KiB\"", "sole_writer = true"] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
     }
 }
