@@ -245,9 +245,6 @@ pub struct BenchTargetArgs {
     /// takes
     #[arg(long, value_name = "SIZE")]
     pub in_capsule: Option<Bytes>,
-    /// RDMA: what becomes of the registrations of buffers
-    #[arg(long, value_enum, default_value_t = Registration::Batched)]
-    pub registration: Registration,
     /// RDMA: bytes that stay registered
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub registration_bytes: Bytes,
@@ -261,17 +258,6 @@ pub struct BenchTargetArgs {
     pub keep_alive_tmo: u32,
     #[command(flatten)]
     pub output: OutputArgs,
-}
-
-/// What becomes of the registrations of buffers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Registration {
-    /// Made for each command
-    Off,
-    /// Kept; given up one by one
-    PinDown,
-    /// Kept; given up in batches
-    Batched,
 }
 
 /// The ways of `bench limit`.

@@ -82,7 +82,7 @@ pub fn uuid(nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
 }
 
 /// NGUID of a namespace. Bytes 8 to 10 are an organisation's number (Base 2.0 section 4.5.1); ours is a local
-/// one, which the second-lowest bit of byte 8 says, so that it is nobody else's.
+/// one, which the second-lowest bit of byte 8 says, so that no organisation has it.
 pub fn nguid(nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
     let mut bytes = of_namespace("nguid", nqn, nsid, data);
     bytes[8] = bytes[8] & !1 | 2;

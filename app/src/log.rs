@@ -2,8 +2,8 @@
 //!
 //! The level comes from the configuration and follows it at a reload; the environment variable `SPINDLE_LOG`
 //! goes before both, for a look at one room (`SPINDLE_LOG=spindle_tcp=debug,info`). Standard output belongs
-//! to results. A thread of its own writes ([`queue`]), so that a log that nobody reads stops nobody; panics
-//! go the same way.
+//! to results. A thread of its own writes ([`queue`]), so that a log without a reader does not stop a core;
+//! panics go the same way.
 //!
 //! What it does not do: lines that a peer can cause are limited where they are written (`reactor::rate`),
 //! since only there it is known who caused them.
@@ -65,7 +65,7 @@ impl Drop for LogControl {
 }
 
 impl LogControl {
-    /// Of a log that nobody reads, for tests.
+    /// Of a log without a reader, for tests.
     #[cfg(test)]
     pub fn unread() -> LogControl {
         LogControl { filter: None, queue: Queue::new(1).0 }
@@ -124,7 +124,7 @@ fn tell_panics(queue: Queue) {
     }));
 }
 
-/// Write a last message to standard error and wait until it is out, but not for ever: nobody may read it.
+/// Write a last message to standard error and wait a bounded time until it is out: it may have no reader.
 pub fn last_words(text: String) {
     let (done, is_done) = sync_channel(1);
     let write = move || {

@@ -40,7 +40,7 @@ impl Disk for LbaDisk {
         false
     }
 
-    fn forget(&mut self, _owner: Owner) -> usize {
+    fn cancel_owner(&mut self, _owner: Owner) -> usize {
         0
     }
 

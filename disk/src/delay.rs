@@ -381,15 +381,15 @@ impl Disk for DelayCore {
         is_busy
     }
 
-    /// What the disk below has ended comes back in the next poll, the rest once that has ended it. The
-    /// device does not work on them any more: else hosts that give up too early and come again would have it
-    /// do ever more for nobody.
+    /// What the disk below has ended comes back in the next poll, the rest once that has ended it. The device
+    /// does not work on them any more: else hosts that give up too early and reconnect pile up useless work
+    /// for it.
     fn may_still_write(&self, range: BlockRange) -> bool {
         self.inner.may_still_write(range)
     }
 
-    fn forget(&mut self, owner: Owner) -> usize {
-        self.inner.forget(owner);
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
+        self.inner.cancel_owner(owner);
         let mut count = self.ready.iter().filter(|done| done.token.owner() == owner).count();
         for slot in 0..u32::try_from(self.entries.len()).unwrap_or(u32::MAX) {
             let entry = self.entries.get_mut(slot as usize).and_then(Option::as_mut);

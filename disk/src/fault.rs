@@ -455,8 +455,8 @@ impl Disk for FaultCore {
         self.inner.may_still_write(range)
     }
 
-    fn forget(&mut self, owner: Owner) -> usize {
-        self.inner.forget(owner);
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
+        self.inner.cancel_owner(owner);
         let own = |token: Token| token.owner() == owner;
         self.plans.iter().flatten().filter(|plan| own(plan.token)).count()
             + self.held.iter().filter(|held| own(held.token())).count()

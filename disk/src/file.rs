@@ -3,7 +3,7 @@
 //! Each core has a ring of its own with the file and the core's buffers registered; nothing on the data path
 //! is shared but one word that says whether somebody compares and writes.
 //!
-//! The path of a request: `MediumCore` in `disk/src/medium.rs`.
+//! The path of a request: `BackendCore` in `disk/src/backend.rs`.
 //!
 //! With `is_polled` reads and writes go through a second ring, whose completions are asked of the device;
 //! all else, and writes with FUA, which may end with a flush, go through the first. The kernel does not poll
@@ -36,15 +36,15 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::medium::guard::{CORES_MAX, Guard};
+use crate::backend::guard::{CORES_MAX, Guard};
 use crate::medium_id;
 use crate::shape::{resize_error, size_refusal};
 use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, ResizeError, Usage};
 
 pub use open::{FileFacts, FileSpec};
 
-/// How long the file may be held by whoever served it before: the kernel takes milliseconds to end what a
-/// dead target's rings had in flight, more on a slow device.
+/// How long the file may be held by the process that served it before: the kernel takes milliseconds to end
+/// what a dead target's rings had in flight, more on a slow device.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A disk in a file, shared by all cores. See the module.
@@ -172,7 +172,7 @@ impl DiskSource for FileDisk {
             return refuse(allowed);
         }
         let path = shared.path.display();
-        // Whoever asks for a size may have looked at the path, where another file can lie by now.
+        // The caller may have looked at the path, where another file can lie by now.
         match open::is_still_at(&shared.file, &shared.path, shared.is_block_device) {
             Ok(true) => {}
             Ok(false) => return refuse(format!("{path} is another file now than the one that is open")),

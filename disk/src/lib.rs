@@ -21,17 +21,17 @@
 
 #![forbid(unsafe_code)]
 
+mod backend;
 pub mod cache;
 pub mod delay;
 pub mod exports;
 pub mod fault;
 pub mod file;
-mod medium;
 pub mod medium_id;
 pub mod ng;
 pub mod null;
-mod patience;
 pub mod ram;
+mod retry_busy;
 mod shape;
 pub mod signature;
 pub mod source;
@@ -40,11 +40,11 @@ use nvme_spec::status::{Status, StatusType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
+pub use backend::{compare_and_write, guard};
 pub use cache::{CacheChange, CacheCounts, CacheMode, CacheSpec, CacheUse, CachedDisk, PolicyKind};
 pub use delay::{DelayDisk, DelaySpec};
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
 pub use file::{FileDisk, FileFacts, FileSpec};
-pub use medium::guard;
 pub use ng::{NgDisk, NgFacts, NgSpec};
 pub use null::{NullDisk, NullSpec};
 pub use ram::{RamDisk, RamSpec};
@@ -130,7 +130,7 @@ pub struct Abilities {
     /// [`Disk::copy`].
     pub copy: bool,
     /// [`Disk::prepare`] says `Ready` to every Read (a layer that delays it, `Later`), and [`Disk::submit`]
-    /// brings a pin where it is given no buffer: nobody takes a buffer for what is read.
+    /// brings a pin where it is given no buffer: the caller takes no buffer for what is read.
     pub reads_in_place: bool,
 }
 
@@ -165,7 +165,7 @@ pub enum DiskError {
     /// repeats where the device says that it may. Made by [`DiskError::device`].
     #[error("the device says: {0}")]
     Device(Status),
-    /// Its submitter is gone ([`Disk::forget`]): some of it was not done, and will not be.
+    /// Its submitter is gone ([`Disk::cancel_owner`]): some of it was not done, and will not be.
     #[error("cancelled: its submitter is gone")]
     Cancelled,
 }
@@ -380,7 +380,7 @@ pub trait Disk {
     ///
     /// How many are still to come back: once they have, nothing that `owner` submitted on this core reaches
     /// the medium any more. It submits nothing after this.
-    fn forget(&mut self, owner: Owner) -> usize;
+    fn cancel_owner(&mut self, owner: Owner) -> usize;
 
     /// True while a write of some of these blocks, of any core, that has ended with an error may still change
     /// them. Where every write has done all it does when it ends: never.

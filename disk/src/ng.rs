@@ -4,21 +4,21 @@
 //! drive has queues for it, completions are asked of it and no interrupt comes.
 //!
 //! ```text
-//!   MediumCore ── read, write, sync, zero ──> NgMedium ── pieces that the drive takes ──> PassRing ──> drive
-//!                                                ^  │                                        │
-//!                                                └──┴── the next piece, or the same again ───┘
+//!   BackendCore ── read, write, sync, zero ──> NgBackend ── pieces for the drive ──> PassRing ──> drive
+//!                                                ^  │                                 │
+//!                                                └──┴── the next piece, or the same ──┘
 //! ```
 //!
 //! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far
 //! as the drive keeps what it says.
 //!
 //! What it does not do: no metadata, no zoned namespaces. It holds the drive's block device as well, so that
-//! nobody mounts it or serves it twice; another process may still send commands to the generic device.
+//! it is not mounted or served twice; another process may still send commands to the generic device.
 //!
 //! Limits: 1024 requests of a core with the drive, the rest queued; 256 cores; the pieces of a large transfer
 //! go one after another.
 
-mod medium;
+mod backend;
 mod open;
 mod place;
 #[cfg(test)]
@@ -33,18 +33,18 @@ use std::time::Duration;
 use spindle_reactor::uring::PassRing;
 use spindle_reactor::uring::admin::Namespace;
 
-use crate::medium::guard::{CORES_MAX, Guard};
-use crate::medium::{MediumCore, requests_of};
+use crate::backend::guard::{CORES_MAX, Guard};
+use crate::backend::{BackendCore, requests_of};
 use crate::shape::resize_error;
 use crate::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
 
 pub use open::{NgFacts, NgSpec};
 pub use place::{NgPlace, look_at};
 
-use medium::NgMedium;
+use backend::NgBackend;
 use open::Limits;
 
-/// How long the device may be held by whoever served it before.
+/// How long the device may be held by the process that served it before.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A namespace, shared by all cores. See the module.
@@ -65,7 +65,7 @@ struct Shared {
     /// Cleared when the drive refuses it.
     can_write_zeroes: AtomicBool,
     guard: Arc<Guard>,
-    /// Nobody else has it while the disk or one of its cores is there.
+    /// It is held exclusively while the disk or one of its cores is there.
     _block_device: Option<File>,
 }
 
@@ -142,8 +142,8 @@ impl DiskSource for NgDisk {
         let is_polled = shared.limits.is_polled;
         let ring = PassRing::new(entries, &context.pool, device.into(), &self.namespace, is_polled)
             .map_err(system("set up io_uring for"))?;
-        let medium = NgMedium::new(ring, Arc::clone(shared), entries);
-        Ok(Box::new(MediumCore::new(&self.name, medium, &shared.guard, context)?))
+        let medium = NgBackend::new(ring, Arc::clone(shared), entries);
+        Ok(Box::new(BackendCore::new(&self.name, medium, &shared.guard, context)?))
     }
 
     /// The size is the drive's own.

@@ -138,7 +138,7 @@ impl Disk for NullCore {
     }
 
     /// Everything ends as it comes.
-    fn forget(&mut self, _owner: Owner) -> usize {
+    fn cancel_owner(&mut self, _owner: Owner) -> usize {
         0
     }
 

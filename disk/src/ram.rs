@@ -130,7 +130,7 @@ impl RamDisk {
     }
 
     /// Have memory at `offset` of the disk's frames now instead of at the first write there. Where to go on;
-    /// `None`: all of it is there. For a thread that serves nobody. What is deallocated later is given back
+    /// `None`: all of it is there. Not on a reactor core. What is deallocated later is given back
     /// all the same.
     ///
     /// # Errors
@@ -373,7 +373,7 @@ impl Disk for RamCore {
     }
 
     /// Everything but a long zeroing ends as it comes; that one ends here.
-    fn forget(&mut self, owner: Owner) -> usize {
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
         let own = self.zeroings.iter_mut().filter(|zeroing| zeroing.token.owner() == owner);
         let cut = |zeroing: &mut Zeroing| {
             zeroing.end = zeroing.at;

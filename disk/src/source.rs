@@ -175,7 +175,7 @@ pub trait DiskSource: Send + Sync {
 
     /// To be called whenever the medium may have been changed by others, such as while a drive or a far
     /// target was away: before the first command that may see it is given to the medium, and not on a core. A
-    /// disk whose medium nobody else reaches never calls it.
+    /// disk whose medium has no other user never calls it.
     fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
         drop(act);
     }

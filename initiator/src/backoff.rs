@@ -10,58 +10,31 @@ use std::time::Duration;
 pub struct Backoff {
     first: Duration,
     longest: Duration,
-    attempts_max: u32,
-    attempts: u32,
     /// How often the wait has doubled.
     doublings: u32,
     random: u64,
 }
 
 impl Backoff {
-    /// Waits from about `first` to about `longest`, for at most `attempts_max` attempts. Equal seeds give
-    /// equal waits.
+    /// Waits from about `first` to about `longest`. Equal seeds give equal waits.
     #[must_use]
-    pub fn new(first: Duration, longest: Duration, attempts_max: u32, seed: u64) -> Backoff {
+    pub fn new(first: Duration, longest: Duration, seed: u64) -> Backoff {
         // A generator of this kind stands still at zero.
-        Backoff {
-            first,
-            longest: longest.max(first),
-            attempts_max,
-            attempts: 0,
-            doublings: 0,
-            random: seed | 1,
-        }
+        Backoff { first, longest: longest.max(first), doublings: 0, random: seed | 1 }
     }
 
-    /// How long to wait before the next attempt: between half and the whole of the doubled time. `None`: no
-    /// more attempts.
-    pub fn next_wait(&mut self) -> Option<Duration> {
-        if self.attempts >= self.attempts_max {
-            return None;
-        }
+    /// How long to wait before the next attempt: between half and the whole of the doubled time.
+    pub fn next_wait(&mut self) -> Duration {
         let factor = 1u32.checked_shl(self.doublings).unwrap_or(u32::MAX);
-        self.attempts += 1;
         self.doublings = self.doublings.saturating_add(1);
         let whole = self.first.saturating_mul(factor).min(self.longest);
         let half = whole / 2;
         let range = u64::try_from((whole - half).as_nanos()).unwrap_or(u64::MAX);
         let part = (u128::from(self.step()) * u128::from(range)) >> 64;
-        Some(half + Duration::from_nanos(u64::try_from(part).unwrap_or(range)))
+        half + Duration::from_nanos(u64::try_from(part).unwrap_or(range))
     }
 
-    /// How many attempts there were since the last success.
-    #[must_use]
-    pub fn attempts(&self) -> u32 {
-        self.attempts
-    }
-
-    /// An attempt succeeded: as many as at first are allowed again.
-    pub fn reset(&mut self) {
-        self.attempts = 0;
-    }
-
-    /// The connection that came of it was up for `time`. If that is as long as the longest wait, begin again
-    /// with the shortest.
+    /// A connection was up for `time`. If that is as long as the longest wait, begin again with the shortest.
     pub fn lasted(&mut self, time: Duration) {
         if time >= self.longest {
             self.doublings = 0;
@@ -84,33 +57,29 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     #[test]
-    fn waits_double_up_to_the_longest_and_then_end() {
-        let mut backoff = Backoff::new(MS(100), MS(1000), 8, 7);
-        let waits: Vec<Duration> = std::iter::from_fn(|| backoff.next_wait()).collect();
-        assert_eq!(waits.len(), 8);
-        for (wait, whole) in waits.iter().zip([100, 200, 400, 800, 1000, 1000, 1000, 1000]) {
-            assert!((MS(whole) / 2..=MS(whole)).contains(wait), "{wait:?} of {whole} ms");
+    fn waits_double_up_to_the_longest() {
+        let mut backoff = Backoff::new(MS(100), MS(1000), 7);
+        for whole in [100, 200, 400, 800, 1000, 1000, 1000, 1000] {
+            let wait = backoff.next_wait();
+            assert!((MS(whole) / 2..=MS(whole)).contains(&wait), "{wait:?} of {whole} ms");
         }
-        assert_eq!((backoff.next_wait(), backoff.attempts()), (None, 8));
     }
 
     #[test]
-    fn a_success_allows_new_attempts_and_one_that_lasts_begins_again() {
-        let mut backoff = Backoff::new(MS(100), MS(1000), 3, 7);
+    fn only_a_connection_that_lasts_begins_again_with_the_shortest() {
+        let mut backoff = Backoff::new(MS(100), MS(1000), 7);
         for _ in 0..3 {
             backoff.next_wait();
         }
-        backoff.reset();
         backoff.lasted(MS(999));
-        assert!(backoff.next_wait().expect("an attempt") >= MS(400), "the fourth in a row");
-        backoff.reset();
+        assert!(backoff.next_wait() >= MS(400), "the fourth in a row");
         backoff.lasted(MS(1000));
-        assert!(backoff.next_wait().expect("an attempt") <= MS(100));
+        assert!(backoff.next_wait() <= MS(100));
     }
 
     #[test]
     fn hosts_with_different_seeds_do_not_come_back_in_step() {
-        let wait = |seed| Backoff::new(MS(1000), MS(1000), 1, seed).next_wait().expect("an attempt");
+        let wait = |seed| Backoff::new(MS(1000), MS(1000), seed).next_wait();
         let mut waits: Vec<Duration> = (0..100).map(|seed| wait(2 * seed + 1)).collect();
         assert_eq!(wait(41), wait(41), "one seed, one sequence");
         waits.sort_unstable();
@@ -120,8 +89,7 @@ mod tests {
 
     #[test]
     fn no_number_of_attempts_overflows() {
-        let mut backoff = Backoff::new(Duration::MAX, Duration::MAX, 100, 0);
-        let shortest = std::iter::from_fn(|| backoff.next_wait()).min().expect("waits");
-        assert!(shortest >= Duration::MAX / 2);
+        let mut backoff = Backoff::new(Duration::MAX, Duration::MAX, 0);
+        assert!((0..100).all(|_| backoff.next_wait() >= Duration::MAX / 2));
     }
 }

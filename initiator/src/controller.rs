@@ -17,17 +17,16 @@ mod opening;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use nvme_spec::Sqe;
 use nvme_spec::admin::AsyncEvent;
 use nvme_spec::identify::{IdentifyController, Oaes};
 use nvme_spec::register::{Cap, Vs};
-use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::net::Waker;
 use spindle_transport::host::HostData;
 
 use crate::error::{Error, Loss};
-use crate::namespace::Namespace;
 use crate::options::{Options, Target};
 use crate::qpair::{Qpair, Ticket};
 
@@ -45,15 +44,6 @@ const ADMIN_BYTES_MAX: u32 = 64 << 10;
 const EVENTS_MAX: usize = 64;
 /// From an event request that is refused to the next one.
 const EVENT_AGAIN: Nanos = Nanos::from_secs(1);
-
-/// What came of an admin command that reads.
-#[derive(Debug)]
-pub struct AdminReply {
-    /// The completion entry.
-    pub cqe: Cqe,
-    /// What the controller sent.
-    pub data: Vec<u8>,
-}
 
 /// What happened to a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,8 +76,6 @@ pub struct Controller {
     /// The command that ends former associations, and what came of it.
     former_request: Option<Ticket>,
     former: Option<Former>,
-    /// Namespaces that were given out, one for each NSID.
-    known: Vec<Namespace>,
     is_loss_told: bool,
 }
 
@@ -111,30 +99,6 @@ impl Controller {
     /// [`Error`], naming the step.
     pub fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
         bring_up::connect(target, options)
-    }
-
-    /// Any admin command, to its end; its CID is set here. The status is the caller's to look at.
-    ///
-    /// # Errors
-    /// [`Error`] when there was no answer.
-    pub fn admin(&mut self, sqe: Sqe, data: HostData) -> Result<crate::Completion, Error> {
-        self.execute("admin command", sqe, data)
-    }
-
-    /// An admin command that reads `bytes`, at most 64 KiB.
-    ///
-    /// # Errors
-    /// [`Error`], also when the controller says no.
-    pub fn admin_read(&mut self, sqe: Sqe, bytes: u32) -> Result<AdminReply, Error> {
-        self.read("admin command", sqe, bytes)
-    }
-
-    /// An admin command with data (none if it is empty), at most 64 KiB.
-    ///
-    /// # Errors
-    /// [`Error`], also when the controller says no.
-    pub fn admin_write(&mut self, sqe: Sqe, data: &[u8]) -> Result<Cqe, Error> {
-        self.write("admin command", sqe, data)
     }
 
     /// Look for events, send keep alive when it is time. Never waits; call it a few times in each keep-alive
@@ -197,24 +161,6 @@ impl Controller {
         self.admin.is_up()
     }
 
-    /// CNTLID.
-    #[must_use]
-    pub fn cntlid(&self) -> u16 {
-        self.cntlid
-    }
-
-    /// CAP.
-    #[must_use]
-    pub fn cap(&self) -> Cap {
-        self.cap
-    }
-
-    /// VS.
-    #[must_use]
-    pub fn version(&self) -> Vs {
-        self.vs
-    }
-
     /// Identify Controller.
     #[must_use]
     pub fn identify(&self) -> &IdentifyController {
@@ -247,14 +193,8 @@ impl Controller {
         u32::try_from(mdts).unwrap_or(u32::MAX)
     }
 
-    /// The target that it was connected to.
-    #[must_use]
-    pub fn target(&self) -> &Target {
-        &self.target
-    }
-
-    /// Take the completions of our own requests: events and keep alive. Those of nobody (a wait that was
-    /// given up) are dropped.
+    /// Take the completions of our own requests: events and keep alive. Those without a waiter (it gave up)
+    /// are dropped.
     fn take_own(&mut self, now: Nanos) {
         while let Some(completion) = self.admin.next_completion() {
             if self.event_request == Some(completion.ticket) {

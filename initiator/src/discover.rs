@@ -54,11 +54,9 @@ pub fn discover(
 }
 
 impl Controller {
-    /// The log of a discovery controller; reading it lets the next change event through.
-    ///
-    /// # Errors
-    /// [`Error`]; also when the log changes at each of many reads.
-    pub fn discovery_log(&mut self) -> Result<DiscoveryLog, Error> {
+    /// The log of a discovery controller; reading it lets the next change event through. An error too
+    /// when it changes at each of many reads.
+    fn discovery_log(&mut self) -> Result<DiscoveryLog, Error> {
         for _ in 0..READS_MAX {
             match self.read_discovery_log() {
                 Ok(Some(log)) => return Ok(log),

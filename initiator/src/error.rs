@@ -27,7 +27,7 @@ pub enum Loss {
     Violation(Violation),
     /// Commands were outstanding and none was completed in this time.
     Silent(Duration),
-    /// A work request failed (RDMA): nobody answers, or the target refused it.
+    /// A work request failed (RDMA): the target does not answer, or refused it.
     Work(WcStatus),
     /// The target broke a rule of NVMe/RDMA.
     RdmaViolation(host::Violation),
@@ -56,7 +56,7 @@ impl fmt::Display for Loss {
 /// Why an RDMA connection was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RdmaRefusal {
-    /// Nobody listens at the port.
+    /// No target listens at the port.
     Nobody,
     /// By the target, with a reason of NVMe's.
     Status(CmStatus),
@@ -67,7 +67,7 @@ pub enum RdmaRefusal {
 impl fmt::Display for RdmaRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RdmaRefusal::Nobody => f.write_str("nobody listens there"),
+            RdmaRefusal::Nobody => f.write_str("no target listens there"),
             RdmaRefusal::Status(status) => write!(f, "the target refused: {}", status.reason()),
             RdmaRefusal::Other(reason) => write!(f, "it was refused (reason {reason})"),
         }
@@ -77,7 +77,7 @@ impl fmt::Display for RdmaRefusal {
 /// Why something on the control path failed; each names the step.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is nobody at the address, or not in time.
+    /// No target is at the address, or it does not answer in time.
     #[error("cannot connect to {address}: {source}")]
     Connect {
         /// The address.
@@ -155,7 +155,7 @@ pub enum Error {
         high: u64,
     },
     /// The namespace is another disk than before (NGUID, EUI-64, UUID or serial number), or has blocks of
-    /// another size; or it has none of them, so that nobody can tell.
+    /// another size; or it has none of them, so that this is unknown.
     #[error("namespace {nsid} is another disk than before")]
     OtherDisk {
         /// NSID.
@@ -176,30 +176,6 @@ pub enum Error {
     /// The system gave no descriptor to wait on.
     #[error("cannot watch the connections: {0}")]
     Watch(#[source] io::Error),
-}
-
-impl Error {
-    /// Whether trying again later may succeed: the network or the target may come back, a refusal with DNR
-    /// will not.
-    #[must_use]
-    pub fn may_pass(&self) -> bool {
-        match self {
-            Error::Connect { .. } | Error::Lost { .. } | Error::TimedOut { .. } | Error::Busy { .. } => true,
-            Error::Status { status, .. } => !status.is_dnr(),
-            // A device that was taken away may come back.
-            Error::Rdma { .. } | Error::NoRdma => true,
-            Error::RdmaRefused { why, .. } => match why {
-                RdmaRefusal::Status(status) => *status == CmStatus::NO_RESOURCES,
-                RdmaRefusal::Nobody | RdmaRefusal::Other(_) => true,
-            },
-            Error::Answer { .. }
-            | Error::Range { .. }
-            | Error::OtherDisk { .. }
-            | Error::Authentication
-            | Error::Pool(_)
-            | Error::Watch(_) => false,
-        }
-    }
 }
 
 /// The field of a Connect that the target finds wrong.
@@ -232,7 +208,6 @@ mod tests {
         };
         let text = error.to_string();
         assert!(text.contains("Connect") && text.contains("SUBNQN") && text.contains("0x182"), "{text}");
-        assert!(!error.may_pass());
     }
 
     #[test]
@@ -240,19 +215,11 @@ mod tests {
         let address = "10.9.1.1:4420".parse().expect("an address");
         let refused = |why| Error::RdmaRefused { address, why };
         let error = refused(RdmaRefusal::Status(CmStatus::INVALID_HSQSIZE));
-        assert!(error.to_string().contains("HSQSIZE") && !error.may_pass(), "{error}");
-        assert!(refused(RdmaRefusal::Status(CmStatus::NO_RESOURCES)).may_pass());
+        assert!(error.to_string().contains("HSQSIZE"), "{error}");
         let error = refused(RdmaRefusal::Nobody);
-        assert!(error.to_string().contains("10.9.1.1:4420") && error.may_pass(), "{error}");
+        assert!(error.to_string().contains("10.9.1.1:4420"), "{error}");
         let source = VerbsError { verb: "rdma_resolve_addr", errno: 110 };
         let error = Error::Rdma { address, step: "RDMA address", source };
-        assert!(error.to_string().contains("rdma_resolve_addr") && error.may_pass(), "{error}");
-    }
-
-    #[test]
-    fn what_the_network_did_may_pass() {
-        let lost = Error::Lost { step: "Identify", loss: Loss::Socket(Errno::CONNRESET) };
-        assert!(lost.may_pass() && lost.to_string().contains("reset"), "{lost}");
-        assert!(!Error::Range { field: "queue entries", value: 9, low: 1, high: 8 }.may_pass());
+        assert!(error.to_string().contains("rdma_resolve_addr"), "{error}");
     }
 }

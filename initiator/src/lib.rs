@@ -1,4 +1,4 @@
-//! The host's side of NVMe over TCP and RDMA as a library: connect, queue pairs, and three ways to wait.
+//! The host's side of NVMe over TCP and RDMA as a library: connect, queue pairs, one or many on a thread.
 //! Polled, from user space, where the kernel has no NVMe.
 //!
 //! **What it is.** A [`Controller`] is the admin queue of one association; it makes [`IoQueue`]s, each a
@@ -9,14 +9,13 @@
 //!
 //! ```text
 //!   discover ──> DiscoveryLog      Controller::connect ──> connect_queue ──> IoQueue ──┐
-//!                                      │ poll: keep alive, events                      ├─ QueueSet: many
-//!                                      └ admin: any command                            │
-//!   Session: all of it again after a loss, with Backoff  ──────────────────────────────┘
+//!                                      │ poll: keep alive, events                      │
+//!                                      └ namespaces, log pages                         └─ QueueSet: many
 //!
 //!   IoQueue::read(&namespace, lba, buf) -> Ticket     queued; leaves with the next send or poll, in one call
 //!   IoQueue::poll(now)                                sends what is queued, receives
-//!     any:     next_completion() -> Completion          one: is_done(ticket), take(ticket), wait(ticket)
-//!     a group: Group::add(ticket), next_of(&mut group), wait_group(&mut group)
+//!     any: next_completion() -> Completion
+//!     one: wait(ticket, timeout) -> Completion
 //! ```
 //!
 //! **Errors** are of three kinds and never mixed: [`Refused`] (the command was not taken; it has the buffer),
@@ -24,7 +23,8 @@
 //! path has [`Error`].
 //!
 //! **What it does not do.** No TLS and no in-band authentication (a target that asks for them is refused by
-//! name), no multipath, no caching. It never retries a command by itself, but for [`OnLoss::Replay`].
+//! name), no multipath, no caching. It never retries a command and never connects again by itself: who does
+//! has [`Backoff`] for the waits between attempts.
 //!
 //! **Limits.** 65,535 commands of a queue, as many as the controller grants; a transfer is one [`Buf`] and at
 //! most MDTS.
@@ -35,31 +35,27 @@ mod backoff;
 mod controller;
 mod discover;
 mod error;
-mod group;
 mod link;
 mod namespace;
 mod options;
 mod qpair;
 mod queue;
-mod session;
 mod set;
 
 pub use address::{AddressError, DISCOVERY_PORT, NVME_RDMA_PORT, NVME_TCP_PORT, resolve, split_transport};
 pub use backoff::Backoff;
-pub use controller::{AdminReply, Association, Controller, ControllerEvent, Former, Opening};
+pub use controller::{Association, Controller, ControllerEvent, Former, Opening};
 pub use discover::{DiscoveryLog, discover};
 pub use error::{Error, Loss, RdmaRefusal};
-pub use group::Group;
 pub use namespace::{BlockRange, Identity, Namespace};
-pub use options::{Host, OnLoss, Options, Target};
+pub use options::{Host, Options, Target};
 pub use qpair::{Completion, Failure, Refused, Ticket, WaitError, Why};
 pub use queue::{IoQueue, RefusedPair};
-pub use session::{Session, SessionEvent, SessionOptions};
 pub use set::QueueSet;
 pub use spindle_transport::TransportKind;
 
 pub use nvme_spec;
-pub use spindle_rdma::registration::{Limits as RegistrationLimits, Mode as RegistrationMode};
+pub use spindle_rdma::registration::Limits as RegistrationLimits;
 pub use spindle_reactor::clock::{Clock, Nanos};
 pub use spindle_reactor::mem::{Buf, Pages, Pool, PoolError, ZoneSpec};
 pub use spindle_transport::host::HostData;

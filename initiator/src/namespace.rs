@@ -20,8 +20,7 @@ pub struct Identity {
 impl Identity {
     /// From what a controller says of itself and of the namespace; `descriptors` is the data of Identify CNS
     /// 03h, empty where the controller does not have it.
-    #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         controller: &IdentifyController,
         namespace: &IdentifyNamespace,
         descriptors: &[u8],

@@ -100,17 +100,6 @@ pub struct Target {
     pub host: Host,
 }
 
-/// What becomes of commands that are outstanding when a connection ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnLoss {
-    /// They come back as [`Failure::Lost`](crate::Failure::Lost): the caller knows best what to do.
-    #[default]
-    Report,
-    /// They are kept and sent again, in their order, when the queue is attached to a new connection, under
-    /// the same tickets. Only for commands that may be executed twice; a fused pair is never replayed.
-    Replay,
-}
-
 /// How to connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
@@ -125,9 +114,6 @@ pub struct Options {
     pub header_digest: bool,
     /// Digests of data. Off, as above; they cost a pass over every byte.
     pub data_digest: bool,
-    /// Turn SQ flow control off, so that a successful read needs no completion of its own (C2HData SUCCESS).
-    /// On.
-    pub sq_flow_control_off: bool,
     /// Writes up to this many bytes go with their command, if the controller takes as much (IOCCSZ). No limit
     /// of ours.
     pub in_capsule_bytes_max: u32,
@@ -139,16 +125,9 @@ pub struct Options {
     /// A connection on which commands are outstanding and none is completed for so long is given up. 30 s, as
     /// Linux.
     pub command_timeout: Option<Duration>,
-    /// What becomes of commands that are outstanding when a connection ends.
-    pub on_loss: OnLoss,
     /// Bytes that one receive may bring. 256 KiB: smaller ones cost calls, larger ones leave the core's
     /// cache.
     pub batch_bytes: usize,
-    /// Congestion control of the sockets; where the system does not allow it, its default stays. `cubic`: it
-    /// does not pace packets, and pacing (bbr) costs even where nothing is lost.
-    pub congestion: Option<ArrayString<16>>,
-    /// Send and receive buffers of the sockets in bytes; 0: the kernel sizes them by itself.
-    pub socket_buffer_bytes: usize,
     /// RDMA: what becomes of registrations of the caller's buffers. They are kept and given up in batches, up
     /// to 1 GiB for each device and thread.
     pub registration: RegistrationLimits,
@@ -162,15 +141,11 @@ impl Default for Options {
             keep_alive_ms: 10_000,
             header_digest: false,
             data_digest: false,
-            sq_flow_control_off: true,
             in_capsule_bytes_max: u32::MAX,
             connect_timeout: Duration::from_secs(10),
             connect_answer_timeout: Duration::from_secs(10),
             command_timeout: Some(Duration::from_secs(30)),
-            on_loss: OnLoss::Report,
             batch_bytes: 256 << 10,
-            congestion: ArrayString::from("cubic").ok(),
-            socket_buffer_bytes: 0,
             registration: RegistrationLimits::default(),
         }
     }

@@ -11,7 +11,6 @@ use spindle_reactor::mem::Buf;
 use spindle_transport::host::HostData;
 
 use crate::error::Loss;
-use crate::group::Group;
 use crate::namespace::{BlockRange, Namespace};
 use crate::qpair::{Completion, Qpair, Refused, Ticket, WaitError, Why};
 
@@ -23,13 +22,12 @@ const RANGES_MAX: usize = 256;
 #[derive(Debug)]
 pub struct IoQueue {
     qpair: Qpair,
-    qid: u16,
     transfer_bytes_max: u32,
 }
 
 impl IoQueue {
-    pub(crate) fn new(qpair: Qpair, qid: u16, transfer_bytes_max: u32) -> IoQueue {
-        IoQueue { qpair, qid, transfer_bytes_max }
+    pub(crate) fn new(qpair: Qpair, transfer_bytes_max: u32) -> IoQueue {
+        IoQueue { qpair, transfer_bytes_max }
     }
 
     /// Read blocks from `lba` on until `buf` is full.
@@ -209,52 +207,12 @@ impl IoQueue {
         self.qpair.next_completion()
     }
 
-    /// True when the command is over; also when its completion was taken.
-    #[inline]
-    #[must_use]
-    pub fn is_done(&self, ticket: Ticket) -> bool {
-        self.qpair.is_done(ticket)
-    }
-
-    /// The completion of this command, if it is over and was not taken.
-    #[inline]
-    pub fn take(&mut self, ticket: Ticket) -> Option<Completion> {
-        self.qpair.take(ticket)
-    }
-
-    /// The next completion of the group, in the order in which its commands were added, if it is there.
-    #[inline]
-    pub fn next_of(&mut self, group: &mut Group) -> Option<Completion> {
-        self.qpair.next_of(group)
-    }
-
-    /// Wait for any command.
-    ///
-    /// # Errors
-    /// [`WaitError`].
-    pub fn wait_any(&mut self, timeout: Duration) -> Result<Completion, WaitError> {
-        self.qpair.wait_any(timeout)
-    }
-
     /// Wait for this command; completions of others stay where they are.
     ///
     /// # Errors
     /// [`WaitError`].
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
         self.qpair.wait(ticket, timeout)
-    }
-
-    /// Wait for all commands of the group; each completion is given to `each`.
-    ///
-    /// # Errors
-    /// [`WaitError`]; the group keeps those that were not given out.
-    pub fn wait_group(
-        &mut self,
-        group: &mut Group,
-        timeout: Duration,
-        each: impl FnMut(Completion),
-    ) -> Result<(), WaitError> {
-        self.qpair.wait_group(group, timeout, each)
     }
 
     /// Commands without a completion.
@@ -277,12 +235,6 @@ impl IoQueue {
         self.qpair.depth()
     }
 
-    /// QID.
-    #[must_use]
-    pub fn qid(&self) -> u16 {
-        self.qid
-    }
-
     /// Most bytes that one command moves.
     #[must_use]
     pub fn transfer_bytes_max(&self) -> u32 {
@@ -295,28 +247,17 @@ impl IoQueue {
         self.qpair.is_up()
     }
 
-    /// Why the connection ended, once every command that was outstanding has come back (or is held).
+    /// Why the connection ended, once every command that was outstanding has come back.
     #[inline]
     #[must_use]
     pub fn loss(&self) -> Option<Loss> {
         self.qpair.loss()
     }
 
-    /// End the connection: what is queued leaves first, commands that are outstanding come back as lost. Poll
+    /// End the connection at once, without a word: commands that are outstanding come back as lost. Poll
     /// until [`IoQueue::loss`] says so, or drop it.
-    pub fn close(&mut self) {
-        self.qpair.close();
-    }
-
-    /// End the connection at once, without a word: as [`IoQueue::close`], but nothing more leaves.
     pub fn abandon(&mut self) {
         self.qpair.fail(Loss::Requested);
-    }
-
-    /// Go on over the connection of a queue that was just made; how many held commands are sent again.
-    pub(crate) fn attach(&mut self, fresh: IoQueue) -> usize {
-        self.transfer_bytes_max = fresh.transfer_bytes_max;
-        self.qpair.attach(fresh.qpair.into_link())
     }
 
     pub(crate) fn qpair(&self) -> &Qpair {

@@ -8,7 +8,7 @@
 //! ```text
 //!              submit                                      many are busy, few receives hit
 //!   Watched ──────────────────────────> Direct        Direct ──────────────────────────> Watched (all)
-//!       ^───── nothing outstanding for COLD_AFTER ──────┘ ^──────── EPOLL_TIME later ──────────┘
+//!       ^───── nothing outstanding for WATCH_AFTER ──────┘ ^──────── EPOLL_TIME later ──────────┘
 //! ```
 //! All queues share one receive batch. A queue over RDMA is asked in memory, in every turn (`Polled`); before
 //! the set sleeps, its completions are armed, and it is asked once more.
@@ -33,7 +33,7 @@ const WINDOW: u32 = 4096;
 const EPOLL_TIME: Nanos = Nanos::from_secs(1);
 /// Time without commands after which a queue is watched instead: longer than a caller thinks between two of
 /// them.
-const COLD_AFTER: Nanos = Nanos::from_ms(1);
+const WATCH_AFTER: Nanos = Nanos::from_ms(1);
 /// How often epoll is asked while nothing that it watches has commands outstanding: only for connections that
 /// end.
 const WATCH_PERIOD: Nanos = Nanos::from_ms(1);
@@ -368,7 +368,7 @@ impl QueueSet {
             } else if is_busy {
                 self.watch_all();
             }
-        } else if !is_busy && now - active >= COLD_AFTER {
+        } else if !is_busy && now - active >= WATCH_AFTER {
             self.set_watched(index);
         }
     }
@@ -462,47 +462,6 @@ impl QueueSet {
                 self.turn(index, now, on_ready);
             }
         }
-    }
-
-    /// End every connection without a word; their commands come back as lost, or are held.
-    pub(crate) fn abandon(&mut self, now: Nanos, mut on_ready: impl FnMut(usize, &mut IoQueue)) {
-        for index in 0..self.members.len() {
-            let member = &mut self.members[index];
-            if member.mode != Mode::Down {
-                member.queue.qpair_mut().fail(Loss::Requested);
-                self.turn(index, now, &mut on_ready);
-            }
-        }
-    }
-
-    /// No other connection will come: held commands come back as lost.
-    pub(crate) fn give_up(&mut self, mut on_ready: impl FnMut(usize, &mut IoQueue)) {
-        for (index, member) in self.members.iter_mut().enumerate() {
-            member.queue.qpair_mut().give_up();
-            if member.queue.qpair().has_ready() {
-                on_ready(index, &mut member.queue);
-            }
-        }
-    }
-
-    /// Lend out a queue whose connection has ended, to be attached to another; then it is watched again.
-    pub(crate) fn revive<T>(&mut self, index: usize, attach: impl FnOnce(&mut IoQueue) -> T) -> T {
-        let result = attach(&mut self.members[index].queue);
-        let member = &mut self.members[index];
-        if member.mode == Mode::Down && member.queue.loss().is_none() {
-            let link = member.queue.qpair().link();
-            if link.is_polled() {
-                // Where it cannot be watched it is asked all the same; only a sleep is longer.
-                let _ = link.watch(&self.readiness, index as u64, Interest::READ);
-                member.mode = Mode::Polled;
-                self.direct.push(index);
-            } else {
-                member.mode = Mode::Direct;
-                self.set_watched(index);
-            }
-            self.queue_mut(index);
-        }
-        result
     }
 }
 

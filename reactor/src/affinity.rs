@@ -1,5 +1,5 @@
 //! Pinning a thread to a core, and the memory that is near to it.
-//! UNSAFETY: a system call that nobody wraps.
+//! UNSAFETY: a system call without a safe wrapper.
 #![expect(unsafe_code, reason = "asks the system for the node of a processor")]
 
 use std::sync::{OnceLock, PoisonError, RwLock};

@@ -1,8 +1,8 @@
 //! [`Lock`]: a mutex of this workspace, whose use is counted for tests that assert that the data path takes
 //! none.
 //!
-//! What it does not do: it is not for the data path. What a panic left behind in it is used on; whoever holds
-//! one leaves it whole between any two statements that can panic.
+//! What it does not do: it is not for the data path. What a panic left behind in it is used on; the holder
+//! leaves it whole between any two statements that can panic.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -35,7 +35,7 @@ impl<T> Lock<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Take it if nobody has it.
+    /// Take it if it is free.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),

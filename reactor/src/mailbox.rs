@@ -131,23 +131,6 @@ impl<M: Send> Mailbox<M> {
         self.inboxes[to].push(self.core, message)
     }
 
-    /// Send to every core but this one, or to none.
-    ///
-    /// # Errors
-    /// Gives the message back when any of the queues is full: keep it and try at a later turn.
-    pub fn broadcast(&mut self, message: M) -> Result<(), M>
-    where
-        M: Clone,
-    {
-        let core = self.core;
-        let others = || self.inboxes.iter().enumerate().filter(|(to, _)| *to != core).map(|(_, inbox)| inbox);
-        // Only this mailbox fills these queues, so what has room now keeps it.
-        if others().any(|inbox| inbox.queues[core].is_full()) {
-            return Err(message);
-        }
-        others().try_for_each(|inbox| inbox.push(core, message.clone()))
-    }
-
     /// The next message and the core it is from ([`Mailbox::cores`]: from a [`Remote`]), senders in turn.
     #[inline]
     pub fn receive(&mut self) -> Option<(usize, M)> {
@@ -173,7 +156,7 @@ impl<M: Send> Mailbox<M> {
     }
 
     /// Announce that this core is about to wait for its [`Mailbox::waker`]. False: there is mail, do not
-    /// wait. True: wait, and call [`Mailbox::awake`] afterwards, whatever ended the wait.
+    /// wait. True: wait, and call [`Mailbox::rise`] afterwards, whatever ended the wait.
     #[must_use]
     pub fn prepare_sleep(&mut self) -> bool {
         let inbox = &self.inboxes[self.core];
@@ -186,7 +169,7 @@ impl<M: Send> Mailbox<M> {
         is_empty
     }
 
-    /// The wait is over, and whoever waited has seen whether the waker is raised: then [`Mailbox::drain`]
+    /// The wait is over, and the caller has seen whether the waker is raised: then [`Mailbox::drain`]
     /// follows, before the mail is looked at. Costs no system call.
     pub fn rise(&mut self) {
         self.inboxes[self.core].is_asleep.store(false, Ordering::Relaxed);
@@ -195,16 +178,6 @@ impl<M: Send> Mailbox<M> {
     /// Lower the waker, which has been seen raised.
     pub fn drain(&mut self) {
         self.inboxes[self.core].waker.drain();
-    }
-
-    /// The wait is over, raised or not.
-    pub fn awake(&mut self) {
-        let inbox = &self.inboxes[self.core];
-        inbox.is_asleep.store(false, Ordering::Relaxed);
-        // A sender may have taken the flag and not yet come to waking: then the next wait ends early, once,
-        // because it lowers the waker too. No wake that matters is lost: whoever calls this looks at the mail
-        // next.
-        inbox.waker.drain();
     }
 
     /// True from a [`Mailbox::prepare_sleep`] that said so until a sender wakes this core or it awakes.
@@ -280,20 +253,10 @@ mod tests {
     }
 
     #[test]
-    fn a_broadcast_reaches_all_others_or_none() {
-        let mut boxes = mesh(3, 1).expect("mesh");
-        assert_eq!(boxes[0].broadcast(7), Ok(()));
-        assert_eq!(boxes[1].receive(), Some((0, 7)));
-        assert_eq!(boxes[0].broadcast(8), Err(8), "core 2 has not read the first");
-        assert_eq!((boxes[0].receive(), boxes[1].receive()), (None, None));
-        assert_eq!((boxes[2].receive(), boxes[2].receive()), (Some((0, 7)), None));
-    }
-
-    #[test]
     fn only_a_sleeper_is_woken() {
         let (mut a, mut b) = two(4);
         assert_eq!(a.send(1, 1), Ok(()));
-        assert!(!b.waker().drain(), "nobody sleeps, nothing is raised");
+        assert!(!b.waker().drain(), "no core sleeps, nothing is raised");
         assert!(!b.prepare_sleep(), "there is mail");
         assert!(!b.is_asleep());
         assert_eq!(b.receive(), Some((0, 1)));
@@ -301,7 +264,8 @@ mod tests {
         assert_eq!((a.send(1, 2), a.send(1, 3)), (Ok(()), Ok(())));
         assert!(!b.is_asleep());
         assert!(b.waker().drain(), "raised by the first of the two");
-        b.awake();
+        b.rise();
+        b.drain();
         assert_eq!((b.receive(), b.receive(), b.receive()), (Some((0, 2)), Some((0, 3)), None));
     }
 
@@ -310,7 +274,8 @@ mod tests {
         let (_a, mut b) = two(1);
         b.waker().wake();
         assert!(b.prepare_sleep());
-        b.awake();
+        b.rise();
+        b.drain();
         assert!(!b.waker().drain());
     }
 
@@ -332,7 +297,8 @@ mod tests {
                     if mailbox.prepare_sleep() {
                         readiness.poll(Some(Duration::from_secs(20)), &mut ready).expect("poll");
                         assert_eq!(ready.len(), 1, "a lost wake-up at {expected}");
-                        mailbox.awake();
+                        mailbox.rise();
+                        mailbox.drain();
                     }
                     continue;
                 };
@@ -372,7 +338,8 @@ mod tests {
                 } else if b.prepare_sleep() {
                     readiness.poll(Some(Duration::from_secs(20)), &mut ready).expect("poll");
                     assert_eq!(ready.len(), 1, "a lost wake-up at {next:?}");
-                    b.awake();
+                    b.rise();
+                    b.drain();
                 }
             }
         });

@@ -26,8 +26,8 @@ use spindle_transport::{Transport, TransportKind};
 use crate::busy::Busy;
 use crate::controller::Controller;
 use crate::env::{AbortFrom, DONE_BATCH, Env, Message};
-use crate::leftovers::Leftovers;
 use crate::notice::{Notice, Notices};
+use crate::orphaned_commands::OrphanedCommands;
 use crate::qpair::memory::WaitsFor;
 use crate::qpair::request::Request;
 use crate::qpair::{Life, Qpair, Retried, from_token};
@@ -91,7 +91,7 @@ pub struct TargetCore<T: Transport> {
     /// Queue pairs with waiting requests; whose turn was longest ago comes first.
     waiting: VecDeque<Slot>,
     /// Queue pairs that may have something to send, by transport.
-    touched: [Vec<Slot>; TransportKind::ALL.len()],
+    send_ready: [Vec<Slot>; TransportKind::ALL.len()],
     /// Connections that are gone, for the shell.
     closed: Vec<(Slot, T)>,
     /// Scratch list of ids.
@@ -122,7 +122,7 @@ impl<T: Transport> TargetCore<T> {
             now: settings.now,
             started: settings.now,
             wall_ms: settings.wall_ms,
-            shown: Arc::clone(&settings.snapshot),
+            advertised_snapshot: Arc::clone(&settings.snapshot),
             snapshot: settings.snapshot,
             registry: settings.registry,
             pool: settings.pool,
@@ -140,7 +140,7 @@ impl<T: Transport> TargetCore<T> {
             waits: 0,
             commands: 0,
             done: Vec::with_capacity(DONE_BATCH),
-            leftovers: Leftovers::default(),
+            orphaned_commands: OrphanedCommands::default(),
             busy: Busy::new(settings.core),
         };
         let mut core = TargetCore {
@@ -148,7 +148,7 @@ impl<T: Transport> TargetCore<T> {
             qpairs: Slab::with_capacity(connections),
             unconnected: Unconnected::default(),
             waiting: VecDeque::with_capacity(connections),
-            touched: TransportKind::ALL.map(|_| Vec::with_capacity(connections)),
+            send_ready: TransportKind::ALL.map(|_| Vec::with_capacity(connections)),
             closed: Vec::with_capacity(connections),
             ids: Vec::with_capacity(connections),
             first: None,
@@ -232,11 +232,11 @@ impl<T: Transport> TargetCore<T> {
     /// Runs `act` on a queue pair and books what came of it.
     #[inline]
     fn with(&mut self, id: Slot, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Life) {
-        self.book(id, true, act);
+        self.run_qpair(id, true, act);
     }
 
     #[inline]
-    fn book(&mut self, id: Slot, touches: bool, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Life) {
+    fn run_qpair(&mut self, id: Slot, touches: bool, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Life) {
         let Some(qpair) = self.qpairs.get_mut(id) else { return };
         self.env.current = id;
         let life = act(qpair, &mut self.env);
@@ -247,7 +247,7 @@ impl<T: Transport> TargetCore<T> {
             return;
         }
         if touches && qpair.touch() {
-            self.touched[qpair.peer.transport as usize].push(id);
+            self.send_ready[qpair.peer.transport as usize].push(id);
         }
         if qpair.has_waiting() && !qpair.is_listed {
             qpair.is_listed = true;
@@ -278,7 +278,7 @@ impl<T: Transport> TargetCore<T> {
             self.each(|qpair, env| qpair.on_time(env));
             self.env.is_reserve_short = false;
             self.env.busy.let_go();
-            self.expire_leftovers();
+            self.expire_orphans();
         }
         if self.env.is_draining {
             self.each(Qpair::drain);
@@ -306,25 +306,25 @@ impl<T: Transport> TargetCore<T> {
         let (id, slot) = from_token(done.token);
         // A queue pair that is gone does not want it: the buffer is dropped here, and so comes home.
         self.with_open(id, |qpair, env| qpair.on_done(id, env, slot, done));
-        if !self.env.leftovers.is_empty() {
-            self.on_leftover_done(id);
+        if !self.env.orphaned_commands.is_empty() {
+            self.on_orphan_done(id);
         }
     }
 
     /// A command of a queue pair that is gone has come back, perhaps. The disks say whether it was the last.
     #[cold]
-    fn on_leftover_done(&mut self, id: Slot) {
-        if self.env.leftovers.on_done(id) {
+    fn on_orphan_done(&mut self, id: Slot) {
+        if self.env.orphaned_commands.on_done(id) {
             let commands = self.env.forget(id);
-            self.env.leftovers.set(id, commands);
+            self.env.orphaned_commands.set(id, commands);
         }
     }
 
-    fn expire_leftovers(&mut self) {
-        while let Some(leftover) = self.env.leftovers.expired(self.env.now) {
-            let (controller, commands) = (&leftover.controller, leftover.commands);
+    fn expire_orphans(&mut self) {
+        while let Some(orphan) = self.env.orphaned_commands.expired(self.env.now) {
+            let (controller, commands) = (&orphan.controller, orphan.commands);
             let (host, subsystem) = (controller.host_nqn, controller.subsystem_nqn);
-            self.env.notice(Notice::Leftover { host, subsystem, commands });
+            self.env.notice(Notice::Orphan { host, subsystem, commands });
         }
     }
 
@@ -467,10 +467,10 @@ impl<T: Transport> TargetCore<T> {
         if self.taken.iter().any(|taken| *taken < own) {
             return;
         }
-        if self.env.shown.generation == own {
+        if self.env.advertised_snapshot.generation == own {
             return;
         }
-        let old = std::mem::replace(&mut self.env.shown, Arc::clone(&self.env.snapshot));
+        let old = std::mem::replace(&mut self.env.advertised_snapshot, Arc::clone(&self.env.snapshot));
         self.each(|qpair, env| {
             if qpair.is_admin_queue() {
                 qpair.on_snapshot(env, &old);
@@ -507,7 +507,7 @@ impl<T: Transport> TargetCore<T> {
     /// The next of them that is over this transport.
     #[inline]
     pub fn next_touched_over(&mut self, transport: TransportKind) -> Option<Slot> {
-        while let Some(id) = self.touched[transport as usize].pop() {
+        while let Some(id) = self.send_ready[transport as usize].pop() {
             if let Some(qpair) = self.qpairs.get_mut(id) {
                 qpair.untouch();
                 return Some(id);
@@ -530,7 +530,7 @@ impl<T: Transport> TargetCore<T> {
         };
         !self.waiting.iter().any(is_worth_a_try)
             && self.env.outbox.is_empty()
-            && self.touched.iter().all(Vec::is_empty)
+            && self.send_ready.iter().all(Vec::is_empty)
             && self.is_disk_idle()
     }
 
@@ -565,8 +565,8 @@ impl<T: Transport> TargetCore<T> {
 
     /// The newest configuration that all cores have.
     #[must_use]
-    pub fn shown(&self) -> &Arc<Snapshot> {
-        &self.env.shown
+    pub fn advertised_snapshot(&self) -> &Arc<Snapshot> {
+        &self.env.advertised_snapshot
     }
 
     /// The configuration in force.

@@ -15,8 +15,8 @@ use spindle_transport::CloseReason;
 
 use crate::busy::Busy;
 use crate::controller::ErrorRecord;
-use crate::leftovers::Leftovers;
 use crate::notice::{Notice, Notices};
+use crate::orphaned_commands::OrphanedCommands;
 use crate::qpair::owner;
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{DiskId, Snapshot};
@@ -103,7 +103,7 @@ pub struct Env {
     pub snapshot: Arc<Snapshot>,
     /// The configuration that hosts are shown (Identify, log pages, discovery, Connect of admin queues): the
     /// newest that all cores have. A host uses what it is shown on all its queues, at once.
-    pub shown: Arc<Snapshot>,
+    pub advertised_snapshot: Arc<Snapshot>,
     /// Live controllers of the process.
     pub registry: Arc<Registry>,
     /// Buffers of the data path.
@@ -135,7 +135,7 @@ pub struct Env {
     pub commands: u64,
     pub(crate) done: Vec<Done>,
     /// What queue pairs that are gone have left at the disks.
-    pub(crate) leftovers: Leftovers,
+    pub(crate) orphaned_commands: OrphanedCommands,
     /// Namespaces that have commands.
     pub(crate) busy: Busy,
 }
@@ -153,7 +153,7 @@ impl Env {
     /// A queue pair is gone. How many of its commands the disks still have; it may be asked again.
     #[cold]
     pub(crate) fn forget(&mut self, qpair: Slot) -> usize {
-        self.disks.iter_mut().flatten().map(|disk| disk.forget(owner(qpair))).sum()
+        self.disks.iter_mut().flatten().map(|disk| disk.cancel_owner(owner(qpair))).sum()
     }
 
     /// The share that the queue pair which is being stepped has of the pool.

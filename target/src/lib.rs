@@ -11,8 +11,8 @@
 //! ```text
 //!   shell: bytes ──> Transport::next_event ── Event::Command ──> qpair::Qpair::step_command
 //!    fast path: data in the capsule, a disk with memory of its own for writes (RAM)
-//!     ──> step_at_once ──> write_at_once: check, Disk::prepare (Fill), take_in_capsule, Disk::submit
-//!     ──> reply_at_once ──> Transport::reply
+//!     ──> step_fast_path ──> write_fast_path: check, Disk::prepare (Fill), take_in_capsule, Disk::submit
+//!     ──> reply_fast_path ──> Transport::reply
 //!    slab path: every other write
 //!     ──> step_io ──> qpair::io::parse (checks; IoCommand) ──> step_buffer: Disk::prepare
 //!         (Fill: memory of the disk; Pool: a buffer of the pool; Wait)
@@ -29,7 +29,7 @@
 //! | [`env`](mod@env) | what the queue pairs of a core share; messages between cores |
 //! | [`qpair`] | the request machine; I/O, fused and compound commands, the admin queue |
 //! | [`controller`] | Connect, properties, Identify, log pages, features, events, keep alive |
-//! | [`leftovers`] | commands that disks still have of queue pairs that ended |
+//! | [`orphaned_commands`] | commands that disks still have of queue pairs that ended |
 //! | [`discovery`] | the discovery log |
 //! | [`snapshot`] | the configuration, immutable, replaced by message |
 //! | [`shared`] | what cores share about controllers |
@@ -74,8 +74,8 @@ pub mod core;
 pub mod counters;
 pub mod discovery;
 pub mod env;
-pub mod leftovers;
 pub mod notice;
+pub mod orphaned_commands;
 pub mod qpair;
 pub mod shared;
 pub mod snapshot;

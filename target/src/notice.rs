@@ -8,7 +8,7 @@ use nvme_spec::nqn::Nqn;
 use nvme_spec::status::Status;
 use spindle_transport::CloseReason;
 
-use crate::leftovers::LEFTOVER_MAX;
+use crate::orphaned_commands::ORPHAN_MAX;
 
 /// Something worth a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +91,7 @@ pub enum Notice {
     },
     /// What a host that is gone left at the disks has not ended in time: its next connection does not wait
     /// for it any longer.
-    Leftover {
+    Orphan {
         /// HOSTNQN of the connection that is gone.
         host: Nqn,
         /// SUBNQN that it was connected to.
@@ -171,8 +171,8 @@ impl std::fmt::Display for Notice {
                 write!(f, "keep alive of controller {cntlid} ({host}) expired after {timeout_ms} ms")
             }
             Notice::DiskOpen { reason } => f.write_str(reason),
-            Notice::Leftover { host, subsystem, commands } => {
-                let seconds = LEFTOVER_MAX.as_ms() / 1000;
+            Notice::Orphan { host, subsystem, commands } => {
+                let seconds = ORPHAN_MAX.as_ms() / 1000;
                 write!(
                     f,
                     "{commands} commands of a connection of {host} to {subsystem} that ended {seconds} s ago \

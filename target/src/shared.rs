@@ -34,7 +34,8 @@ pub struct QueueEnds {
 pub struct ControllerShared {
     /// Its identifier, unique in its subsystem while it lives.
     pub cntlid: u16,
-    /// Which subsystem; `None` for a discovery controller. The NQN is what counts: snapshots come and go.
+    /// NQN of its subsystem, also of the discovery subsystem. Not a reference: a reload replaces the
+    /// snapshot.
     pub subsystem_nqn: Nqn,
     /// Who connected it.
     pub host_nqn: Nqn,
@@ -57,7 +58,7 @@ pub struct ControllerShared {
     ends: Lock<Vec<QueueEnds>>,
     /// How many of them are not live any more.
     leaving: AtomicU32,
-    /// How many queues that are gone have something at a disk that nobody waits for any more.
+    /// How many queues that are gone have something at a disk that is not waited for any more.
     strays: AtomicU32,
     /// Token of the last End Former Associations that was begun; 0: none.
     former_token: AtomicU64,
@@ -196,25 +197,25 @@ impl ControllerShared {
         self.leaving.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Nothing of I/O queue `qid` is at a disk any more, or nobody waits for it.
+    /// Nothing of I/O queue `qid` is at a disk any more, or the wait for it has ended.
     pub fn queue_left(&self, qid: u16) {
         self.release_queue(qid);
         self.leaving.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Nobody waits for I/O queue `qid` any more, and something of it is at a disk still.
+    /// The wait for I/O queue `qid` has ended, and something of it is at a disk still.
     pub fn queue_strays(&self, qid: u16) {
         // In this order: who sees that it is not waited for sees that it strays.
         self.strays.fetch_add(1, Ordering::AcqRel);
         self.queue_left(qid);
     }
 
-    /// Nothing is at a disk any more of a queue that nobody waited for.
+    /// Nothing is at a disk any more of a queue whose wait had ended.
     pub fn stray_ended(&self) {
         self.strays.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Something of a queue that nobody waits for any more may be at a disk.
+    /// Something of a queue whose wait has ended may be at a disk.
     #[must_use]
     pub fn has_strays(&self) -> bool {
         self.strays.load(Ordering::Acquire) > 0
@@ -222,7 +223,7 @@ impl ControllerShared {
 
     /// Something that its host submitted, and that the host was not answered, may be at a disk.
     #[must_use]
-    pub fn has_leftovers(&self) -> bool {
+    pub fn has_orphans(&self) -> bool {
         self.leaving.load(Ordering::Acquire) > 0 || (self.is_gone() && self.live_queues() > 0)
     }
 
@@ -366,9 +367,9 @@ impl Registry {
 
     /// Something of a former association of this host may still be at a disk of the subsystem.
     #[must_use]
-    pub fn has_leftovers(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
+    pub fn has_orphans(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
         let is_one =
-            |it: &Arc<ControllerShared>| it.is_of(subsystem_nqn, host_nqn, host_id) && it.has_leftovers();
+            |it: &Arc<ControllerShared>| it.is_of(subsystem_nqn, host_nqn, host_id) && it.has_orphans();
         self.lock().iter().any(is_one) || self.leaving.lock().iter().any(is_one)
     }
 
@@ -377,7 +378,7 @@ impl Registry {
     /// before, and nothing happens.
     pub fn end_former(&self, own: &Arc<ControllerShared>, token: u64) -> Option<Vec<Arc<ControllerShared>>> {
         let controllers = self.lock();
-        // Under the lock: of two that end each other, the first is ended and ends nobody.
+        // Under the lock: of two that end each other, the first is ended and does not end the other.
         if own.is_gone() {
             return None;
         }
@@ -404,13 +405,13 @@ impl Registry {
         // One that ends meanwhile is in the second list before it leaves the first.
         for it in self.lock().iter().filter(is_one) {
             // Gone, and still here: its admin queue is not closed.
-            if it.is_gone() || it.has_leftovers() {
+            if it.is_gone() || it.has_orphans() {
                 return Former::Ending;
             }
             has_strays |= it.has_strays();
         }
         for it in self.leaving.lock().iter().filter(is_one) {
-            if it.has_leftovers() {
+            if it.has_orphans() {
                 return Former::Ending;
             }
             has_strays |= it.has_strays();
@@ -482,7 +483,7 @@ mod tests {
         assert_eq!(ended(&registry, &new, TOKEN + 1), []);
         assert_eq!(ended(&registry, &new, TOKEN), [old.cntlid]);
         assert!(old.is_gone() && !others.iter().chain([&silent, &new]).any(|it| it.is_gone()));
-        assert!(registry.end_former(&old, TOKEN).is_none() && !new.is_gone(), "it ends nobody any more");
+        assert!(registry.end_former(&old, TOKEN).is_none() && !new.is_gone(), "it ends no other any more");
         // Until its owner has closed it.
         assert_eq!((registry.former(&new), registry.former(&others[0])), (Former::Ending, Former::Over));
         registry.remove(&old);

@@ -56,14 +56,14 @@ impl RxBatch {
         count
     }
 
-    /// The bytes that nobody has read yet.
+    /// The bytes that are not read yet.
     #[inline]
     #[must_use]
     pub fn unread(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    /// How many bytes nobody has read yet.
+    /// How many bytes are not read yet.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {

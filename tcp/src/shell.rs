@@ -2,16 +2,16 @@
 //! protocol.
 //!
 //! ```text
-//!   poll:   hot connections ── recv into the core's one batch ──> Conn ── Connections::step ──> sendmsg
-//!           cold ones wait in the reactor's epoll, which says when one has something (on_ready)
+//!   poll:   direct connections ── recv into the core's one batch ──> Conn ── Connections::step ──> sendmsg
+//!           watched ones wait in the reactor's epoll, which says when one has something (on_ready)
 //!   flush:  connections that disks, timers or messages gave something to send
 //! ```
 //!
-//! A connection is hot while it has traffic: it is then asked directly, which costs less than to be told by
-//! epoll. After `COLD_AFTER` without data it goes to epoll and costs nothing, so that a thousand idle
+//! A connection is direct while it has traffic: it is then asked directly, which costs less than to be told
+//! by epoll. After `WATCH_AFTER` without data it goes to epoll and costs nothing, so that a thousand idle
 //! connections do not slow a busy one. A full socket is asked whether there is room again: by a send in every
-//! turn while its connection is hot, by epoll once it has waited for `COLD_AFTER`, or immediately where many
-//! connections are hot.
+//! turn while its connection is direct, by epoll once it has waited for `WATCH_AFTER`, or immediately where
+//! many connections are direct.
 //!
 //! A turn has a budget (`BUDGET`): with many busy connections it serves some of them and the next turn goes
 //! on behind them, so that the core's disks, timers and newcomers do not wait for all of them.
@@ -57,10 +57,10 @@ impl Default for ShellConfig {
 }
 
 /// Silence after which a connection goes to epoll: longer than a host's think time between two commands.
-const COLD_AFTER: Nanos = Nanos::from_ms(1);
+const WATCH_AFTER: Nanos = Nanos::from_ms(1);
 /// How often the connections' own time-outs are looked at.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
-/// Rounds over the hot connections in a turn, while none has anything, when there are few.
+/// Rounds over the direct connections in a turn, while none has anything, when there are few.
 const EMPTY_ROUNDS_MAX: u32 = 8;
 const FEW_CONNECTIONS: usize = 4;
 /// Receives of one connection in a turn: no connection starves another.
@@ -86,7 +86,7 @@ struct Link {
     socket: Socket,
     /// When it last had anything to do.
     active: Nanos,
-    is_hot: bool,
+    is_direct: bool,
     /// What epoll watches for; `None`: it is not in epoll.
     interest: Option<Interest>,
     is_full: bool,
@@ -114,8 +114,8 @@ pub struct Shell {
     batch: Option<RxBatch>,
     /// By the index of the connection's slot.
     links: Vec<Option<Link>>,
-    hot: Vec<Slot>,
-    /// The place in `hot` that is asked next.
+    direct: Vec<Slot>,
+    /// The place in `direct` that is asked next.
     next: usize,
     /// What is left of the turn's [`BUDGET`].
     budget: usize,
@@ -140,7 +140,7 @@ impl Shell {
             watcher,
             batch: Some(RxBatch::new(config.batch_bytes)),
             links: (0..connections).map(|_| None).collect(),
-            hot: Vec::with_capacity(connections),
+            direct: Vec::with_capacity(connections),
             next: 0,
             budget: 0,
             now: Nanos::ZERO,
@@ -163,7 +163,7 @@ impl Shell {
             id,
             socket,
             active: now,
-            is_hot: true,
+            is_direct: true,
             interest: None,
             is_full: false,
             is_shut: false,
@@ -172,7 +172,7 @@ impl Shell {
         if let Some(place) = self.links.get_mut(id.index()) {
             *place = Some(link);
         }
-        self.hot.push(id);
+        self.direct.push(id);
         true
     }
 
@@ -206,7 +206,7 @@ impl Shell {
     /// Number of connections that are asked directly.
     #[must_use]
     pub fn hot_count(&self) -> usize {
-        self.hot.len()
+        self.direct.len()
     }
 
     /// One turn of receiving, stepping and sending. True when there was anything to do.
@@ -217,8 +217,8 @@ impl Shell {
         // With few connections an empty round costs less than the rest of the core's turn, and the next
         // command may come any moment: it is found sooner.
         for _ in 0..EMPTY_ROUNDS_MAX {
-            has_worked |= self.poll_hot(core);
-            if has_worked || self.hot.len() > FEW_CONNECTIONS {
+            has_worked |= self.poll_direct(core);
+            if has_worked || self.direct.len() > FEW_CONNECTIONS {
                 break;
             }
         }
@@ -229,32 +229,32 @@ impl Shell {
         has_worked
     }
 
-    /// Ask every hot connection once, or as many as the budget allows.
+    /// Ask every direct connection once, or as many as the budget allows.
     #[inline]
-    fn poll_hot<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
+    fn poll_direct<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
         let mut has_worked = false;
-        for _ in 0..self.hot.len() {
+        for _ in 0..self.direct.len() {
             if self.budget == 0 {
                 break;
             }
-            let Some(id) = self.hot.get(self.next).or_else(|| self.hot.first()).copied() else { break };
-            if self.next >= self.hot.len() {
+            let Some(id) = self.direct.get(self.next).or_else(|| self.direct.first()).copied() else { break };
+            if self.next >= self.direct.len() {
                 self.next = 0;
             }
             has_worked |= self.serve(core, id);
-            // A connection that went cold or closed was swapped out of the list.
-            if self.hot.get(self.next) == Some(&id) {
+            // A connection that is watched now or closed was swapped out of the list.
+            if self.direct.get(self.next) == Some(&id) {
                 self.next += 1;
             }
         }
         has_worked
     }
 
-    /// Send all connections to epoll, so that the core can sleep. One that cannot be watched stays hot.
+    /// Send all connections to epoll, so that the core can sleep. One that cannot be watched stays direct.
     pub fn cool(&mut self) {
         // Each once.
-        for at in (0..self.hot.len()).rev() {
-            let id = self.hot[at];
+        for at in (0..self.direct.len()).rev() {
+            let id = self.direct[at];
             self.set_cold(id);
         }
     }
@@ -279,25 +279,25 @@ impl Shell {
             let _ = self.watcher.remove(&link.socket);
         }
         link.active = self.now;
-        if !link.is_hot {
-            link.is_hot = true;
-            self.hot.push(id);
+        if !link.is_direct {
+            link.is_direct = true;
+            self.direct.push(id);
         }
     }
 
     fn set_cold(&mut self, id: Slot) {
-        if let Some(at) = self.hot.iter().position(|hot| *hot == id) {
-            self.hot.swap_remove(at);
+        if let Some(at) = self.direct.iter().position(|direct| *direct == id) {
+            self.direct.swap_remove(at);
         }
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
-        link.is_hot = false;
+        link.is_direct = false;
         let interest = Interest { read: true, write: link.is_full };
         if self.watcher.add(&link.socket, id.to_wire(), interest).is_ok() {
             link.interest = Some(interest);
         } else {
-            // Without epoll it stays hot: slower, not deaf.
-            link.is_hot = true;
-            self.hot.push(id);
+            // Without epoll it stays direct: which is slower.
+            link.is_direct = true;
+            self.direct.push(id);
         }
     }
 
@@ -419,7 +419,7 @@ impl Shell {
         }
     }
 
-    /// What a connection's state asks of its socket, and whether it stays hot.
+    /// What a connection's state asks of its socket, and whether it stays direct.
     #[inline]
     fn settle<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot, has_worked: bool) {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
@@ -452,17 +452,17 @@ impl Shell {
             link.active = self.now;
             return;
         }
-        let is_silent = self.now.0.saturating_sub(link.active.0) >= COLD_AFTER.0;
+        let is_silent = self.now.0.saturating_sub(link.active.0) >= WATCH_AFTER.0;
         // Among many, those that wait for room are not asked in every turn: each time costs a system call.
-        if link.is_hot && (is_silent || link.is_full && self.hot.len() > FEW_CONNECTIONS) {
+        if link.is_direct && (is_silent || link.is_full && self.direct.len() > FEW_CONNECTIONS) {
             self.set_cold(id);
         }
     }
 
     fn forget_closed<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         while let Some((id, _conn)) = core.next_closed() {
-            if let Some(at) = self.hot.iter().position(|hot| *hot == id) {
-                self.hot.swap_remove(at);
+            if let Some(at) = self.direct.iter().position(|direct| *direct == id) {
+                self.direct.swap_remove(at);
             }
             if let Some(link) = self.links.get_mut(id.index()).and_then(Option::take)
                 && link.interest.is_some()
@@ -488,7 +488,7 @@ impl Shell {
         }
         self.send(core, id);
         let is_unwatched = |link: &mut Link| {
-            link.is_full && !link.is_hot && !link.interest.is_some_and(|interest| interest.write)
+            link.is_full && !link.is_direct && !link.interest.is_some_and(|interest| interest.write)
         };
         if self.link(id).is_some_and(is_unwatched) {
             self.set_hot(id); // settles into epoll again, for room as well

@@ -27,7 +27,7 @@ mod at {
 /// A rule that the peer broke, with the value that it sent and what is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A PDU that nobody knows, or that only the other side sends.
+    /// A PDU of an unknown type, or one that only the other side sends.
     #[error("PDU-type {pdu_type}: not one that this peer sends")]
     PduType {
         /// What it sent.
@@ -243,7 +243,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// FES of the terminate request, `None` when there is nobody to tell.
+    /// FES of the terminate request, `None` when there is no peer to tell.
     #[must_use]
     pub fn fes(&self) -> Option<Fes> {
         match self {

@@ -14,9 +14,9 @@ use crate::outbox::Outbox;
 use crate::payload::{Filled, Payload};
 use crate::violation::Violation;
 
-/// In-capsule data that nobody has decided about yet.
+/// In-capsule data that is not decided about yet.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Standing {
+pub(crate) struct PendingCapsule {
     /// The command's CID.
     pub(crate) cid: u16,
     /// Where its data is.
@@ -26,17 +26,17 @@ pub(crate) struct Standing {
 /// Where the receiving side of a connection is.
 ///
 /// ```text
-///   Header ──> Standing ──> Payload ──> Header      a command with data: fetched,
+///   Header ──> PendingCapsule ──> Payload ──> Header      a command with data: fetched,
 ///     │           └───────> Skip ─────> Header      or not
 ///     ├────> Payload ─────> Header                  H2CData, C2HData
-///     └────> Skip ────────> Header                  data that nobody asked for
+///     └────> Skip ────────> Header                  data that was not asked for
 /// ```
 #[derive(Debug)]
 pub(crate) enum Receiving<K> {
     /// Between two PDUs, or in a header. Left by a whole header.
     Header,
     /// The command of a capsule was given out, its data stands in the way. Left by `fetch` or `reply`.
-    Standing(Standing),
+    PendingCapsule(PendingCapsule),
     /// Data goes to a buffer. Left by its last byte, and digest.
     Payload(Payload<K>),
     /// So many bytes go nowhere.
@@ -103,7 +103,9 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
     ) -> usize {
         match &mut self.receiving {
             Receiving::Payload(payload) if self.inbox.stashed() == 0 => payload.direct_target(out),
-            Receiving::Payload(_) | Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => 0,
+            Receiving::Payload(_) | Receiving::Header | Receiving::PendingCapsule(_) | Receiving::Skip(_) => {
+                0
+            }
         }
     }
 
@@ -111,7 +113,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
     pub(crate) fn received_direct(&mut self, count: usize) {
         match &mut self.receiving {
             Receiving::Payload(payload) => payload.received_direct(count),
-            Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => {
+            Receiving::Header | Receiving::PendingCapsule(_) | Receiving::Skip(_) => {
                 assert_eq!(count, 0, "nothing was asked for");
             }
         }
@@ -189,7 +191,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         }
         match std::mem::replace(&mut self.receiving, Receiving::Header) {
             Receiving::Payload(payload) => Some((payload, filled)),
-            Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => None,
+            Receiving::Header | Receiving::PendingCapsule(_) | Receiving::Skip(_) => None,
         }
     }
 

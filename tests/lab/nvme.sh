@@ -57,7 +57,7 @@ drive_wait() {
 qmp() {
     local port line id=$RANDOM$RANDOM arguments=${2:-}
     exec {port}<>"$LAB_QMP" || return 1
-    # Needed once; later it is an error, which nobody looks at.
+    # Needed once; later it is an error, which is ignored.
     printf '{"execute":"qmp_capabilities","id":"hello"}\n' >&"$port"
     printf '{"execute":"%s","id":"%s"%s}\n' "$1" "$id" "${arguments:+,\"arguments\":$arguments}" >&"$port"
     # Events of the past, and answers to others, come first.
@@ -87,9 +87,9 @@ drive_plug() {
     qmp device_add "{\"driver\":\"nvme\",\"id\":\"$1\"$options}"
 }
 
-# drive_pull NAME [PID...]: it is gone at once, and nobody was asked. QEMU takes out what is behind a port when
-# the slot's power goes off with its light, so that is done behind the back of the port's driver. The
-# processes PID... are held still meanwhile: QEMU (7.2) uses what it has freed if a doorbell rings at that
+# drive_pull NAME [PID...]: it is gone at once, without a removal request. QEMU takes out what is behind a
+# port when the slot's power goes off with its light, so that is done behind the back of the port's driver.
+# The processes PID... are held still meanwhile: QEMU (7.2) uses what it has freed if a doorbell rings at that
 # moment, and dies of it.
 drive_pull() {
     local config at control name=$1

@@ -60,7 +60,7 @@ impl Disk for Blank {
         false
     }
 
-    fn forget(&mut self, _owner: Owner) -> usize {
+    fn cancel_owner(&mut self, _owner: Owner) -> usize {
         0
     }
 

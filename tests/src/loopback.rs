@@ -115,8 +115,8 @@ impl Folder {
     /// # Panics
     /// When the target does not get ready.
     #[must_use]
-    pub fn serve(&self, config: &str) -> Served {
-        Served::start(&self.write(config))
+    pub fn serve(&self, config: &str) -> SpindleProcess {
+        SpindleProcess::start(&self.write(config))
     }
 
     /// Try to serve a configuration that is refused. What is said of it.
@@ -144,7 +144,7 @@ impl Drop for Folder {
 
 /// A served target.
 #[derive(Debug)]
-pub struct Served {
+pub struct SpindleProcess {
     child: Child,
     lines: Receiver<String>,
     /// All lines of the log that were looked at.
@@ -153,13 +153,13 @@ pub struct Served {
     pub ready_after: Duration,
 }
 
-impl Served {
+impl SpindleProcess {
     /// Serve a configuration file; returns when it is ready.
     ///
     /// # Panics
     /// When it does not get ready.
     #[must_use]
-    pub fn start(file: &Path) -> Served {
+    pub fn start(file: &Path) -> SpindleProcess {
         let begin = Instant::now();
         let mut child = Command::new(binary())
             .args(["serve", "-c"])
@@ -173,7 +173,7 @@ impl Served {
         std::thread::spawn(move || {
             BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
         });
-        let mut served = Served { child, lines, log: Vec::new(), ready_after: Duration::ZERO };
+        let mut served = SpindleProcess { child, lines, log: Vec::new(), ready_after: Duration::ZERO };
         served.wait_for("nvme connect");
         served.ready_after = begin.elapsed();
         served
@@ -260,7 +260,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for SpindleProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -258,7 +258,7 @@ fn a_host_that_vanished_from_an_idle_connection_is_found_and_a_live_one_is_left_
     direct.run(Sqe::read(1, 1, 0, 1), HostData::FromController(buf));
     direct.io.vanish();
     assert!(!ends_within(&mut direct, &mut now, Nanos::from_secs(14)), "too early");
-    assert!(ends_within(&mut direct, &mut now, Nanos::from_secs(3)), "nobody looks after it");
+    assert!(ends_within(&mut direct, &mut now, Nanos::from_secs(3)), "the lost host is not found");
     direct.finish();
 }
 

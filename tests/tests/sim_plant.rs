@@ -72,7 +72,7 @@ const NO_ORDER: [&str; 7] = [
     "when it held",
     "swapped for two values",
     "after it was swapped",
-    "nobody wrote it",
+    "no command wrote it",
 ];
 
 #[test]
@@ -138,12 +138,13 @@ fn a_completion_that_is_told_twice_is_noticed() {
     // No device can cause it: drivers give each command a name of its own and let go of it with its first
     // completion. The core stops where it can tell. The second end of one step of a Compare, a Copy or a
     // Verify looks like the end of the next step, which then has no data.
-    assert_noticed(Plant::Doubled, &[], &[NO_ORDER.as_slice(), &["twice", "internal error"]].concat());
+    let complaints = ["twice", "internal error", "no request in slot"];
+    assert_noticed(Plant::Doubled, &[], &[NO_ORDER.as_slice(), &complaints].concat());
 }
 
 #[test]
 fn writes_of_a_host_that_is_gone_are_noticed_when_they_land_after_its_reconnect() {
-    // A disk whose `Disk::forget` does nothing.
+    // A disk whose `Disk::cancel_owner` does nothing.
     let (leaves_permille, stuck_permille) = (5, 200);
     let busy = |swarm| Swarm { leaves_permille, stuck_permille, cuts_ppm: 500, ..swarm };
     assert_noticed_with(Plant::Unforgotten, &[], &NO_ORDER, busy);

@@ -53,7 +53,8 @@ impl DataPointer {
 #[derive(Debug)]
 pub enum Event {
     /// A command capsule arrived. The next event comes only after the command was answered by `fetch`,
-    /// `reply` or `set_aside` if it has in-capsule data (the payload stands in the way); without, at once.
+    /// `reply` or `stash_capsule` if it has in-capsule data (the payload stands in the way); without, at
+    /// once.
     Command {
         /// The submission queue entry.
         sqe: Sqe,
@@ -92,7 +93,7 @@ pub enum Event {
         buf: Buf,
     },
     /// The reply and its data have left; nothing of the request is referred to any more. Not of one under
-    /// [`UNSLOTTED`]: those are counted ([`Transport::take_left`]).
+    /// [`FAST_PATH`]: those are counted ([`Transport::take_left`]).
     Sent {
         /// The request.
         slot: Slot,
@@ -133,12 +134,12 @@ impl std::fmt::Display for CloseReason {
 
 /// Names a reply whose request needed no place of its own: it was answered as it came. Never a request's
 /// slot, because no slot has generation 0.
-pub const UNSLOTTED: Slot = Slot::from_wire(0);
+pub const FAST_PATH: Slot = Slot::from_wire(0);
 
 /// A completion to be sent.
 #[derive(Debug)]
 pub struct Reply {
-    /// The request, named again by `Sent`; or [`UNSLOTTED`], and it is counted when it has left.
+    /// The request, named again by `Sent`; or [`FAST_PATH`], and it is counted when it has left.
     pub slot: Slot,
     /// The completion queue entry.
     pub cqe: Cqe,
@@ -164,11 +165,11 @@ pub trait Transport {
     /// The next event, in order. `None`: nothing more until the shell has fed it.
     fn next_event(&mut self) -> Option<Event>;
 
-    /// How many replies under [`UNSLOTTED`] have left since it was asked last.
+    /// How many replies under [`FAST_PATH`] have left since it was asked last.
     fn take_left(&mut self) -> u32;
 
     /// The command whose event came last is request `slot` from now on. Not told of one that is answered as
-    /// it comes, under [`UNSLOTTED`].
+    /// it comes, under [`FAST_PATH`].
     #[inline]
     fn set_slot(&mut self, slot: Slot) {
         let _ = slot;
@@ -221,7 +222,7 @@ pub trait Transport {
     /// The command whose event came last, request `slot` (command identifier `cid`), waits for memory: its
     /// in-capsule data is not to stand in the way of what comes behind it, because that may be the data of
     /// commands that hold the memory. `fetch` or `reply` follows some time.
-    fn set_aside(&mut self, slot: Slot, cid: u16) {
+    fn stash_capsule(&mut self, slot: Slot, cid: u16) {
         let _ = (slot, cid);
     }
 

@@ -43,9 +43,9 @@ impl<B> HostData<B> {
     }
 }
 
-/// Why a command was not taken.
+/// SubmitErrorKind a command was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum SubmitErrorKind {
     /// The connection is not initialised yet, or not open any more.
     Closed,
     /// The CID is outstanding, or not below the queue's entries.
@@ -61,14 +61,14 @@ pub enum Why {
 
 /// The connection cannot take the command now. Its data is given back.
 #[derive(Debug)]
-pub struct Full<B = Buf> {
-    /// Why not.
-    pub why: Why,
+pub struct SubmitError<B = Buf> {
+    /// SubmitErrorKind not.
+    pub kind: SubmitErrorKind,
     /// The command's data.
     pub data: HostData<B>,
 }
 
-/// Why a connection ended. `V` is a rule of the transport that the controller broke.
+/// SubmitErrorKind a connection ended. `V` is a rule of the transport that the controller broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseCause<V> {
     /// [`Host::close`] was called.
@@ -102,7 +102,7 @@ pub enum HostEvent<V, B = Buf> {
     },
     /// The connection is gone. Comes once, last.
     Closed {
-        /// Why.
+        /// SubmitErrorKind.
         why: CloseCause<V>,
     },
 }
@@ -118,8 +118,8 @@ pub trait Host {
     /// here.
     ///
     /// # Errors
-    /// [`Full`] gives the data back when the command cannot be taken.
-    fn submit(&mut self, sqe: Sqe, data: HostData<Self::Buffer>) -> Result<(), Full<Self::Buffer>>;
+    /// [`SubmitError`] gives the data back when the command cannot be taken.
+    fn submit(&mut self, sqe: Sqe, data: HostData<Self::Buffer>) -> Result<(), SubmitError<Self::Buffer>>;
 
     /// What happened next. `None`: nothing more until something came or left.
     fn next_event(&mut self) -> Option<HostEvent<Self::Violation, Self::Buffer>>;

@@ -25,7 +25,7 @@ mod connections;
 pub mod host;
 mod peer;
 
-pub use conn::{CloseReason, DataPointer, Event, Holds, Limits, Reply, Transport, UNSLOTTED};
+pub use conn::{CloseReason, DataPointer, Event, FAST_PATH, Holds, Limits, Reply, Transport};
 pub use connections::Connections;
 pub use peer::{Peer, TransportKind};
 

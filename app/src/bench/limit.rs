@@ -56,7 +56,7 @@ const CPU_SHARE_MIN: f64 = 0.97;
 
 /// How an end reaches its sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum SocketApi {
     /// A call for each receive and each send.
     Sockets,
     /// A call for all connections.
@@ -85,7 +85,7 @@ pub(crate) struct Plan {
     /// Send and receive buffer of the serving end's sockets; 0 leaves them to the kernel.
     socket_buffer_bytes: usize,
     /// How both ends reach their sockets.
-    way: Way,
+    way: SocketApi,
     /// The server's and the requester's core; `None` leaves both unpinned (tests).
     cores: Option<CorePair>,
     /// Time before the measurement.
@@ -163,11 +163,11 @@ pub fn run(args: &LimitArgs) -> Result<(), LimitError> {
         measure(&Plan { way, ..plan.clone() }, progress)
     };
     let result = match args.way {
-        LimitWay::Sockets => measure_way(Way::Sockets)?,
-        LimitWay::IoUring => measure_way(Way::IoUring)?,
+        LimitWay::Sockets => measure_way(SocketApi::Sockets)?,
+        LimitWay::IoUring => measure_way(SocketApi::IoUring)?,
         LimitWay::Best => {
-            let sockets = measure_way(Way::Sockets)?;
-            let ring = (plan.block_bytes < LANDING_BYTES_MIN).then(|| measure_way(Way::IoUring));
+            let sockets = measure_way(SocketApi::Sockets)?;
+            let ring = (plan.block_bytes < LANDING_BYTES_MIN).then(|| measure_way(SocketApi::IoUring));
             match ring {
                 Some(Ok(ring)) if ring.iops() > sockets.iops() => ring,
                 // Older systems, and those that forbid it, have the one way only.
@@ -252,11 +252,11 @@ fn show(args: &LimitArgs, result: &BenchResult) -> Result<(), LimitError> {
     Ok(())
 }
 
-impl Way {
+impl SocketApi {
     fn name(self) -> &'static str {
         match self {
-            Way::Sockets => "sockets",
-            Way::IoUring => "io_uring",
+            SocketApi::Sockets => "sockets",
+            SocketApi::IoUring => "io_uring",
         }
     }
 }
@@ -295,7 +295,7 @@ impl Plan {
             congestion: (!args.congestion.is_empty()).then(|| args.congestion.clone()),
             socket_buffer_bytes: args.socket_buffer.as_len(),
             cores: Some(choose_cores(args.cores)?),
-            way: Way::Sockets,
+            way: SocketApi::Sockets,
             warm_up: WARM_UP,
             measured: load.seconds,
         })

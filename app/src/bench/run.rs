@@ -79,8 +79,8 @@ pub enum BenchError {
         /// Over what.
         transport: initiator::TransportKind,
     },
-    /// Nobody listens at any of the addresses.
-    #[error("nobody listens at {0}")]
+    /// No target listens at any of the addresses.
+    #[error("no target listens at {0}")]
     Unreachable(String),
     /// There is no namespace.
     #[error("the subsystem shows no namespace{0} to this host")]
@@ -194,7 +194,7 @@ fn show_progress(args: &BenchTargetArgs, stages: &mpsc::Receiver<Stage>, done: &
         let mut progress = Progress::new(&stage.title, span, bytes, args.output.json);
         let began = Instant::now();
         let next = loop {
-            // Nobody is woken to move a bar that is not drawn.
+            // No wake-up to move a bar that is not drawn.
             let period = if progress.is_hidden() { Duration::from_secs(3600) } else { PROGRESS_PERIOD };
             match stages.recv_timeout(period) {
                 Ok(next) => break Some(next),
@@ -231,7 +231,7 @@ fn measure(
     let mut engine = Engine::new(connected, &plan, done)?;
     let begin = |title: &str, total: Total| {
         let title = format!("{title} {}", args.load.bs);
-        // Nobody listens only if the main thread panicked.
+        // The receiver is gone only if the main thread panicked.
         let _ = stages.send(Stage { title, total });
         done.store(0, Ordering::Relaxed);
     };

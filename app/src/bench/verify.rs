@@ -19,8 +19,7 @@ use spindle_initiator::Buf;
 
 /// The most blocks that are kept in a table.
 pub(super) const BLOCKS_MAX: u64 = 1 << 28;
-/// Mark of a block of which nobody knows what it holds; the generation beside it is the last that was tried,
-/// 0 for none.
+/// Mark of a block with unknown content; the generation beside it is the last that was tried, 0 for none.
 const UNKNOWN: u32 = 1 << 31;
 /// Bytes of the words that name the block.
 const WORD: usize = 8;
@@ -145,7 +144,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// For `units` of `unit_blocks` blocks, of which nobody knows what they hold.
+    /// For `units` of `unit_blocks` blocks, all with unknown content.
     pub(super) fn new(units: usize, unit_blocks: usize, block_bytes: usize, seed: u64) -> Table {
         let (low, high) = (seed & 0xff_ffff, seed >> 32);
         Table {

@@ -250,7 +250,7 @@ pub enum DiskVerb {
         /// Most that is read ahead of a stream; 0: nothing
         #[arg(long, value_name = "SIZE")]
         read_ahead: Option<Bytes>,
-        /// Nobody else writes to the far namespace: for the first cache of a remote disk
+        /// Only this target writes to the far namespace: for the first cache of a remote disk
         #[arg(long)]
         sole_writer: bool,
     },

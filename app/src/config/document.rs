@@ -27,7 +27,7 @@ use crate::size::Bytes;
 
 /// Where in the file something stands, and how.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// Line, from 1.
     pub line: usize,
     /// The field with its path.
@@ -65,14 +65,14 @@ pub struct Leaf {
     /// The value.
     pub value: Value,
     /// Where it stands.
-    pub place: Place,
+    pub location: Location,
 }
 
 /// A section: its values and the sections in it.
 #[derive(Debug)]
 pub struct Node {
     /// Where its heading stands; the field is its path.
-    pub place: Place,
+    pub location: Location,
     /// The file has it.
     pub is_given: bool,
     pub(super) leaves: BTreeMap<&'static str, State>,
@@ -118,14 +118,14 @@ pub fn read(text: &str, errors: &Errors) -> Option<Node> {
     }
     // What recovery made of a broken file would only add errors that are none.
     let is_toml = broken.is_empty();
-    is_toml.then(|| reader.section(root.get_ref(), schema::FILE, Place { line: 1, ..Place::default() }))
+    is_toml.then(|| reader.section(root.get_ref(), schema::FILE, Location { line: 1, ..Location::default() }))
 }
 
-impl Place {
-    /// The place of `name` in this section.
-    pub fn inside(&self, name: &str) -> Place {
+impl Location {
+    /// The location of `name` in this section.
+    pub fn inside(&self, name: &str) -> Location {
         let field = if self.field.is_empty() { name.to_owned() } else { format!("{}.{name}", self.field) };
-        Place { line: self.line, field, text: String::new() }
+        Location { line: self.line, field, text: String::new() }
     }
 
     /// An error here: `allowed` says what is.
@@ -153,7 +153,7 @@ impl Reader<'_> {
     }
 
     /// Where `span` stands, with its text on one line.
-    fn place(&self, field: String, span: std::ops::Range<usize>) -> Place {
+    fn location(&self, field: String, span: std::ops::Range<usize>) -> Location {
         let line = self.line(span.start);
         let written =
             self.text.get(span).unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
@@ -161,12 +161,12 @@ impl Reader<'_> {
             Some((end, _)) => format!("{} ...", &written[..end]),
             None => written,
         };
-        Place { line, field, text }
+        Location { line, field, text }
     }
 
-    fn section(&self, table: &DeTable<'_>, keys: &'static [Key], place: Place) -> Node {
+    fn section(&self, table: &DeTable<'_>, keys: &'static [Key], location: Location) -> Node {
         let mut node = Node {
-            place,
+            location,
             is_given: true,
             leaves: BTreeMap::new(),
             children: BTreeMap::new(),
@@ -174,8 +174,8 @@ impl Reader<'_> {
         };
         for (name, value) in table.iter() {
             if !keys.iter().any(|key| key.name == name.get_ref().as_ref()) {
-                let path = node.place.inside(name.get_ref()).field;
-                let mut unknown = self.place(path, value.span());
+                let path = node.location.inside(name.get_ref()).field;
+                let mut unknown = self.location(path, value.span());
                 unknown.line = self.line(name.span().start);
                 if matches!(value.get_ref(), DeValue::Table(_) | DeValue::Array(_)) {
                     unknown.text.clear();
@@ -188,14 +188,14 @@ impl Reader<'_> {
                 table.iter().find(|(name, _)| name.get_ref().as_ref() == key.name).map(|(_, value)| value);
             match key.section() {
                 Some(inner) => {
-                    let children = self.children(&node.place, key, inner, found);
+                    let children = self.children(&node.location, key, inner, found);
                     if children.is_empty() && found.is_some() {
                         node.malformed.push(key.name);
                     }
                     node.children.insert(key.name, children);
                 }
                 None => {
-                    let state = self.leaf(&node.place, key, found);
+                    let state = self.leaf(&node.location, key, found);
                     node.leaves.insert(key.name, state);
                 }
             }
@@ -206,7 +206,7 @@ impl Reader<'_> {
     /// The sections of `key`. A single section that is not in the file is there with all its defaults.
     fn children(
         &self,
-        parent: &Place,
+        parent: &Location,
         key: &'static Key,
         inner: &'static [Key],
         found: Option<&Spanned<DeValue<'_>>>,
@@ -214,13 +214,13 @@ impl Reader<'_> {
         let path = parent.inside(key.name);
         let is_list = matches!(key.kind, Kind::Sections(_));
         let all_defaults =
-            |path: Place| vec![Node { is_given: false, ..self.section(&DeTable::new(), inner, path) }];
+            |path: Location| vec![Node { is_given: false, ..self.section(&DeTable::new(), inner, path) }];
         let Some(value) = found else {
             return if is_list { Vec::new() } else { all_defaults(path) };
         };
-        let at = |field: String, value: &Spanned<DeValue<'_>>| Place {
+        let at = |field: String, value: &Spanned<DeValue<'_>>| Location {
             text: String::new(),
-            ..self.place(field, value.span())
+            ..self.location(field, value.span())
         };
         match (value.get_ref(), is_list) {
             (DeValue::Table(table), false) => vec![self.section(table, inner, at(path.field, value))],
@@ -234,7 +234,7 @@ impl Reader<'_> {
                 Vec::new()
             }
             (_, false) => {
-                let heading = self.place(path.field.clone(), value.span());
+                let heading = self.location(path.field.clone(), value.span());
                 heading.refuse(
                     self.errors,
                     format!("must be a section, written [{}]; there is one of them", path.field),
@@ -242,7 +242,7 @@ impl Reader<'_> {
                 all_defaults(path)
             }
             (_, true) => {
-                let heading = self.place(path.field.clone(), value.span());
+                let heading = self.location(path.field.clone(), value.span());
                 heading.refuse(
                     self.errors,
                     format!("must be sections, each written [[{}]]", without_index(&path.field)),
@@ -252,14 +252,16 @@ impl Reader<'_> {
         }
     }
 
-    fn list_of_sections(&self, array: &DeArray<'_>, inner: &'static [Key], path: &Place) -> Vec<Node> {
+    fn list_of_sections(&self, array: &DeArray<'_>, inner: &'static [Key], path: &Location) -> Vec<Node> {
         let mut nodes = Vec::new();
         for (index, element) in array.iter().enumerate() {
             let field = format!("{}[{index}]", path.field);
-            let place = self.place(field, element.span());
+            let location = self.location(field, element.span());
             match element.get_ref().as_table() {
-                Some(table) => nodes.push(self.section(table, inner, Place { text: String::new(), ..place })),
-                None => place.refuse(
+                Some(table) => {
+                    nodes.push(self.section(table, inner, Location { text: String::new(), ..location }))
+                }
+                None => location.refuse(
                     self.errors,
                     format!("must be a section, written [[{}]]", without_index(&path.field)),
                 ),
@@ -268,11 +270,11 @@ impl Reader<'_> {
         nodes
     }
 
-    fn leaf(&self, parent: &Place, key: &'static Key, found: Option<&Spanned<DeValue<'_>>>) -> State {
+    fn leaf(&self, parent: &Location, key: &'static Key, found: Option<&Spanned<DeValue<'_>>>) -> State {
         let path = parent.inside(key.name);
         if let Some(value) = found {
-            let place = self.place(path.field, value.span());
-            return self.value(&key.kind, value, place).map_or(State::Wrong, State::Given);
+            let location = self.location(path.field, value.span());
+            return self.value(&key.kind, value, location).map_or(State::Wrong, State::Given);
         }
         match key.preset {
             Preset::Required => {
@@ -280,29 +282,29 @@ impl Reader<'_> {
                 State::Wrong
             }
             Preset::Is(text) => {
-                let place = Place { text: text.to_owned(), ..path };
-                preset(&key.kind, text).map_or(State::Wrong, |value| State::Preset(Leaf { value, place }))
+                let location = Location { text: text.to_owned(), ..path };
+                preset(&key.kind, text).map_or(State::Wrong, |value| State::Preset(Leaf { value, location }))
             }
             Preset::From(_) | Preset::Section => State::Absent,
         }
     }
 
     /// The value when it is of this kind, or an error and `None`.
-    fn value(&self, kind: &Kind, value: &Spanned<DeValue<'_>>, place: Place) -> Option<Leaf> {
+    fn value(&self, kind: &Kind, value: &Spanned<DeValue<'_>>, location: Location) -> Option<Leaf> {
         if let (Kind::List(of), Some(array)) = (kind, value.get_ref().as_array()) {
             let mut leaves = Vec::new();
             for (index, element) in array.iter().enumerate() {
-                let place = self.place(format!("{}[{index}]", place.field), element.span());
-                leaves.push(self.value(of, element, place));
+                let location = self.location(format!("{}[{index}]", location.field), element.span());
+                leaves.push(self.value(of, element, location));
             }
             let value = Value::List(leaves.into_iter().collect::<Option<_>>()?);
-            return Some(Leaf { value, place });
+            return Some(Leaf { value, location });
         }
         match scalar(kind, value.get_ref()) {
-            Ok(value) => Some(Leaf { value, place }),
+            Ok(value) => Some(Leaf { value, location }),
             Err(reason) => {
                 let reason = reason.map(|reason| format!("{reason}; ")).unwrap_or_default();
-                place.refuse(self.errors, format!("{reason}must be {kind}"));
+                location.refuse(self.errors, format!("{reason}must be {kind}"));
                 None
             }
         }

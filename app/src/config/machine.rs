@@ -39,16 +39,16 @@ pub enum PathState {
         has_directory: bool,
     },
     /// A regular file.
-    Regular(Medium),
+    Regular(BackingFile),
     /// A block device.
-    Block(Medium),
+    Block(BackingFile),
     /// Neither; what it is.
     Other(&'static str),
 }
 
 /// A file or device that can be a disk.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Medium {
+pub struct BackingFile {
     /// Its size.
     pub bytes: u64,
     /// Device and inode of a file, device number of a device: equal only for the same medium.
@@ -140,11 +140,11 @@ pub fn look_at(path: &Path) -> io::Result<PathState> {
     };
     let kind = metadata.file_type();
     Ok(if kind.is_file() {
-        PathState::Regular(Medium { bytes: metadata.len(), identity: (metadata.dev(), metadata.ino()) })
+        PathState::Regular(BackingFile { bytes: metadata.len(), identity: (metadata.dev(), metadata.ino()) })
     } else if kind.is_block_device() {
         // The size of a device is where its end is.
         let bytes = io::Seek::seek(&mut fs::File::open(path)?, io::SeekFrom::End(0))?;
-        PathState::Block(Medium { bytes, identity: (u64::MAX, metadata.rdev()) })
+        PathState::Block(BackingFile { bytes, identity: (u64::MAX, metadata.rdev()) })
     } else if kind.is_dir() {
         PathState::Other("a directory")
     } else if kind.is_char_device() {

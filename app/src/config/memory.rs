@@ -118,8 +118,8 @@ fn connection_bytes(entries: u16) -> u64 {
     own as u64 + SOCKET_BYTES
 }
 
-/// What a RAM disk takes; nothing for the others. Served over RDMA it is registered, and so resident, as a
-/// whole; `populate` asks for the same.
+/// What a RAM disk takes; nothing for the others. Reconfigurator over RDMA it is registered, and so resident,
+/// as a whole; `populate` asks for the same.
 fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     let DiskKind::Ram { pages, is_populated } = disk.kind else { return Vec::new() };
     let spec = RamSpec { bytes: disk.bytes, block_bytes: disk.block_bytes, pages };
@@ -149,8 +149,8 @@ fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     ]
 }
 
-/// What the cache of a disk takes. Served over RDMA it is registered, and so resident, as a whole; in front
-/// of a drive of our own it is mapped for that, which does the same.
+/// What the cache of a disk takes. Reconfigurator over RDMA it is registered, and so resident, as a whole; in
+/// front of a drive of our own it is mapped for that, which does the same.
 fn cache_sums(plan: &Plan, disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     let Some(cache) = disk.cache else { return Vec::new() };
     let spec = cache.spec(plan.pool.pages);

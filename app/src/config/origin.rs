@@ -1,7 +1,7 @@
 //! [`Origin`]: where a disk is that may be away, and that may take long to open: a drive of this machine, or
 //! another target.
 //!
-//! Nothing here is retried, and whoever calls waits: `serve` does both, on threads.
+//! Nothing here is retried, and the caller waits: `serve` does both, on threads.
 
 use std::fmt;
 use std::sync::Arc;

@@ -95,7 +95,7 @@ pub struct LimitsPlan {
     pub io_queues_max: u16,
     /// Most connections of the process.
     pub connections: usize,
-    /// Most connections of one address over TCP that have not sent Connect; 0: no limit.
+    /// Most connections of one address, over TCP and RDMA together, that have not sent Connect; 0: no limit.
     pub unconnected_per_address: usize,
     /// Most commands that one core gives one disk at once.
     pub disk_commands: u32,

@@ -173,7 +173,7 @@ static REACTOR: &[Key] = &[
         Preset::Is("\"adaptive\""),
         "spin: poll always; the lowest latency, and the core shows 100 %. adaptive: poll for \
          adaptive_spin_us after the last work, then sleep until something arrives; a default must not burn \
-         a core that nobody gave away.",
+         a core that is not dedicated.",
     ),
     key(
         "adaptive_spin_us",
@@ -326,7 +326,7 @@ static TCP: &[Key] = &[
         "header_digest",
         FLAG,
         Preset::Is("true"),
-        "Allow a CRC32C of PDU headers to hosts that ask for it. It costs nothing where nobody asks.",
+        "Allow a CRC32C of PDU headers to hosts that ask for it. It costs nothing where no host asks.",
     ),
     key("data_digest", FLAG, Preset::Is("true"), "The same for data."),
     key(

@@ -6,9 +6,9 @@
 //! file that was made for a new disk stays.
 //!
 //! A drive that is not there, and another target that is away, are no failures: one dead drive must not keep
-//! the others of the machine from being served after a restart. Nothing here waits for them: whoever has
-//! opened one says so. What is not open is left out with its namespaces, [`Plan::absent`] tells which, and a
-//! later [`Plan::snapshot`] takes it up.
+//! the others of the machine from being served after a restart. Nothing here waits for them: the caller names
+//! those that it has opened. What is not open is left out with its namespaces, [`Plan::absent`] tells which,
+//! and a later [`Plan::snapshot`] takes it up.
 
 use std::fs::File;
 use std::path::Path;
@@ -53,7 +53,7 @@ pub enum SnapshotError {
     Listeners,
     /// The medium of a disk is not the one that the file names.
     #[error("disk {disk:?}: medium_id = {wanted:?}: {allowed}")]
-    Medium {
+    BackingFile {
         /// Its name in the configuration.
         disk: String,
         /// The `medium_id` that the configuration gives.
@@ -297,7 +297,7 @@ impl Drop for Resizes {
 /// the same: hosts put file systems and volumes on their disks.
 fn say_what_it_holds(plan: &DiskPlan) {
     let (DiskKind::File { path, .. } | DiskKind::Ng { path, .. }) = &plan.kind else { return };
-    let block = spindle_disk::ng::look_at(path).map_or_else(|_| path.clone(), |place| place.block_path);
+    let block = spindle_disk::ng::look_at(path).map_or_else(|_| path.clone(), |location| location.block_path);
     let Ok(PathState::Block(medium)) = machine::look_at(&block) else { return };
     let found = File::open(&block).and_then(|mut device| signature::find(&mut device, medium.bytes));
     let holds = found.unwrap_or_default().join(", ");
@@ -321,7 +321,7 @@ fn check_medium(plan: &DiskPlan, disk: &Source, is_new: bool) -> Result<(), Snap
 pub(super) fn check_medium_id(disk: &str, wanted: Option<&str>, ids: &[String]) -> Result<(), SnapshotError> {
     let Some(wanted) = wanted.filter(|wanted| ids.iter().all(|id| id != wanted)) else { return Ok(()) };
     let (disk, wanted) = (disk.to_owned(), wanted.to_owned());
-    Err(SnapshotError::Medium { disk, wanted, allowed: medium_refusal("what is there", ids) })
+    Err(SnapshotError::BackingFile { disk, wanted, allowed: medium_refusal("what is there", ids) })
 }
 
 /// `None`: it is absent.

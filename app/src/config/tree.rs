@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_pcie::PciAddress;
 
-use super::document::{Leaf, Node, Place, State, Value};
+use super::document::{Leaf, Location, Node, State, Value};
 
 /// A value that is right by itself, and where it stands.
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ pub struct At<T> {
     /// The value.
     pub value: T,
     /// Where it stands, for errors about it.
-    pub place: Place,
+    pub location: Location,
 }
 
 /// What a [`Value`] is taken out as.
@@ -74,8 +74,8 @@ impl<T: FromValue> FromValue for Vec<At<T>> {
 impl<T: FromValue> At<T> {
     fn from_leaf(leaf: &Leaf) -> At<T> {
         let value = T::from_value(&leaf.value)
-            .unwrap_or_else(|| panic!("{}: asked for by another type", leaf.place.field));
-        At { value, place: leaf.place.clone() }
+            .unwrap_or_else(|| panic!("{}: asked for by another type", leaf.location.field));
+        At { value, location: leaf.location.clone() }
     }
 }
 
@@ -83,7 +83,7 @@ impl Node {
     fn state(&self, name: &str) -> &State {
         self.leaves
             .get(name)
-            .unwrap_or_else(|| panic!("{}: the schema has no key {name:?}", self.place.field))
+            .unwrap_or_else(|| panic!("{}: the schema has no key {name:?}", self.location.field))
     }
 
     /// The value, given or the default. `None`: it is wrong (which is recorded), or absent and depends on
@@ -115,7 +115,7 @@ impl Node {
     pub fn section(&self, name: &str) -> &Node {
         let first = self.sections(name).first();
         first.unwrap_or_else(|| {
-            panic!("{}: {name:?} may be there several times or not at all", self.place.field)
+            panic!("{}: {name:?} may be there several times or not at all", self.location.field)
         })
     }
 
@@ -123,6 +123,6 @@ impl Node {
     pub fn sections(&self, name: &str) -> &[Node] {
         self.children
             .get(name)
-            .unwrap_or_else(|| panic!("{}: the schema has no section {name:?}", self.place.field))
+            .unwrap_or_else(|| panic!("{}: the schema has no section {name:?}", self.location.field))
     }
 }

@@ -5,7 +5,7 @@
 //!                        └── full: counted, "log lines were lost" where they are missing
 //! ```
 //!
-//! Standard error may be a pipe that nobody reads. A polling core that wrote to it would stop, and with it
+//! Standard error may be a pipe without a reader. A polling core that wrote to it would stop, and with it
 //! every host's disks.
 //!
 //! What it does not do: it does not outlive the process. Who ends it flushes first, and waits a bounded time.
@@ -20,7 +20,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Lines that wait; a burst of connections at a start is far shorter.
 pub(super) const LINES_MAX: usize = 1024;
-/// Longest wait for a queue to be empty, where there is nobody who reads.
+/// Longest wait for a queue to be empty, where there is no reader.
 pub(super) const FLUSH_MAX: Duration = Duration::from_secs(1);
 /// Pause between two attempts to get a mark into a full queue.
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
@@ -97,8 +97,8 @@ pub(super) struct Outlet {
 }
 
 impl Outlet {
-    /// Write what comes to `out`, until nobody is left who could write; `tell_lost` is called with the number
-    /// of lines that are missing, where they are missing.
+    /// Write what comes to `out`, until no sender is left; `tell_lost` is called with the number of lines
+    /// that are missing, where they are missing.
     pub(super) fn run(mut self, out: &mut impl Write, tell_lost: &mut dyn FnMut(u64)) {
         loop {
             let entry = match self.received.try_recv() {
@@ -114,7 +114,7 @@ impl Outlet {
             };
             match entry {
                 Entry::Line(line) => {
-                    // Where standard error is gone there is nobody to be told.
+                    // A write fails where standard error is gone: there is no other place to report it.
                     let _ = out.write_all(&line);
                     self.written += 1;
                     if self.written >= LINES_MAX {
@@ -181,7 +181,7 @@ mod tests {
         for number in 0..20 {
             line(&queue, &number.to_string());
         }
-        assert!(!queue.flush(Duration::from_millis(20)), "nobody reads");
+        assert!(!queue.flush(Duration::from_millis(20)), "no reader");
         // All of it is read from now on: a permit for each write that there can be.
         (0..40).for_each(|_| read.send(()).expect("the thread waits"));
         assert!(queue.flush(Duration::from_secs(20)));

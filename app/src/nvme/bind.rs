@@ -241,7 +241,7 @@ fn bind(machine: &dyn Machine, drive: &Drive, mut held: Vec<Held>, out: Out<'_>)
     }
     for step in moves(drive) {
         if matches!(&step, Step::Echo { path, .. } if path == PROBE) {
-            // The disks are gone; whoever has one open keeps its number from the next.
+            // The disks are gone; an open handle keeps the number of its disk from the next one.
             held.clear();
         }
         if let Err(error) = make(machine, &step, out) {

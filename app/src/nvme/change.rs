@@ -71,9 +71,9 @@ impl fmt::Display for Step {
 /// Whether somebody uses a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Busy {
-    /// Nobody.
+    /// It is free.
     No,
-    /// Somebody.
+    /// It is used.
     Yes,
     /// It does not say; why.
     Unknown(String),
@@ -99,8 +99,8 @@ pub trait Machine {
     /// Whether somebody has a block device open exclusively.
     fn ask_exclusive(&self, path: &str) -> Busy;
 
-    /// Have a block device open exclusively until what is returned is dropped, so that nobody mounts it or
-    /// takes it for a volume meanwhile.
+    /// Have a block device open exclusively until what is returned is dropped, so that it is not mounted or
+    /// taken for a volume meanwhile.
     ///
     /// # Errors
     /// The system's: `EBUSY` where somebody has it.

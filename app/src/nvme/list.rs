@@ -53,7 +53,7 @@ fn to_table(root: &Root, drives: &[Drive]) -> Table {
     table
 }
 
-/// A line for each use; what it holds where nobody uses it.
+/// A line for each use, or that there is none; then what the drive holds.
 fn in_use(drive: &Drive) -> String {
     let mut lines: Vec<String> = drive.uses.iter().map(ToString::to_string).collect();
     lines.extend(drive.unknown.iter().map(|unknown| format!("not known: {unknown}")));

@@ -78,8 +78,8 @@ fn no_drive(address: &PciAddress, all: &[Drive]) -> Refusal {
     Refusal::new("spindle nvme unbind", "ADDRESS", address, &allowed)
 }
 
-/// What forbids to move a drive. The kernel would let go only when the process does, and block whoever asks
-/// until then.
+/// What forbids to move a drive. The kernel lets go only when the process that uses it does, and blocks the
+/// caller until then.
 fn wrong_with(drive: &Drive) -> Vec<Refusal> {
     let address = drive.address.to_string();
     let mut refusals = Vec::new();

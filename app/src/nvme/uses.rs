@@ -34,8 +34,7 @@ pub enum UseKind {
     Loop,
     /// The kernel's own target exports it.
     Exported,
-    /// Somebody has it open and lets nobody else: a file system or volume manager of the kernel, or a
-    /// process.
+    /// It is open exclusively: by a file system or volume manager of the kernel, or by a process.
     Exclusive,
     /// A process has it open and may write.
     Open,

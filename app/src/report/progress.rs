@@ -34,7 +34,7 @@ impl Progress {
         Progress { bar, command_bytes, last: None }
     }
 
-    /// Whether nothing is drawn, so that nobody needs to wake up to move it.
+    /// Whether nothing is drawn, so that no thread needs to wake up to move it.
     #[must_use]
     pub fn is_hidden(&self) -> bool {
         self.bar.is_hidden()

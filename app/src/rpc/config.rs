@@ -1,4 +1,4 @@
-//! `framework_get_config`: the calls that make what the configuration says, for whoever moves it.
+//! `framework_get_config`: the calls that make what the configuration says, for a client that copies it.
 
 use serde_json::{Value, json};
 use spindle_target::snapshot::AllowedHosts;

@@ -61,7 +61,7 @@ pub struct Reply {
 impl Change {
     /// What came of it.
     pub fn answer(self, result: Result<Value, Failure>) {
-        // The thread of the socket has ended: there is nobody to tell.
+        // It fails when the thread of the socket has ended: there is no client to tell.
         let _ = self.reply.send.send((self.reply.client, result));
         self.reply.waker.wake();
     }

@@ -74,8 +74,8 @@ impl Transport for Conn {
         on_both!(self, conn => conn.peek_command())
     }
 
-    fn set_aside(&mut self, slot: Slot, cid: u16) {
-        on_both!(self, conn => conn.set_aside(slot, cid));
+    fn stash_capsule(&mut self, slot: Slot, cid: u16) {
+        on_both!(self, conn => conn.stash_capsule(slot, cid));
     }
 
     fn forget(&mut self, slot: Slot) {

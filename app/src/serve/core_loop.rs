@@ -123,7 +123,7 @@ pub struct CoreSetup {
     /// Connections of each core, so that the next goes to the one with the fewest.
     pub loads: Arc<[AtomicUsize]>,
     /// Generation of the configuration that hosts of each core are shown.
-    pub shown: Arc<[AtomicU64]>,
+    pub advertised: Arc<[AtomicU64]>,
     /// Connections that have not sent Connect.
     pub admission: Arc<Admission>,
     /// Sockets and batches.
@@ -218,7 +218,7 @@ impl CoreLoop {
         }
         // The last: what flushing brings goes to other cores and into the log with it.
         pollers.push(Box::new(Requests::new(setup.core, setup.peer_lines_per_s)));
-        let shared = Core::new(target, setup.core, (setup.loads, setup.shown), setup.admission);
+        let shared = Core::new(target, setup.core, (setup.loads, setup.advertised), setup.admission);
         Ok(CoreLoop { pollers, shared, reactor, stop: setup.stop, pool: area })
     }
 

@@ -13,8 +13,8 @@
 pub mod conn;
 pub mod control;
 pub mod core_loop;
+mod reconfigurator;
 mod registrar;
-mod served;
 mod store;
 pub mod view;
 
@@ -28,7 +28,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::control::Control;
-use self::served::Served;
+use self::reconfigurator::Reconfigurator;
 use self::view::{CoreView, View};
 use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, Handover, Listening, RdmaSetup};
 use registrar::{Next, Registrar};
@@ -144,7 +144,7 @@ fn serve(
 ) -> Result<(), ServeError> {
     // First of all: what it finds wrong ends nothing that has begun.
     let control = bind_control(config.plan())?;
-    let mut served = Served::open(config, Origins::here(), args.ephemeral)?;
+    let mut served = Reconfigurator::open(config, Origins::here(), args.ephemeral)?;
     let listeners = listen(&served.snapshot().listeners, &[], &[])?;
     served.listens_on(&listeners);
     let running = Running::start(served.plan(), served.snapshot(), listeners, &signals.handle())?;
@@ -160,14 +160,14 @@ fn serve(
     forward(signals, send, Arc::clone(&is_ending))?;
     loop {
         let next = match orders.recv_timeout(served.pause()) {
-            Ok(Order::Signal(SIGHUP)) => served.reload(log),
-            Ok(Order::Change(change)) => {
+            Ok(MainTask::Signal(SIGHUP)) => served.reload(log),
+            Ok(MainTask::Change(change)) => {
                 act_on(change, &mut served, &running, log, &is_ending);
                 None
             }
-            Err(RecvTimeoutError::Timeout) => served.look(Instant::now()),
+            Err(RecvTimeoutError::Timeout) => served.poll(Instant::now()),
             // The end of signals: a core has failed. Without it a part of the hosts would wait for ever.
-            Ok(Order::Signal(_) | Order::End) | Err(RecvTimeoutError::Disconnected) => break,
+            Ok(MainTask::Signal(_) | MainTask::End) | Err(RecvTimeoutError::Disconnected) => break,
         };
         if let Some(next) = next {
             let listeners = served.take_listeners();
@@ -189,8 +189,10 @@ fn serve(
     // A drive that is being opened is shut down as well, unless it does not become ready.
     let give_up = Instant::now() + DRIVES_MAX;
     while served.is_opening_drives() && Instant::now() < give_up {
-        if matches!(orders.recv_timeout(served.pause()), Ok(Order::End) | Err(RecvTimeoutError::Disconnected))
-        {
+        if matches!(
+            orders.recv_timeout(served.pause()),
+            Ok(MainTask::End) | Err(RecvTimeoutError::Disconnected)
+        ) {
             break;
         }
     }
@@ -215,23 +217,23 @@ fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
 }
 
 /// What the main thread is to do.
-enum Order {
+enum MainTask {
     Signal(i32),
     Change(rpc::Change),
     /// A core has failed.
     End,
 }
 
-impl From<rpc::Change> for Order {
-    fn from(change: rpc::Change) -> Order {
-        Order::Change(change)
+impl From<rpc::Change> for MainTask {
+    fn from(change: rpc::Change) -> MainTask {
+        MainTask::Change(change)
     }
 }
 
 /// Do what a client of the control socket asks for, and tell it when all cores have it.
 fn act_on(
     change: rpc::Change,
-    served: &mut Served,
+    served: &mut Reconfigurator,
     running: &Running,
     log: &log::LogControl,
     is_ending: &AtomicBool,
@@ -257,16 +259,16 @@ fn act_on(
 /// `is_ending` is raised at once, as changes may be waiting before the signal.
 fn forward(
     mut signals: SignalsInfo,
-    send: mpsc::Sender<Order>,
+    send: mpsc::Sender<MainTask>,
     is_ending: Arc<AtomicBool>,
 ) -> Result<(), ServeError> {
     let run = move || {
         let _ = signals.forever().try_for_each(|signal| {
             is_ending.fetch_or(signal != SIGHUP, Ordering::AcqRel);
-            send.send(Order::Signal(signal))
+            send.send(MainTask::Signal(signal))
         });
         is_ending.store(true, Ordering::Release);
-        let _ = send.send(Order::End);
+        let _ = send.send(MainTask::End);
     };
     std::thread::Builder::new()
         .name("signals".to_owned())
@@ -292,7 +294,7 @@ struct Running {
     stop: Arc<AtomicBool>,
     view: Arc<View>,
     /// Generation of the configuration that hosts of each core are shown.
-    shown: Arc<[AtomicU64]>,
+    advertised: Arc<[AtomicU64]>,
     /// What the cores change to goes by it.
     registrar: Option<Registrar>,
 }
@@ -326,7 +328,7 @@ impl Running {
     /// memory is registered for it, or the target is ending.
     fn wait_until_shown(&self, generation: u64, is_ending: &AtomicBool) -> bool {
         let end = Instant::now() + SHOWN_MAX;
-        let is_shown = || self.shown.iter().all(|shown| shown.load(Ordering::Acquire) >= generation);
+        let is_shown = || self.advertised.iter().all(|seen| seen.load(Ordering::Acquire) >= generation);
         while !is_shown() {
             if Instant::now() >= end || is_ending.load(Ordering::Acquire) {
                 return false;
@@ -405,7 +407,7 @@ fn start(
         .ok_or_else(|| ServeError::Start("no core is configured".to_owned()))?;
     let registry = Arc::new(Registry::default());
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
-    let shown: Arc<[AtomicU64]> = (0..cores).map(|_| AtomicU64::new(snapshot.generation)).collect();
+    let advertised: Arc<[AtomicU64]> = (0..cores).map(|_| AtomicU64::new(snapshot.generation)).collect();
     let admission = Admission::new(plan.limits.unconnected_per_address);
     let stop = Arc::new(AtomicBool::new(false));
     let mut listeners = Some(listeners);
@@ -426,7 +428,7 @@ fn start(
             registry: Arc::clone(&registry),
             listeners: listeners.take().unwrap_or_default(),
             loads: Arc::clone(&loads),
-            shown: Arc::clone(&shown),
+            advertised: Arc::clone(&advertised),
             admission: Arc::clone(&admission),
             shell: plan.tcp.shell,
             conn: plan.tcp.conn,
@@ -457,7 +459,7 @@ fn start(
     let view = Arc::new(View::new(seen, loads, registry, (plan, snapshot)));
     let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
     let registrar = Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?;
-    Ok(Running { remote, threads, stop, view, shown, registrar: Some(registrar) })
+    Ok(Running { remote, threads, stop, view, advertised, registrar: Some(registrar) })
 }
 
 /// Until each of so many cores has said that it works; what each said, in their order.
@@ -590,7 +592,7 @@ mod tests {
                 Arc::default(),
                 (Config::builtin().plan(), &snapshot),
             )),
-            shown: Arc::new([]),
+            advertised: Arc::new([]),
             registrar: None,
         };
         let error = running.shut_down(Duration::ZERO);

@@ -76,7 +76,7 @@ impl View {
         *self.lock() = InForce { snapshot: Arc::downgrade(next), plan: Arc::new(plan.clone()) };
     }
 
-    /// The snapshot goes: whoever asks from now on sees none.
+    /// The snapshot goes: requests from now on see none.
     pub fn end(&self) {
         self.lock().snapshot = Weak::new();
     }

@@ -24,7 +24,7 @@ use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Pool};
 
 use super::ahead::{Fetch, Streams};
 use super::counts::{CoreCounts, NOBODY};
-use super::index::{Found, NO_FRAME, Place};
+use super::index::{Found, NO_FRAME, PageBuckets};
 use super::plan::{Means, Plan, Run};
 use super::shared::{Admission, Shared, Stay};
 use super::sweeps::Sweep;
@@ -146,7 +146,7 @@ pub(super) struct CachedCore {
     /// The page that the next read probably wants, and the frame that it is probably in.
     expected: (u64, u32),
     /// Where the second next read probably looks.
-    coming: Place,
+    coming: PageBuckets,
     /// Reads that wait for others' pages or for a buffer of the pool.
     waiting: VecDeque<u32>,
     sweeping: VecDeque<u32>,
@@ -218,7 +218,7 @@ impl Side {
 
     fn end_write(&mut self, pages: std::ops::Range<u64>, mut stays: Vec<Stay>) {
         let index = &self.shared.index;
-        pages.for_each(|page| index.end_write(index.place(page)));
+        pages.for_each(|page| index.end_write(index.buckets(page)));
         if stays.capacity() > 0 {
             stays.clear();
             self.stays.push(stays);
@@ -252,7 +252,7 @@ impl Side {
     /// True when all of them are found just now.
     fn has_all(&self, mut pages: std::ops::Range<u64>) -> bool {
         let index = &self.shared.index;
-        pages.all(|page| matches!(index.find(self.shared.words(), index.place(page)), Found::Present(_)))
+        pages.all(|page| matches!(index.find(self.shared.words(), index.buckets(page)), Found::Present(_)))
     }
 }
 
@@ -280,7 +280,7 @@ impl Drop for Side {
 impl CachedCore {
     pub(super) fn new(inner: Box<dyn Disk>, shared: Arc<Shared>, context: &CoreContext) -> CachedCore {
         let depth = context.depth as usize;
-        let coming = shared.index.place(0);
+        let coming = shared.index.buckets(0);
         let window_max = fetch::window_max(shared.spec.read_ahead, shared.words().len());
         let side = Side {
             frames: shared.frames.core(depth.min(READY_MAX) * BUFFERS_A_READ),
@@ -458,7 +458,7 @@ impl CachedCore {
         let Shared { index, frames, .. } = &*self.side.shared;
         let guess = match self.expected {
             (expected, frame) if expected == page => frame,
-            _ => index.guess(index.place(page)),
+            _ => index.guess(index.buckets(page)),
         };
         // While this command is worked on, the processor fetches the frame's word of the next one, whose
         // bucket it has fetched during the one before, and the bucket of the second next.
@@ -466,7 +466,7 @@ impl CachedCore {
         frames.words().expect(frame);
         self.expected = (self.coming.page(), frame);
         if let Some(next) = next {
-            self.coming = index.place((next << self.shift) / FRAME);
+            self.coming = index.buckets((next << self.shift) / FRAME);
             index.expect(self.coming);
         }
         match self.find_one(request, guess, offset, bytes) {
@@ -754,8 +754,8 @@ impl Disk for CachedCore {
     }
 
     /// Pieces that fill frames go on: others may wait for the pages.
-    fn forget(&mut self, owner: Owner) -> usize {
-        let mut count = self.inner.forget(owner);
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
+        let mut count = self.inner.cancel_owner(owner);
         count += self.ready.iter().filter(|done| done.token.owner() == owner).count();
         for slot in 0..u32::try_from(self.side.entries.len()).unwrap_or(u32::MAX) {
             if let Some(done) = self.cancel(slot, owner) {

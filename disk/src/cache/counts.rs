@@ -63,7 +63,7 @@ counts! {
     useful,
     /// Of those, pages that were asked for while they were being read.
     late,
-    /// Of those, pages that were evicted and that nobody has asked for.
+    /// Of those, pages that were evicted before a host asked for them.
     wasted,
     /// Pages that were in the cache and are in it with what was written to them.
     written,

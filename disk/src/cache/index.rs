@@ -26,7 +26,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use spindle_reactor::mem::{Filling, FrameWords, Invalidated, Look, Pin, Word, prefetch};
+use spindle_reactor::mem::{AtomicWord, Filling, FrameWords, Invalidated, Look, Pin, prefetch};
 
 /// Entries of a bucket.
 const ENTRIES: usize = 7;
@@ -48,13 +48,13 @@ struct Bucket<W> {
 
 /// Where a page is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct PageBuckets {
     page: u64,
     first: u32,
     second: u32,
 }
 
-impl Place {
+impl PageBuckets {
     /// Which page.
     #[must_use]
     pub fn page(&self) -> u64 {
@@ -73,7 +73,7 @@ impl Place {
 }
 
 /// What a page is now.
-pub enum Found<'a, W: Word> {
+pub enum Found<'a, W: AtomicWord> {
     /// In a frame, pinned.
     Present(Pin<'a, W>),
     /// Being filled by somebody.
@@ -115,7 +115,7 @@ pub(super) fn mix(page: u64) -> u64 {
     (z ^ (z >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
-impl<W: Word> Index<W> {
+impl<W: AtomicWord> Index<W> {
     /// For as many frames.
     #[must_use]
     pub fn new(frames: u32) -> Index<W> {
@@ -138,33 +138,33 @@ impl<W: Word> Index<W> {
     /// Where to look for a page.
     #[inline]
     #[must_use]
-    pub fn place(&self, page: u64) -> Place {
+    pub fn buckets(&self, page: u64) -> PageBuckets {
         let hash = mix(page);
         let count = self.buckets.len() as u64;
         // Below `count`, which is 32 bits.
         let scale = |bits: u64| (((bits & 0xffff_ffff) * count) >> 32) as u32;
-        Place { page, first: scale(hash >> 32), second: scale(hash) }
+        PageBuckets { page, first: scale(hash >> 32), second: scale(hash) }
     }
 
     /// Have the page's first bucket in the processor's cache soon.
     #[inline]
-    pub fn expect(&self, place: Place) {
-        if let Some(bucket) = self.buckets.get(place.first as usize) {
+    pub fn expect(&self, buckets: PageBuckets) {
+        if let Some(bucket) = self.buckets.get(buckets.first as usize) {
             prefetch(bucket);
         }
     }
 
-    fn both(&self, place: Place) -> impl Iterator<Item = &Bucket<W>> {
+    fn both(&self, buckets: PageBuckets) -> impl Iterator<Item = &Bucket<W>> {
         // Of a page whose two buckets are one, that one twice: it does no harm.
-        [place.first, place.second].into_iter().filter_map(|at| self.buckets.get(at as usize))
+        [buckets.first, buckets.second].into_iter().filter_map(|at| self.buckets.get(at as usize))
     }
 
     /// The frame that a page is probably in, from its first bucket. To be believed only once it is pinned and
     /// has the page. [`NO_FRAME`]: it is looked for everywhere.
     #[inline]
-    pub fn guess(&self, place: Place) -> u32 {
-        let Some(bucket) = self.buckets.get(place.first as usize) else { return NO_FRAME };
-        let tag = place.page << 32;
+    pub fn guess(&self, buckets: PageBuckets) -> u32 {
+        let Some(bucket) = self.buckets.get(buckets.first as usize) else { return NO_FRAME };
+        let tag = buckets.page << 32;
         // An entry of this tag is less than any other without the tag. All of them are looked at: a branch
         // that is often predicted wrongly takes longer.
         let entries = bucket.entries.iter().map(|slot| slot.load(Ordering::Acquire) ^ tag);
@@ -180,23 +180,23 @@ impl<W: Word> Index<W> {
         if let Look::Present(pin) = words.look(guess, page) {
             return Some(pin);
         }
-        match self.find(words, self.place(page)) {
+        match self.find(words, self.buckets(page)) {
             Found::Present(pin) => Some(pin),
             Found::Filling | Found::Missing => None,
         }
     }
 
     /// Look for a page everywhere it can be, and pin its frame.
-    pub fn find<'a>(&self, words: &'a FrameWords<W>, place: Place) -> Found<'a, W> {
-        let tag = place.page & 0xffff_ffff;
+    pub fn find<'a>(&self, words: &'a FrameWords<W>, buckets: PageBuckets) -> Found<'a, W> {
+        let tag = buckets.page & 0xffff_ffff;
         let mut found = Found::Missing;
-        for bucket in self.both(place) {
+        for bucket in self.both(buckets) {
             for slot in &bucket.entries {
                 let entry = slot.load(Ordering::Acquire);
                 if entry >> 32 != tag || entry & 0xffff_ffff == 0 {
                     continue;
                 }
-                match words.look(frame_of(entry), place.page) {
+                match words.look(frame_of(entry), buckets.page) {
                     Look::Present(pin) => return Found::Present(pin),
                     // A doomed frame that is looked at before its state changes; a Present one may follow.
                     Look::Filling(_pin) => found = Found::Filling,
@@ -212,17 +212,17 @@ impl<W: Word> Index<W> {
     pub fn insert(
         &self,
         words: &FrameWords<W>,
-        place: Place,
+        buckets: PageBuckets,
         filling: &Filling<'_, W>,
         write: Option<Write>,
     ) -> Inserted {
-        let entry = place.entry(filling.frame());
+        let entry = buckets.entry(filling.frame());
         let is_free = |slot: &&W| slot.load(Ordering::Relaxed) == 0;
-        let is_stored = self.slots(place).filter(is_free).any(|slot| slot.exchange(0, entry).is_ok());
+        let is_stored = self.slots(buckets).filter(is_free).any(|slot| slot.exchange(0, entry).is_ok());
         if !is_stored {
             return Inserted::Full;
         }
-        let control = self.control(place).fetch_add(0, Ordering::AcqRel);
+        let control = self.control(buckets).fetch_add(0, Ordering::AcqRel);
         let is_clean = match write {
             None => control & WRITES == 0,
             Some(write) => control & WRITES == WRITE && control / SEQUENCE == write.sequence,
@@ -231,24 +231,24 @@ impl<W: Word> Index<W> {
             return Inserted::Clean;
         }
         filling.doom();
-        self.remove(words, place, filling.frame());
+        self.remove(words, buckets, filling.frame());
         Inserted::Doomed
     }
 
     /// Where an entry for this page can be made, the better first: in the page's first bucket.
-    fn slots(&self, place: Place) -> impl Iterator<Item = &W> {
-        self.both(place).flat_map(|bucket| &bucket.entries)
+    fn slots(&self, buckets: PageBuckets) -> impl Iterator<Item = &W> {
+        self.both(buckets).flat_map(|bucket| &bucket.entries)
     }
 
-    fn control(&self, place: Place) -> &W {
-        &self.buckets[place.first as usize].control
+    fn control(&self, buckets: PageBuckets) -> &W {
+        &self.buckets[buckets.first as usize].control
     }
 
     /// Take out the entry of a frame. The caller has the frame pinned or fills it.
-    pub fn remove(&self, words: &FrameWords<W>, place: Place, frame: u32) {
+    pub fn remove(&self, words: &FrameWords<W>, buckets: PageBuckets, frame: u32) {
         debug_assert!(frame < words.len());
-        let entry = place.entry(frame);
-        for bucket in self.both(place) {
+        let entry = buckets.entry(frame);
+        for bucket in self.both(buckets) {
             for slot in &bucket.entries {
                 if slot.load(Ordering::Relaxed) == entry && slot.exchange(entry, 0).is_ok() {
                     return;
@@ -260,47 +260,47 @@ impl<W: Word> Index<W> {
     /// A write of the page begins: from now on nothing of before is found, and nothing that is being
     /// filled will be. To be called before the disk is given the write; [`Index::end_write`] after it has
     /// ended, before it is acknowledged.
-    pub fn begin_write(&self, words: &FrameWords<W>, place: Place) -> Write {
-        let before = self.control(place).fetch_add(WRITE + SEQUENCE, Ordering::AcqRel);
-        let heat = self.invalidate(words, place);
+    pub fn begin_write(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Write {
+        let before = self.control(buckets).fetch_add(WRITE + SEQUENCE, Ordering::AcqRel);
+        let heat = self.invalidate(words, buckets);
         let sequence = before.wrapping_add(WRITE + SEQUENCE) / SEQUENCE;
         Write { is_alone: before & WRITES == 0, heat, sequence }
     }
 
     /// The end of a write.
-    pub fn end_write(&self, place: Place) {
-        let before = self.control(place).fetch_add(WRITE.wrapping_neg(), Ordering::AcqRel);
+    pub fn end_write(&self, buckets: PageBuckets) {
+        let before = self.control(buckets).fetch_add(WRITE.wrapping_neg(), Ordering::AcqRel);
         debug_assert!(before & WRITES != 0, "a write ends that has not begun");
     }
 
     /// A write that has been made known otherwise is to change the page: nothing of before is found from now
     /// on, and who enters the page after this sees what the caller did before it.
-    pub fn sweep_page(&self, words: &FrameWords<W>, place: Place) {
-        self.control(place).fetch_add(SEQUENCE, Ordering::AcqRel);
-        self.invalidate(words, place);
+    pub fn sweep_page(&self, words: &FrameWords<W>, buckets: PageBuckets) {
+        self.control(buckets).fetch_add(SEQUENCE, Ordering::AcqRel);
+        self.invalidate(words, buckets);
     }
 
     /// Drop what there is of the page. Its hits, when it could be found until now.
-    pub fn invalidate(&self, words: &FrameWords<W>, place: Place) -> Option<u8> {
+    pub fn invalidate(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Option<u8> {
         let mut found = None;
-        let tag = place.page & 0xffff_ffff;
-        for bucket in self.both(place) {
+        let tag = buckets.page & 0xffff_ffff;
+        for bucket in self.both(buckets) {
             for slot in &bucket.entries {
                 let entry = slot.load(Ordering::Acquire);
                 if entry >> 32 != tag || entry & 0xffff_ffff == 0 {
                     continue;
                 }
                 let frame = frame_of(entry);
-                let (Look::Present(pin) | Look::Filling(pin)) = words.look(frame, place.page) else {
+                let (Look::Present(pin) | Look::Filling(pin)) = words.look(frame, buckets.page) else {
                     continue;
                 };
                 let heat = words.heat(frame);
                 match pin.invalidate() {
                     Invalidated::Detached => {
                         found = heat.or(Some(0));
-                        self.remove(words, place, frame);
+                        self.remove(words, buckets, frame);
                     }
-                    Invalidated::Doomed => self.remove(words, place, frame),
+                    Invalidated::Doomed => self.remove(words, buckets, frame),
                     Invalidated::Before => {}
                 }
             }

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Filling, KeptPin, Pin};
 
 use super::counts::Whose;
-use super::index::{Found, Place};
+use super::index::{Found, PageBuckets};
 use super::shared::{Admission, Shared};
 
 const FRAME: u64 = FRAME_BYTES as u64;
@@ -43,7 +43,7 @@ pub(super) struct Plan {
     pub(super) pages: Vec<Page>,
     /// Not submitted yet.
     pub(super) runs: Vec<Run>,
-    /// Nobody has asked for it yet.
+    /// No host has asked for it yet.
     is_ahead: bool,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Means<'a> {
 }
 
 impl Means<'_> {
-    /// The frames of a piece that is not read: nobody waits for them any more.
+    /// The frames of a piece that is not read: no request waits for them any more.
     pub(super) fn give_up(&self, buf: Buf) {
         let taken = self.frames.take_back(buf, |filling| self.end(filling));
         debug_assert!(taken.is_ok(), "a piece is made of frames");
@@ -75,8 +75,8 @@ impl Means<'_> {
     /// A filled frame that is not to be found; the pin keeps its bytes.
     pub(super) fn unpublished<'b>(&self, filling: Filling<'b>) -> Pin<'b> {
         filling.doom();
-        let place = self.shared.index.place(filling.page());
-        self.shared.index.remove(self.shared.words(), place, filling.frame());
+        let buckets = self.shared.index.buckets(filling.page());
+        self.shared.index.remove(self.shared.words(), buckets, filling.frame());
         filling.detach()
     }
 }
@@ -112,8 +112,8 @@ impl Plan {
         let end = (offset + u64::from(bytes)).div_ceil(FRAME);
         let mut open = None;
         for page in self.first_page()..end {
-            let place = means.shared.index.place(page);
-            let looked = look(means, place, is_once);
+            let buckets = means.shared.index.buckets(page);
+            let looked = look(means, buckets, is_once);
             let Ok(looked) = looked else {
                 close(means, &mut self.runs, open.take());
                 self.clear(means);
@@ -145,9 +145,9 @@ impl Plan {
         let shared = means.shared;
         let mut open = None;
         for page in first..first + u64::from(count) {
-            let place = shared.index.place(page);
-            let is_missing = matches!(shared.index.find(shared.words(), place), Found::Missing);
-            let state = match is_missing.then(|| shared.admit_ahead(place, means.counts)) {
+            let buckets = shared.index.buckets(page);
+            let is_missing = matches!(shared.index.find(shared.words(), buckets), Found::Missing);
+            let state = match is_missing.then(|| shared.admit_ahead(buckets, means.counts)) {
                 Some(Admission::Fill(filling)) => {
                     let frame = filling.frame();
                     add(means, &mut self.runs, &mut open, page, filling);
@@ -173,7 +173,7 @@ impl Plan {
             if !matches!(state, Page::Waiting) {
                 continue;
             }
-            match look(means, means.shared.index.place(page), false)? {
+            match look(means, means.shared.index.buckets(page), false)? {
                 Looked::Kept(pin, is_first) => {
                     means.counts.host.joined.add(1);
                     means.counts.host.late.add(u64::from(is_first));
@@ -250,7 +250,7 @@ impl Plan {
             // Dropped before, it may be another page's by now.
             if let Some(pin) = words.pin(frame).filter(|pin| pin.page() == page) {
                 pin.invalidate();
-                means.shared.index.remove(words, means.shared.index.place(page), frame);
+                means.shared.index.remove(words, means.shared.index.buckets(page), frame);
             }
         }
     }
@@ -276,9 +276,9 @@ enum Looked<'a> {
 }
 
 /// `is_once`: that it is found counts for nothing.
-fn look<'a>(means: &Means<'a>, place: Place, is_once: bool) -> Result<Looked<'a>, NoFrame> {
+fn look<'a>(means: &Means<'a>, buckets: PageBuckets, is_once: bool) -> Result<Looked<'a>, NoFrame> {
     let shared = means.shared;
-    match shared.index.find(shared.words(), place) {
+    match shared.index.find(shared.words(), buckets) {
         Found::Present(pin) => {
             let is_first = !is_once && pin.warm();
             return Ok(Looked::Kept(pin, is_first));
@@ -286,7 +286,7 @@ fn look<'a>(means: &Means<'a>, place: Place, is_once: bool) -> Result<Looked<'a>
         Found::Filling => return Ok(Looked::Waiting),
         Found::Missing => {}
     }
-    Ok(match shared.admit(place, means.counts) {
+    Ok(match shared.admit(buckets, means.counts) {
         Admission::Present(pin) => Looked::Kept(pin, false),
         Admission::Filling | Admission::Busy => Looked::Waiting,
         Admission::Fill(filling) => Looked::Own(filling),

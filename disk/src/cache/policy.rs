@@ -39,7 +39,7 @@ pub enum Came {
     Read,
     /// It was there, and was written.
     Written,
-    /// Nobody has asked for it yet.
+    /// No host has asked for it yet.
     Ahead,
 }
 
@@ -213,7 +213,7 @@ const GIVEN: u8 = 1;
 
 /// See the module.
 pub struct Exclusive {
-    /// Pages that clients were given, and nobody has asked for again since.
+    /// Pages that clients were given and have not asked for again since.
     given: Lists<1>,
     /// All others.
     kept: Box<dyn Policy>,

@@ -11,7 +11,7 @@ use spindle_reactor::mem::{CacheFrames, FRAME_BYTES, Filling, FrameWords, Pin, R
 
 use super::counts::{AllCounts, Whose};
 use super::ghost::Ghost;
-use super::index::{Found, Index, Inserted, Place, Write, mix};
+use super::index::{Found, Index, Inserted, PageBuckets, Write, mix};
 use super::lists::LIST_BYTES;
 use super::policy::{Came, Exclusive, Frames, Lru, Policy, S3Fifo, State};
 use super::sizes::Sizes;
@@ -137,33 +137,39 @@ impl Shared {
     }
 
     /// A page is not in the cache: what now? `Fill` with the entry made: the caller is to read the page
-    /// from the disk into the frame, and nobody else does meanwhile.
-    pub(super) fn admit(&self, place: Place, counts: Whose<'_>) -> Admission<'_> {
-        self.admit_for(place, None, Came::Read, counts)
+    /// from the disk into the frame, and no other request does meanwhile.
+    pub(super) fn admit(&self, buckets: PageBuckets, counts: Whose<'_>) -> Admission<'_> {
+        self.admit_for(buckets, None, Came::Read, counts)
     }
 
-    /// The same of a page that nobody has asked for yet.
-    pub(super) fn admit_ahead(&self, place: Place, counts: Whose<'_>) -> Admission<'_> {
-        self.admit_for(place, None, Came::Ahead, counts)
+    /// The same of a page that no host has asked for yet.
+    pub(super) fn admit_ahead(&self, buckets: PageBuckets, counts: Whose<'_>) -> Admission<'_> {
+        self.admit_for(buckets, None, Came::Ahead, counts)
     }
 
     /// The same for the writer of the page, whose write has ended and is still announced.
     pub(super) fn admit_written(&self, stay: &Stay, counts: Whose<'_>) -> Admission<'_> {
-        self.admit_for(self.index.place(stay.page), Some(stay), Came::Written, counts)
+        self.admit_for(self.index.buckets(stay.page), Some(stay), Came::Written, counts)
     }
 
-    fn admit_for(&self, place: Place, stay: Option<&Stay>, came: Came, counts: Whose<'_>) -> Admission<'_> {
+    fn admit_for(
+        &self,
+        buckets: PageBuckets,
+        stay: Option<&Stay>,
+        came: Came,
+        counts: Whose<'_>,
+    ) -> Admission<'_> {
         let words = self.words();
-        let at = place.part(u32::try_from(self.shards.len()).unwrap_or(1));
+        let at = buckets.part(u32::try_from(self.shards.len()).unwrap_or(1));
         let Some(mut guard) = self.lock(at) else { return Admission::Busy };
-        match self.index.find(words, place) {
+        match self.index.find(words, buckets) {
             Found::Present(pin) => return Admission::Present(pin),
             Found::Filling => return Admission::Filling,
             Found::Missing => {}
         }
         let state = &mut *guard;
-        let Some(filling) = self.frame_for(place, state, at, counts) else { return Admission::Full };
-        match self.index.insert(words, place, &filling, stay.map(|stay| stay.write)) {
+        let Some(filling) = self.frame_for(buckets, state, at, counts) else { return Admission::Full };
+        match self.index.insert(words, buckets, &filling, stay.map(|stay| stay.write)) {
             Inserted::Full => {
                 drop(filling.detach());
                 return Admission::Full;
@@ -173,16 +179,16 @@ impl Shared {
         }
         // It is Filling, and entered, since before this; a sweep that began later finds it so.
         let is_swept = match stay {
-            None => self.sweeps.covers(place.page()),
+            None => self.sweeps.covers(buckets.page()),
             // One that began and ended meanwhile has dropped the page before the frame was entered.
             Some(stay) => self.sweeps.seen() != Some(stay.sweeps),
         };
         if is_swept {
             filling.doom();
-            self.index.remove(words, place, filling.frame());
+            self.index.remove(words, buckets, filling.frame());
         }
         let local = filling.frame() - at * words.shard_frames();
-        if state.policy.inserted(local, mix(place.page()), came) && came == Came::Read {
+        if state.policy.inserted(local, mix(buckets.page()), came) && came == Came::Read {
             counts.host.ghost_hits.add(1);
         }
         Admission::Fill(filling)
@@ -191,14 +197,14 @@ impl Shared {
     /// A free frame of the shard, or that of a victim.
     fn frame_for(
         &self,
-        place: Place,
+        buckets: PageBuckets,
         state: &mut ShardState,
         at: u32,
         counts: Whose<'_>,
     ) -> Option<Filling<'_>> {
         let words = self.words();
         for _ in 0..VICTIMS_MAX {
-            if let Some(filling) = words.allocate(&mut state.right, place.page()) {
+            if let Some(filling) = words.allocate(&mut state.right, buckets.page()) {
                 return Some(filling);
             }
             let view = View { words, first: at * words.shard_frames() };
@@ -207,12 +213,12 @@ impl Shared {
             if let Some(is_unread) = pin.evict() {
                 counts.host.evictions.add(1);
                 counts.nobody.wasted.add(u64::from(is_unread));
-                self.index.remove(words, self.index.place(pin.page()), pin.frame());
+                self.index.remove(words, self.index.buckets(pin.page()), pin.frame());
             } else {
                 state.policy.kept(victim);
             }
         }
-        words.allocate(&mut state.right, place.page())
+        words.allocate(&mut state.right, buckets.page())
     }
 
     /// Frames that were hit, for a policy that wants to know. Those whose shard is busy are left out.
@@ -233,7 +239,7 @@ impl Shared {
 
     /// A write of the page begins: see [`Index::begin_write`]. `Some`: the page may stay in the cache.
     pub(super) fn begin_write(&self, page: u64) -> Option<Stay> {
-        let write = self.index.begin_write(self.words(), self.index.place(page));
+        let write = self.index.begin_write(self.words(), self.index.buckets(page));
         let sweeps = self.sweeps.seen()?;
         let heat = write.heat.filter(|_| write.is_alone)?;
         Some(Stay { page, heat, write, sweeps })

@@ -14,7 +14,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use spindle_reactor::mem::{FrameWords, Invalidated, Word};
+use spindle_reactor::mem::{AtomicWord, FrameWords, Invalidated};
 
 use super::index::Index;
 
@@ -56,7 +56,7 @@ fn unit(page: u64) -> u64 {
     (page >> UNIT_SHIFT).min(u64::from(u32::MAX))
 }
 
-impl<W: Word> Sweeps<W> {
+impl<W: AtomicWord> Sweeps<W> {
     /// For so many ranges at once.
     pub(super) fn new(ranges: usize) -> Sweeps<W> {
         let ranges = (0..ranges).map(|_| W::new(NONE)).collect();
@@ -97,7 +97,7 @@ impl<W: Word> Sweeps<W> {
         // A page costs as much as some frames.
         if count < u64::from(words.len()) / 8 {
             sweep.next = (first + PAGES_A_STEP).min(count);
-            (first..sweep.next).for_each(|at| index.sweep_page(words, index.place(sweep.pages.start + at)));
+            (first..sweep.next).for_each(|at| index.sweep_page(words, index.buckets(sweep.pages.start + at)));
             return sweep.next == count;
         }
         let first = u32::try_from(first).unwrap_or(u32::MAX);
@@ -123,13 +123,18 @@ impl<W: Word> Sweeps<W> {
     }
 }
 
-fn drop_frames<W: Word>(frames: Range<u32>, pages: &Range<u64>, index: &Index<W>, words: &FrameWords<W>) {
+fn drop_frames<W: AtomicWord>(
+    frames: Range<u32>,
+    pages: &Range<u64>,
+    index: &Index<W>,
+    words: &FrameWords<W>,
+) {
     for frame in frames {
         // The pin is an addition to the word: who allocates the frame later sees the sweep.
         let Some(pin) = words.pin(frame) else { continue };
         let page = pin.page();
         if pages.contains(&page) && pin.invalidate() != Invalidated::Before {
-            index.remove(words, index.place(page), frame);
+            index.remove(words, index.buckets(page), frame);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Cores change one after the other. A write that is not announced makes a page wrong that another core may
-//! find. So nobody finds or fills a page before all cores announce their writes, and nobody stops to announce
+//! find. So no core finds or fills a page before all cores announce their writes, and none stops to announce
 //! before all have stopped to find pages. In between is a stage of its own, Announcing: writes are announced,
 //! reads go to the disk.
 //!
@@ -355,8 +355,8 @@ impl Disk for SwitchedCore {
         disk.reconfigure();
     }
 
-    fn forget(&mut self, owner: Owner) -> usize {
-        let mut count = self.disk().forget(owner);
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
+        let mut count = self.disk().cancel_owner(owner);
         for _ in 0..self.held.len() {
             match self.held.pop_front() {
                 Some((token, call)) if token.owner() == owner => {

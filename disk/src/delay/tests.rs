@@ -257,12 +257,12 @@ fn what_is_forgotten_comes_back_at_once_and_gives_its_time_back() {
     rig.write(owned(1, 10), 0, 1);
     assert_eq!(rig.tokens(us(150)), [owned(1, 0)]);
     rig.write(owned(1, 11), 0, 1);
-    assert_eq!(rig.disk.forget(Owner(1)), 11);
+    assert_eq!(rig.disk.cancel_owner(Owner(1)), 11);
     assert_eq!(rig.disk.in_flight(), 12);
     let mut back = rig.tokens(us(150));
     back.sort_unstable();
     assert_eq!(back, (1..12).map(|token| owned(1, token)).collect::<Vec<_>>());
-    assert_eq!((rig.disk.forget(Owner(1)), rig.disk.in_flight()), (0, 1));
+    assert_eq!((rig.disk.cancel_owner(Owner(1)), rig.disk.in_flight()), (0, 1));
     // Eleven commands were to keep the device until 1200 us. The other owner's keeps its time; a new one
     // gets what is left, and not more than there was.
     rig.read(owned(2, 1), 0);
@@ -277,7 +277,7 @@ fn a_forgotten_command_that_the_disk_has_comes_back_with_it() {
     control.set(Fault::Drop, OpKind::Write, 1_000_000);
     rig.write(1, 0, 1);
     assert_eq!(rig.tokens(us(1)), NONE);
-    assert_eq!(rig.disk.forget(Owner(0)), 1);
+    assert_eq!(rig.disk.cancel_owner(Owner(0)), 1);
     assert_eq!(rig.tokens(us(200)), NONE);
     control.release_dropped();
     assert_eq!((rig.tokens(us(201)), rig.disk.in_flight()), (vec![1], 0));

@@ -1,4 +1,4 @@
-//! Opening the file or block device behind a disk: how it may be used, and that nobody else uses it.
+//! Opening the file or block device behind a disk: how it may be used, and that it has no other user.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::OpenError;
 use crate::exports::exporter;
-use crate::patience::patiently;
+use crate::retry_busy::retry_busy;
 use crate::shape::{checked_blocks, size_refusal};
 
 /// Pool buffers begin at multiples of it, so no file may ask for a larger alignment in memory.
@@ -81,8 +81,8 @@ struct Opening<'a> {
 
 /// Open what `spec` names.
 ///
-/// Whoever served the file before may be dead, with the kernel still ending what its rings had in flight:
-/// that must not come after what we write. It keeps the lock meanwhile, so we ask for it again until
+/// The process that served the file before may be dead, with the kernel still ending what its rings had in
+/// flight: that must not come after what we write. It keeps the lock meanwhile, so we ask for it again until
 /// `lock_wait` is over.
 pub(super) fn open(disk: &str, spec: &FileSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
     // The block size is checked before anything is made; the size here is only a stand-in for one that is
@@ -150,7 +150,7 @@ impl Opening<'_> {
         if self.facts.is_direct {
             self.check_alignment(&file)?;
         }
-        // A block device may end with a part of a block, which nobody sees; a file that does is not one of
+        // A block device may end with a part of a block, which no host sees; a file that does is not one of
         // ours.
         let bytes = if self.facts.is_block_device { bytes - bytes % u64::from(block_bytes) } else { bytes };
         if let Some(allowed) = size_refusal(bytes, block_bytes) {
@@ -186,8 +186,9 @@ impl Opening<'_> {
         }
         let path = &self.spec.path;
         if self.spec.is_direct {
-            match patiently(self.lock_until, || rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()))
-            {
+            match retry_busy(self.lock_until, || {
+                rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())
+            }) {
                 Ok(file) => {
                     self.facts.is_direct = true;
                     return Ok(File::from(file));
@@ -196,7 +197,7 @@ impl Opening<'_> {
                 Err(error) => return Err(self.system(verb, error)),
             }
         }
-        let opened = patiently(self.lock_until, || rustix::fs::open(path, flags, Mode::empty()));
+        let opened = retry_busy(self.lock_until, || rustix::fs::open(path, flags, Mode::empty()));
         opened.map(File::from).map_err(|error| self.system(verb, error))
     }
 
@@ -212,7 +213,7 @@ impl Opening<'_> {
             true => FlockOperation::NonBlockingLockShared,
             false => FlockOperation::NonBlockingLockExclusive,
         };
-        patiently(self.lock_until, || rustix::fs::flock(file, operation)).map_err(|error| match error {
+        retry_busy(self.lock_until, || rustix::fs::flock(file, operation)).map_err(|error| match error {
             Errno::WOULDBLOCK => {
                 self.system("lock", io::Error::new(io::ErrorKind::WouldBlock, "somebody else serves it"))
             }

@@ -1,4 +1,4 @@
-//! [`FileMedium`]: the file of one core: its ring, and how a range becomes zeroes there.
+//! [`FileBackend`]: the file of one core: its ring, and how a range becomes zeroes there.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -13,8 +13,8 @@ use spindle_reactor::uring::{Completion, FileIndex, FileRing, Full};
 
 use super::syncs::Syncs;
 use super::{Shared, disk_error};
-use crate::medium::request::ZERO_WRITE_BYTES;
-use crate::medium::{Ended, Medium, MediumCore, Request, requests_of};
+use crate::backend::request::ZERO_WRITE_BYTES;
+use crate::backend::{AsyncBackend, BackendCore, Ended, Request, requests_of};
 use crate::{CoreContext, DiskError, Geometry, OpenError};
 
 /// Bytes punched or zeroed in one call: a file system locks the file meanwhile, and others want to have their
@@ -22,7 +22,7 @@ use crate::{CoreContext, DiskError, Geometry, OpenError};
 pub(super) const PIECE_BYTES: u64 = 1 << 30;
 /// How a range becomes zeroes, the better first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ZeroMethod {
     /// A hole: the space goes back.
     Punch,
     /// The file system knows that it is zero; the space stays.
@@ -31,55 +31,55 @@ pub(super) enum Way {
     Write,
 }
 
-impl Way {
+impl ZeroMethod {
     /// The best way that the file has not refused.
-    pub(super) fn best(shared: &Shared, gives_back: bool) -> Way {
+    pub(super) fn best(shared: &Shared, gives_back: bool) -> ZeroMethod {
         if gives_back && shared.can_punch.load(Ordering::Relaxed) {
-            Way::Punch
+            ZeroMethod::Punch
         } else if shared.can_zero_range.load(Ordering::Relaxed) {
-            Way::Range
+            ZeroMethod::Range
         } else {
-            Way::Write
+            ZeroMethod::Write
         }
     }
 
     /// The file refused this way: it is not tried again. The next one.
-    pub(super) fn refused(self, shared: &Shared) -> Option<Way> {
+    pub(super) fn refused(self, shared: &Shared) -> Option<ZeroMethod> {
         match self {
-            Way::Punch => shared.can_punch.store(false, Ordering::Relaxed),
-            Way::Range => shared.can_zero_range.store(false, Ordering::Relaxed),
-            Way::Write => return None,
+            ZeroMethod::Punch => shared.can_punch.store(false, Ordering::Relaxed),
+            ZeroMethod::Range => shared.can_zero_range.store(false, Ordering::Relaxed),
+            ZeroMethod::Write => return None,
         }
-        Some(Way::best(shared, false))
+        Some(ZeroMethod::best(shared, false))
     }
 
     /// This range cannot be done so, as one that does not end at the device's own blocks, which may be larger
     /// than the disk's where I/O goes through the page cache. The next way, for this one alone.
-    pub(super) fn humbler(self) -> Option<Way> {
+    pub(super) fn humbler(self) -> Option<ZeroMethod> {
         match self {
-            Way::Punch => Some(Way::Range),
-            Way::Range => Some(Way::Write),
-            Way::Write => None,
+            ZeroMethod::Punch => Some(ZeroMethod::Range),
+            ZeroMethod::Range => Some(ZeroMethod::Write),
+            ZeroMethod::Write => None,
         }
     }
 
     /// Flags of fallocate; `None` for the way without it.
     pub(super) fn flags(self) -> Option<FallocateFlags> {
         match self {
-            Way::Punch => Some(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE),
-            Way::Range => Some(FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE),
-            Way::Write => None,
+            ZeroMethod::Punch => Some(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE),
+            ZeroMethod::Range => Some(FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE),
+            ZeroMethod::Write => None,
         }
     }
 }
 
-/// True for an error that the page cache keeps for whoever syncs next.
+/// True for an error that the page cache keeps for the next sync.
 fn is_medium_error(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::IO)
 }
 
 /// A file and the ring of one core.
-pub(super) struct FileMedium {
+pub(super) struct FileBackend {
     ring: FileRing,
     file: FileIndex,
     /// Through the page cache: the same file, opened once more by this core for its syncs alone, and the
@@ -91,16 +91,16 @@ pub(super) struct FileMedium {
 }
 
 /// One core's handle on a file disk.
-pub(super) type FileCore = MediumCore<FileMedium>;
+pub(super) type FileCore = BackendCore<FileBackend>;
 
 /// Open the handle of one core.
 pub(super) fn open(shared: Arc<Shared>, context: &CoreContext) -> Result<FileCore, OpenError> {
     let (name, guard) = (shared.name.clone(), Arc::clone(&shared.guard));
-    MediumCore::new(&name, medium(shared, context)?, &guard, context)
+    BackendCore::new(&name, medium(shared, context)?, &guard, context)
 }
 
 /// The file with a ring of its own.
-pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileMedium, OpenError> {
+pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileBackend, OpenError> {
     let system = |verb: &str| {
         let (disk, verb) = (shared.name.clone(), format!("{verb} {}", shared.path.display()));
         move |source| OpenError::System { disk, verb, source }
@@ -128,12 +128,12 @@ pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileM
         }
         false => None,
     };
-    Ok(FileMedium { ring, file, cached, polled, shared })
+    Ok(FileBackend { ring, file, cached, polled, shared })
 }
 
-impl Medium for FileMedium {
+impl AsyncBackend for FileBackend {
     type Error = io::Error;
-    type Way = Way;
+    type ZeroMethod = ZeroMethod;
 
     #[inline]
     fn geometry(&self) -> Geometry {
@@ -141,7 +141,7 @@ impl Medium for FileMedium {
     }
 
     #[inline]
-    fn refusal(&self, request: &Request<Way>) -> Option<DiskError> {
+    fn refusal(&self, request: &Request<ZeroMethod>) -> Option<DiskError> {
         let is_lost = request.is_durable() && self.shared.has_lost_data.load(Ordering::Acquire);
         is_lost.then_some(DiskError::MediaWrite)
     }
@@ -173,15 +173,15 @@ impl Medium for FileMedium {
         }
     }
 
-    fn way(&self, gives_back: bool) -> Way {
-        Way::best(&self.shared, gives_back)
+    fn way(&self, gives_back: bool) -> ZeroMethod {
+        ZeroMethod::best(&self.shared, gives_back)
     }
 
-    fn zero_bytes_max(&self, way: Way) -> u64 {
-        if way == Way::Write { ZERO_WRITE_BYTES } else { PIECE_BYTES }
+    fn zero_bytes_max(&self, way: ZeroMethod) -> u64 {
+        if way == ZeroMethod::Write { ZERO_WRITE_BYTES } else { PIECE_BYTES }
     }
 
-    fn zero(&mut self, token: u64, way: Way, offset: u64, bytes: u64) {
+    fn zero(&mut self, token: u64, way: ZeroMethod, offset: u64, bytes: u64) {
         match way.flags() {
             Some(flags) => took(self.ring.fallocate(token, self.file, flags, offset, bytes)),
             // At most ZERO_WRITE_BYTES.
@@ -189,7 +189,7 @@ impl Medium for FileMedium {
         }
     }
 
-    fn next_way(&self, way: Way, error: &io::Error) -> Option<Way> {
+    fn next_way(&self, way: ZeroMethod, error: &io::Error) -> Option<ZeroMethod> {
         match Errno::from_io_error(error) {
             Some(Errno::OPNOTSUPP) => way.refused(&self.shared),
             Some(Errno::INVAL) => way.humbler(),
@@ -210,7 +210,7 @@ impl Medium for FileMedium {
     }
 
     /// Each is one thing that the kernel does.
-    fn forget(&mut self, _token: u64) {}
+    fn cancel(&mut self, _token: u64) {}
 
     #[inline]
     fn send(&mut self) -> io::Result<()> {

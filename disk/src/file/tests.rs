@@ -10,7 +10,7 @@ use std::process::Command;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
-use crate::medium::Medium;
+use crate::backend::AsyncBackend;
 use crate::testing::model::check;
 use crate::testing::{Driver, TempPath};
 use crate::{BlockRange, IoRequest, Op};
@@ -185,12 +185,18 @@ fn a_refused_way_to_zero_is_followed_by_the_next() {
     };
     let shared = shared();
     shared.can_punch.store(true, Ordering::Relaxed);
-    use ring::Way;
-    assert_eq!((Way::best(&shared, true), Way::best(&shared, false)), (Way::Punch, Way::Range));
-    assert_eq!(Way::Punch.refused(&shared), Some(Way::Range));
-    assert_eq!(Way::best(&shared, true), Way::Range);
-    assert_eq!(Way::Range.refused(&shared), Some(Way::Write));
-    assert_eq!((Way::best(&shared, true), Way::Write.refused(&shared)), (Way::Write, None));
+    use ring::ZeroMethod;
+    assert_eq!(
+        (ZeroMethod::best(&shared, true), ZeroMethod::best(&shared, false)),
+        (ZeroMethod::Punch, ZeroMethod::Range)
+    );
+    assert_eq!(ZeroMethod::Punch.refused(&shared), Some(ZeroMethod::Range));
+    assert_eq!(ZeroMethod::best(&shared, true), ZeroMethod::Range);
+    assert_eq!(ZeroMethod::Range.refused(&shared), Some(ZeroMethod::Write));
+    assert_eq!(
+        (ZeroMethod::best(&shared, true), ZeroMethod::Write.refused(&shared)),
+        (ZeroMethod::Write, None)
+    );
 }
 
 #[test]

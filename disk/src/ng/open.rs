@@ -1,4 +1,4 @@
-//! Opening a namespace: what it is, and that nobody else uses it.
+//! Opening a namespace: what it is, and that it has no other user.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ use super::place::{NgPlace, look_at};
 use crate::OpenError;
 use crate::exports::exporter;
 use crate::medium_id;
-use crate::patience::patiently;
+use crate::retry_busy::retry_busy;
 use crate::shape::{BLOCK_BYTES_ALLOWED, checked_blocks};
 
 /// Page of a drive: what its lists of memory are made of.
@@ -83,8 +83,8 @@ pub(super) struct Opened {
     pub(super) facts: NgFacts,
 }
 
-/// Open what `spec` names. Whoever served it before may be dead, with the kernel still ending what its rings
-/// had in flight; it holds the device meanwhile, so we ask again until `lock_wait` is over.
+/// Open what `spec` names. Its last process may be dead, with the kernel still ending what its rings had in
+/// flight; it holds the device meanwhile, so we ask again until `lock_wait` is over.
 pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
     let path = spec.path.display();
     let system = |verb: String| {
@@ -115,7 +115,7 @@ pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Ope
         true => FlockOperation::NonBlockingLockShared,
         false => FlockOperation::NonBlockingLockExclusive,
     };
-    patiently(until, || rustix::fs::flock(&device, lock)).map_err(|error| {
+    retry_busy(until, || rustix::fs::flock(&device, lock)).map_err(|error| {
         let source = match error {
             Errno::WOULDBLOCK => io::Error::new(io::ErrorKind::WouldBlock, "somebody else serves it"),
             other => other.into(),
@@ -159,15 +159,15 @@ fn told(error: PassError) -> io::Error {
     }
 }
 
-/// The block device of the same namespace, exclusively: refused while it is mounted, and nobody mounts it
-/// from then on. Readers share it, so they do not hold it. For reading only, or udev would look at the disk
-/// again when we let go.
+/// The block device of the same namespace, exclusively: refused while it is mounted, and not mountable from
+/// then on. Readers share it, so they do not hold it. For reading only, or udev would look at the disk again
+/// when we let go.
 fn hold(place: &NgPlace, is_read_only: bool, until: Instant) -> Result<Option<File>, Errno> {
     if is_read_only {
         return Ok(None);
     }
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-    let opened = patiently(until, || rustix::fs::open(&place.block_path, flags, Mode::empty()))?;
+    let opened = retry_busy(until, || rustix::fs::open(&place.block_path, flags, Mode::empty()))?;
     Ok(Some(File::from(opened)))
 }
 

@@ -16,11 +16,11 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::uring::{PassCommand, PassDone, PassError};
 
-use super::medium::{Drive, NgMedium};
+use super::backend::{Drive, NgBackend};
 use super::open::Limits;
 use super::place::{NgPlace, polls_passthrough};
 use super::{NgSpec, Shared};
-use crate::medium::{MediumCore, requests_of};
+use crate::backend::{BackendCore, requests_of};
 use crate::testing::model::check;
 use crate::testing::{Driver, Random, TempPath};
 use crate::{
@@ -178,10 +178,10 @@ impl FakeNg {
         self.state().ends.extend(ends);
     }
 
-    fn medium(&self, context: &CoreContext, is_gone: bool) -> NgMedium<FakeDrive> {
+    fn medium(&self, context: &CoreContext, is_gone: bool) -> NgBackend<FakeDrive> {
         let state = Arc::clone(&self.state);
         let drive = FakeDrive { state, begun: Vec::new(), ended: Vec::new(), is_gone };
-        NgMedium::new(drive, Arc::clone(&self.shared), requests_of(context) + 1)
+        NgBackend::new(drive, Arc::clone(&self.shared), requests_of(context) + 1)
     }
 }
 
@@ -200,7 +200,7 @@ impl DiskSource for FakeNg {
 
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
         let medium = self.medium(context, false);
-        Ok(Box::new(MediumCore::new("fake", medium, &self.shared.guard, context)?))
+        Ok(Box::new(BackendCore::new("fake", medium, &self.shared.guard, context)?))
     }
 
     fn resize(&self, _: u64) -> Result<(), ResizeError> {
@@ -319,18 +319,18 @@ fn of_a_submitter_that_is_gone_nothing_more_is_given_to_the_drive() {
     let queued = driver.submit(Op::Write { fua: false }, BlockRange { lba: 400, blocks: 1 }, &[2; 512]);
     driver.token_next = 8 << 32;
     let other = driver.submit(Op::Write { fua: false }, BlockRange { lba: 401, blocks: 1 }, &[3; 512]);
-    assert_eq!(driver.disk.forget(Owner(7)), 3);
+    assert_eq!(driver.disk.cancel_owner(Owner(7)), 3);
     assert_eq!(driver.wait(other).result, Ok(()));
     for token in [long, zeroes, queued] {
         assert_eq!(driver.wait(token).result, Err(DiskError::Cancelled), "{token:?}");
     }
-    assert_eq!(driver.disk.forget(Owner(7)), 0);
+    assert_eq!(driver.disk.cancel_owner(Owner(7)), 0);
     assert_eq!(disk.given(), [(WRITE, 8, 32, 0), (WRITE_ZEROES, 200, 64, 0), (WRITE, 401, 1, 0)]);
     // Nor once more what failed for a while.
     disk.end_next([Status::NAMESPACE_NOT_READY]);
     driver.token_next = 9 << 32;
     let passing = driver.submit(Op::Write { fua: false }, BlockRange { lba: 5, blocks: 1 }, &[4; 512]);
-    assert_eq!(driver.disk.forget(Owner(9)), 1);
+    assert_eq!(driver.disk.cancel_owner(Owner(9)), 1);
     assert_eq!(driver.wait(passing).result, Err(DiskError::Cancelled));
     assert_eq!(disk.given(), [(WRITE, 5, 1, 0)]);
     assert_eq!(driver.disk.in_flight(), 0);
@@ -347,7 +347,7 @@ fn a_compare_and_write_of_a_submitter_that_is_gone_does_not_write() {
     while disk.state().given.is_empty() {
         driver.poll();
     }
-    assert_eq!(driver.disk.forget(Owner(7)), 2);
+    assert_eq!(driver.disk.cancel_owner(Owner(7)), 2);
     for token in [first, second] {
         assert_eq!(driver.wait(token).result, Err(DiskError::Cancelled), "{token:?}");
     }
@@ -400,7 +400,7 @@ fn a_ring_that_breaks_ends_everything_as_gone() {
     let disk = FakeNg::new(limits(512));
     let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
     let medium = disk.medium(&context, true);
-    let mut core = MediumCore::new("fake", medium, &disk.shared.guard, &context).expect("opens");
+    let mut core = BackendCore::new("fake", medium, &disk.shared.guard, &context).expect("opens");
     let range = crate::BlockRange { lba: 0, blocks: 8 };
     for token in 0..6 {
         assert!(

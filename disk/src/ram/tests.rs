@@ -65,7 +65,7 @@ fn a_long_deallocate_takes_many_turns_and_gives_the_memory_back() {
     assert!(disk.submit(Token(5), &IoRequest::new(Op::Deallocate, whole), None).is_none());
     assert_eq!(disk.in_flight(), 1);
     let (turns, ended) = drain(&mut disk, 100);
-    // 4096 written pages at 64 a turn, and the rest, which nobody wrote, in few.
+    // 4096 written pages at 64 a turn, and the rest, which was never written, in few.
     assert!((64..=70).contains(&turns), "{turns}");
     assert_eq!(ended, [5]);
     assert_eq!(source.usage().bytes_used, 0);
@@ -126,7 +126,7 @@ fn a_long_zeroing_of_a_submitter_that_is_gone_stops() {
         )
         .is_none()
     );
-    assert_eq!((disk.forget(Owner(7)), disk.forget(Owner(9))), (1, 0));
+    assert_eq!((disk.cancel_owner(Owner(7)), disk.cancel_owner(Owner(9))), (1, 0));
     while disk.in_flight() > 0 {
         assert!(disk.poll(Nanos::ZERO, &mut done));
     }

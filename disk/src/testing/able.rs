@@ -112,8 +112,8 @@ impl Disk for AbleCore {
         self.0.poll(now, done)
     }
 
-    fn forget(&mut self, owner: Owner) -> usize {
-        self.0.forget(owner)
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
+        self.0.cancel_owner(owner)
     }
 
     fn in_flight(&self) -> usize {

@@ -104,25 +104,25 @@ mod tests {
 
     #[test]
     fn a_namespace_is_claimed_once_whatever_its_size_and_again_when_it_is_given_back() {
-        let first = claim(&namespace(1, 10), 1).expect("nobody has it");
+        let first = claim(&namespace(1, 10), 1).expect("it is free");
         let refused = claim(&namespace(1, 20), 1).expect_err("it is claimed");
         assert!(refused.starts_with("remote disk \"d1\" has it"), "{refused}");
-        let _other = claim(&namespace(2, 10), 1).expect("nobody has it");
+        let _other = claim(&namespace(2, 10), 1).expect("it is free");
         let _elsewhere = claim(&namespace(1, 10), 2).expect("it may be another disk");
         drop(first);
-        claim(&namespace(1, 20), 1).expect("nobody has it any more");
+        claim(&namespace(1, 20), 1).expect("it is free again");
     }
 
     #[test]
     fn one_that_has_left_writes_behind_keeps_its_namespace_at_every_address_until_they_are_over() {
-        let mut first = claim(&namespace(3, 10), 1).expect("nobody has it");
+        let mut first = claim(&namespace(3, 10), 1).expect("it is free");
         first.keep(Some(Clock::now() + Nanos::from_secs(1000)));
         drop(first);
         for port in [1, 2] {
             let refused = claim(&namespace(3, 10), port).expect_err("it is kept");
             assert!(refused.contains("has left writes that may be executed for 1000s more"), "{refused}");
         }
-        let mut second = claim(&namespace(4, 10), 1).expect("nobody has it");
+        let mut second = claim(&namespace(4, 10), 1).expect("it is free");
         second.keep(Some(Clock::now()));
         drop(second);
         claim(&namespace(4, 10), 1).expect("they are over");

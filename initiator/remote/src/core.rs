@@ -544,7 +544,7 @@ impl<F: Far> Disk for RemoteCore<F> {
             && self.shared.with_ledger(self.now, |ledger| ledger.is_blocked(NEWEST, range, true))
     }
 
-    fn forget(&mut self, owner: Owner) -> usize {
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
         let own = |token: Token| token.owner() == owner;
         self.waiting.extend(self.blocked.drain(..));
         self.waiting.make_contiguous().sort_unstable_by_key(|request| request.number);

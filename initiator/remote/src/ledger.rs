@@ -11,7 +11,7 @@
 //! waits until that is answered: it must not see the blocks before the repetition and after it.
 //!
 //! An association is over when the far target has said so, or some time after the loss
-//! ([`Ledger::set_patience`]).
+//! ([`Ledger::set_fence_timeout`]).
 
 use spindle_disk::BlockRange;
 use spindle_reactor::clock::Nanos;
@@ -42,7 +42,7 @@ pub(crate) struct Ledger {
     /// Associations up to this one are over: the far target has said so.
     over: u64,
     /// A lost association is over after so long, in any case.
-    patience: Nanos,
+    fence_timeout: Nanos,
     /// By the handle of a core: the association of which it has a queue, 0: none. `None`: it is closed.
     handles: Vec<Option<u64>>,
 }
@@ -69,12 +69,12 @@ impl Ledger {
         self.handles.iter().flatten().all(|has| [0, number].contains(has))
     }
 
-    pub(crate) fn set_patience(&mut self, patience: Nanos) {
-        self.patience = patience;
+    pub(crate) fn set_fence_timeout(&mut self, fence_timeout: Nanos) {
+        self.fence_timeout = fence_timeout;
     }
 
-    pub(crate) fn patience(&self) -> Nanos {
-        self.patience
+    pub(crate) fn fence_timeout(&self) -> Nanos {
+        self.fence_timeout
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -132,7 +132,7 @@ impl Ledger {
     pub(crate) fn expire(&mut self, now: Nanos) -> bool {
         let mut has_any = false;
         for entry in &mut self.entries {
-            if entry.lost.is_some_and(|(_, at)| now >= at + self.patience) {
+            if entry.lost.is_some_and(|(_, at)| now >= at + self.fence_timeout) {
                 entry.lost = None;
                 has_any = true;
             }
@@ -173,7 +173,7 @@ mod tests {
 
     fn ledger() -> Ledger {
         let mut ledger = Ledger::default();
-        ledger.set_patience(Nanos::from_secs(10));
+        ledger.set_fence_timeout(Nanos::from_secs(10));
         ledger
     }
 

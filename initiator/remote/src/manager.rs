@@ -102,7 +102,7 @@ fn first(name: &str, spec: &RemoteSpec) -> Result<(Manager, Claim, RemoteFacts, 
     let abilities = Oncs::from_bits(controller.identify().oncs.get());
     let fixed = Fixed::new(name, spec, abilities);
     let control = Control(Arc::new(Shared::new(fixed, shape, Some(waker.clone()))));
-    control.set_patience(patience(spec, &controller));
+    control.set_fence_timeout(fence_timeout(spec, &controller));
     control.up(1, controller.association(), shape);
     let manager = Manager { control, spec: spec.clone(), namespace, token, told: Told::default(), waker };
     Ok((manager, claim, facts, controller))
@@ -142,7 +142,7 @@ fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
 /// How long a far target may execute commands of a lost association, if it does not say that it is over. It
 /// ends an association whose keep alive it misses within two time-outs. A Spindle may need longer for what it
 /// has at a disk, and then says so.
-fn patience(spec: &RemoteSpec, controller: &Controller) -> Nanos {
+fn fence_timeout(spec: &RemoteSpec, controller: &Controller) -> Nanos {
     let quiet = Nanos::from_ms(2 * u64::from(KEEP_ALIVE_MS)) + spec.quiesce.into();
     if controller.ends_former_associations() { quiet + LEFTOVER_MAX.into() } else { quiet }
 }
@@ -263,7 +263,7 @@ impl Manager {
     /// One association after the other.
     fn stay(mut self, controller: Controller) {
         let (first, longest) = WAITS;
-        let mut backoff = Backoff::new(first, longest, u32::MAX, u64::from(std::process::id()));
+        let mut backoff = Backoff::new(first, longest, u64::from(std::process::id()));
         let mut controller = Some(controller);
         let mut number = 1;
         while let Some(mut up) = controller.take() {
@@ -283,7 +283,6 @@ impl Manager {
                 tracing::warn!(disk = self.control.name(), "lost {}: {why}", self.place());
             }
             backoff.lasted((Clock::now() - since).as_duration());
-            backoff.reset();
             number += 1;
             controller = self.reconnect(&mut backoff, number);
         }
@@ -387,7 +386,7 @@ impl Manager {
     /// The next association, as long as it takes. `None`: the disk is gone.
     fn reconnect(&mut self, backoff: &mut Backoff, number: u64) -> Option<Controller> {
         loop {
-            let due = Clock::now() + backoff.next_wait().unwrap_or(WAITS.1).into();
+            let due = Clock::now() + backoff.next_wait().into();
             loop {
                 if self.control.is_stopped() {
                     return None;
@@ -405,7 +404,7 @@ impl Manager {
                 });
             match found {
                 Ok((controller, shape)) => {
-                    self.control.set_patience(patience(&self.spec, &controller));
+                    self.control.set_fence_timeout(fence_timeout(&self.spec, &controller));
                     self.control.up(number, controller.association(), shape);
                     if !self.told.is_quiet {
                         tracing::info!(disk = self.control.name(), "found {} again", self.place());

@@ -84,7 +84,7 @@ pub(crate) struct Request {
     must_bounce: bool,
     /// The far target has it, or its association was lost with it.
     pub(crate) is_outstanding: bool,
-    /// Its submitter is gone ([`Disk::forget`](spindle_disk::Disk::forget)).
+    /// Its submitter is gone ([`Disk::cancel_owner`](spindle_disk::Disk::cancel_owner)).
     pub(crate) is_forgotten: bool,
     /// Its submitter was told that it failed, and the far target has it still.
     pub(crate) is_answered: bool,

@@ -209,7 +209,7 @@ impl<F> Shared<F> {
     pub(crate) fn over_at(&self, now: Nanos) -> Option<Nanos> {
         // From now on: a core that was not polled for long has noted an earlier time than that of the loss.
         let ledger = &self.lock().ledger;
-        (!ledger.is_empty()).then(|| now + ledger.patience())
+        (!ledger.is_empty()).then(|| now + ledger.fence_timeout())
     }
 
     /// A core's queue of this association is gone, or could not be made.
@@ -261,8 +261,8 @@ impl<F> Control<F> {
     }
 
     /// A lost association is over after so long, if nothing is said of it before.
-    pub fn set_patience(&self, patience: Nanos) {
-        self.0.change(|state| state.ledger.set_patience(patience));
+    pub fn set_fence_timeout(&self, fence_timeout: Nanos) {
+        self.0.change(|state| state.ledger.set_fence_timeout(fence_timeout));
     }
 
     /// What was told of the disk last.

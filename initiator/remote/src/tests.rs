@@ -203,7 +203,7 @@ impl World {
         let pool = Pool::new(&zones, Pages::Base).expect("a pool");
         let open = |core| disk.open(&CoreContext { core, pool: pool.clone(), depth: 64 }).expect("opened");
         let cores = (0..cores).map(open).collect();
-        control.set_patience(Nanos::from_secs(10));
+        control.set_fence_timeout(Nanos::from_secs(10));
         let (now, done, shape) = (Clock::now(), Vec::with_capacity(64), shape());
         let mut world = World { disk, control, cores, pool, now, done, shape };
         world.up(1);
@@ -406,7 +406,7 @@ fn a_write_of_a_gone_host_counts_until_its_first_try_is_over_also_when_it_was_an
     world.write(0, 1, 8);
     world.lose(1);
     world.up(2);
-    assert_eq!(world.cores[0].forget(Token(0).owner()), 1);
+    assert_eq!(world.cores[0].cancel_owner(Token(0).owner()), 1);
     world.answer(8);
     assert_eq!((world.taken(), world.cores[0].in_flight()), (Vec::new(), 1));
     let range = BlockRange { lba: 8, blocks: 1 };
@@ -437,7 +437,7 @@ fn a_lost_write_of_a_host_that_is_gone_is_not_sent_again_and_counts_until_it_is_
     world.write(0, 1, 8);
     world.submit(0, 2, Op::Read, 100, 1);
     world.lose(1);
-    assert_eq!(world.cores[0].forget(owner), 2);
+    assert_eq!(world.cores[0].cancel_owner(owner), 2);
     world.up(2);
     assert_eq!(world.at_far(), []);
     assert_eq!(world.taken(), [(2, Err(DiskError::Cancelled))], "a read leaves nothing behind");

@@ -1,6 +1,6 @@
 //! Admin commands to their end, and what is built of them.
 
-use nvme_spec::feature::{FeatureId, FeatureSelect};
+use nvme_spec::feature::FeatureId;
 use nvme_spec::identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList};
 use nvme_spec::log::LogId;
 use nvme_spec::register::Vs;
@@ -10,13 +10,13 @@ use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::mem::Buf;
 use spindle_transport::host::HostData;
 
-use super::{ADMIN_BYTES_MAX, AdminReply, Controller};
+use super::{ADMIN_BYTES_MAX, Controller};
 use crate::error::{Error, Loss};
 use crate::namespace::{Identity, Namespace};
 use crate::qpair::{Completion, Failure, Qpair, WaitError, Why};
 
 /// Submit one command and wait for its end.
-pub(super) fn execute(
+fn execute(
     qpair: &mut Qpair,
     step: &'static str,
     sqe: Sqe,
@@ -33,7 +33,6 @@ pub(super) fn execute(
         Ok(Completion { result: Err(Failure::Lost), .. }) => Err(ended(qpair)),
         Ok(completion) => Ok(completion),
         Err(WaitError::TimedOut(after)) => Err(Error::TimedOut { step, after }),
-        Err(WaitError::Held(loss)) => Err(Error::Lost { step, loss }),
         Err(WaitError::Nothing) => Err(ended(qpair)),
     }
 }
@@ -52,12 +51,7 @@ pub(super) fn succeeded(step: &'static str, completion: &Completion) -> Result<C
 }
 
 impl Controller {
-    pub(super) fn execute(
-        &mut self,
-        step: &'static str,
-        sqe: Sqe,
-        data: HostData,
-    ) -> Result<Completion, Error> {
+    fn execute(&mut self, step: &'static str, sqe: Sqe, data: HostData) -> Result<Completion, Error> {
         let timeout = self.timeout();
         execute(&mut self.admin, step, sqe, data, timeout)
     }
@@ -74,27 +68,16 @@ impl Controller {
         self.pool.take_contiguous(bytes).ok_or(Error::Busy { step })
     }
 
-    pub(super) fn read(&mut self, step: &'static str, sqe: Sqe, bytes: u32) -> Result<AdminReply, Error> {
+    /// A command that reads so many bytes, to its end.
+    fn read(&mut self, step: &'static str, sqe: Sqe, bytes: u32) -> Result<Vec<u8>, Error> {
         let buf = self.buffer(step, bytes as usize)?;
         let completion = self.execute(step, sqe, HostData::FromController(buf))?;
-        let cqe = succeeded(step, &completion)?;
+        succeeded(step, &completion)?;
         let mut data = vec![0; bytes as usize];
         if let Some(buf) = completion.buf {
             buf.copy_out(0, &mut data);
         }
-        Ok(AdminReply { cqe, data })
-    }
-
-    pub(super) fn write(&mut self, step: &'static str, sqe: Sqe, data: &[u8]) -> Result<Cqe, Error> {
-        let data = if data.is_empty() {
-            HostData::None
-        } else {
-            let mut buf = self.buffer(step, data.len())?;
-            buf.copy_in(0, data);
-            HostData::ToController(buf)
-        };
-        let completion = self.execute(step, sqe, data)?;
-        succeeded(step, &completion)
+        Ok(data)
     }
 
     /// Ask again what the controller is: parts of Identify Controller may change, as VWC and SN of a
@@ -110,8 +93,8 @@ impl Controller {
     /// Identify Controller, now.
     pub(super) fn read_identify(&mut self) -> Result<Box<IdentifyController>, Error> {
         let step = "Identify Controller";
-        let reply = self.read(step, Sqe::identify(0, Cns::CONTROLLER, 0, 0), 4096)?;
-        let identify = IdentifyController::read_from_bytes(&reply.data);
+        let data = self.read(step, Sqe::identify(0, Cns::CONTROLLER, 0, 0), 4096)?;
+        let identify = IdentifyController::read_from_bytes(&data);
         Ok(Box::new(identify.map_err(|_| Error::Answer { step, what: "it is too short" })?))
     }
 
@@ -124,8 +107,8 @@ impl Controller {
         let mut found: Vec<u32> = Vec::new();
         loop {
             let after = found.last().copied().unwrap_or(0);
-            let reply = self.read(step, Sqe::identify(0, Cns::ACTIVE_NAMESPACE_LIST, after, 0), 4096)?;
-            let list = NamespaceList::read_from_bytes(&reply.data);
+            let data = self.read(step, Sqe::identify(0, Cns::ACTIVE_NAMESPACE_LIST, after, 0), 4096)?;
+            let list = NamespaceList::read_from_bytes(&data);
             let list = list.map_err(|_| Error::Answer { step, what: "it is too short" })?;
             let before = found.len();
             for nsid in list.iter() {
@@ -146,8 +129,8 @@ impl Controller {
     /// [`Error`].
     pub fn identify_namespace(&mut self, nsid: u32) -> Result<Box<IdentifyNamespace>, Error> {
         let step = "Identify Namespace";
-        let reply = self.read(step, Sqe::identify(0, Cns::NAMESPACE, nsid, 0), 4096)?;
-        let identify = IdentifyNamespace::read_from_bytes(&reply.data);
+        let data = self.read(step, Sqe::identify(0, Cns::NAMESPACE, nsid, 0), 4096)?;
+        let identify = IdentifyNamespace::read_from_bytes(&data);
         Ok(Box::new(identify.map_err(|_| Error::Answer { step, what: "it is too short" })?))
     }
 
@@ -172,10 +155,7 @@ impl Controller {
         }
         let descriptors = self.namespace_descriptors(nsid)?;
         let identity = Identity::new(&self.identify, identify, &descriptors);
-        let namespace = Namespace::new(nsid, identify, identity).ok_or(unusable)?;
-        self.known.retain(|known| known.nsid != nsid);
-        self.known.push(namespace);
-        Ok(namespace)
+        Namespace::new(nsid, identify, identity).ok_or(unusable)
     }
 
     /// Namespace Identification Descriptors; none of a controller that does not have them: they came with
@@ -186,29 +166,10 @@ impl Controller {
         }
         let step = "Identify (namespace descriptors)";
         match self.read(step, Sqe::identify(0, Cns::NAMESPACE_DESCRIPTORS, nsid, 0), 4096) {
-            Ok(reply) => Ok(reply.data),
+            Ok(data) => Ok(data),
             Err(Error::Status { status, .. }) if status.code() == Status::INVALID_FIELD => Ok(Vec::new()),
             Err(error) => Err(error),
         }
-    }
-
-    /// The namespaces that were given out.
-    pub(crate) fn known(&self) -> &[Namespace] {
-        &self.known
-    }
-
-    /// See that these namespaces, which another association gave out, are the same disks here. Whatever was
-    /// meant for one disk must not reach another that has its NSID by now.
-    ///
-    /// # Errors
-    /// [`Error::OtherDisk`], and those of [`Controller::namespace`].
-    pub(crate) fn find_again(&mut self, known: &[Namespace]) -> Result<(), Error> {
-        for before in known {
-            if !self.namespace(before.nsid)?.is_same_disk(before) {
-                return Err(Error::OtherDisk { nsid: before.nsid });
-            }
-        }
-        Ok(())
     }
 
     /// Part of a log page; `rae`: keep the event that told of it.
@@ -223,34 +184,17 @@ impl Controller {
         bytes: u32,
         rae: bool,
     ) -> Result<Vec<u8>, Error> {
-        let reply = self.read("Get Log Page", Sqe::get_log_page(0, lid, nsid, bytes, offset, rae), bytes)?;
-        Ok(reply.data)
-    }
-
-    /// The value of a feature (one without data).
-    ///
-    /// # Errors
-    /// [`Error`].
-    pub fn feature(&mut self, fid: FeatureId, select: FeatureSelect) -> Result<u32, Error> {
-        let sqe = Sqe::get_features(0, fid, select, 0, 0);
-        let completion = self.execute("Get Features", sqe, HostData::None)?;
-        Ok(succeeded("Get Features", &completion)?.result_u32())
+        self.read("Get Log Page", Sqe::get_log_page(0, lid, nsid, bytes, offset, rae), bytes)
     }
 
     /// Set a feature (one without data).
-    ///
-    /// # Errors
-    /// [`Error`].
-    pub fn set_feature(&mut self, fid: FeatureId, value: u32) -> Result<u32, Error> {
+    pub(super) fn set_feature(&mut self, fid: FeatureId, value: u32) -> Result<u32, Error> {
         let completion = self.execute("Set Features", Sqe::set_features(0, fid, 0, value), HostData::None)?;
         Ok(succeeded("Set Features", &completion)?.result_u32())
     }
 
     /// A property (a register) of 4 or, if `is_long`, 8 bytes.
-    ///
-    /// # Errors
-    /// [`Error`].
-    pub fn property(&mut self, offset: u32, is_long: bool) -> Result<u64, Error> {
+    pub(super) fn property(&mut self, offset: u32, is_long: bool) -> Result<u64, Error> {
         let completion =
             self.execute("Property Get", Sqe::property_get(0, is_long, offset), HostData::None)?;
         let value = succeeded("Property Get", &completion)?.result_u64();
@@ -258,10 +202,7 @@ impl Controller {
     }
 
     /// Set a property of 4 bytes.
-    ///
-    /// # Errors
-    /// [`Error`].
-    pub fn set_property(&mut self, offset: u32, value: u32) -> Result<(), Error> {
+    pub(super) fn set_property(&mut self, offset: u32, value: u32) -> Result<(), Error> {
         let sqe = Sqe::property_set(0, false, offset, u64::from(value));
         let completion = self.execute("Property Set", sqe, HostData::None)?;
         succeeded("Property Set", &completion).map(drop)

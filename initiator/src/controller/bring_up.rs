@@ -12,7 +12,7 @@ use super::opening::{Connecting, Opening};
 use super::{ADMIN_ENTRIES, Controller, KeepAlive, admin_pool};
 use crate::error::Error;
 use crate::link::QueueName;
-use crate::options::{OnLoss, Options, Target};
+use crate::options::{Options, Target};
 use crate::queue::IoQueue;
 
 /// CC as Linux writes it: entries of 64 and 16 bytes, the NVM command set, 4 KiB pages.
@@ -28,8 +28,7 @@ pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, 
     let depth = ADMIN_ENTRIES - 1;
     // An admin queue has its own watch (keep alive), and an event request is outstanding for as long as
     // nothing happens.
-    let admin_options =
-        Options { command_timeout: None, on_loss: OnLoss::Report, batch_bytes: 16 << 10, ..options.clone() };
+    let admin_options = Options { command_timeout: None, batch_bytes: 16 << 10, ..options.clone() };
     let name = QueueName { qid: 0, cntlid: 0, depth };
     let (admin, cntlid) = Connecting::begin(target, &admin_options, &pool, name, Clock::now())?.finish()?;
     let mut controller = Controller {
@@ -48,7 +47,6 @@ pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, 
         events: VecDeque::new(),
         former_request: None,
         former: None,
-        known: Vec::new(),
         is_loss_told: false,
     };
     enable(&mut controller)?;
@@ -141,20 +139,6 @@ impl Controller {
     /// As there.
     pub fn connect_queue_of(&mut self, qid: u16, depth: u16) -> Result<IoQueue, Error> {
         Opening::begin(&self.association(), &self.pool, qid, depth, Clock::now())?.finish()
-    }
-
-    /// Give a queue whose connection ended a new one, to this controller. Commands that it holds are sent
-    /// again; how many.
-    ///
-    /// # Errors
-    /// As for [`Controller::connect_queue`]; the queue stays as it was.
-    ///
-    /// # Panics
-    /// When the queue's connection has not ended ([`IoQueue::loss`] is `None`).
-    pub fn reconnect_queue(&mut self, queue: &mut IoQueue) -> Result<usize, Error> {
-        let depth = u16::try_from(queue.depth()).unwrap_or(u16::MAX);
-        let fresh = self.connect_queue_of(queue.qid(), depth)?;
-        Ok(queue.attach(fresh))
     }
 }
 

@@ -43,18 +43,6 @@ pub struct Association {
 }
 
 impl Association {
-    /// Most bytes that one command moves.
-    #[must_use]
-    pub fn transfer_bytes_max(&self) -> u32 {
-        self.transfer_bytes_max
-    }
-
-    /// Identify Controller.
-    #[must_use]
-    pub fn identify(&self) -> &IdentifyController {
-        &self.identify
-    }
-
     /// Most commands that one I/O queue may have outstanding.
     #[must_use]
     pub fn depth_max(&self) -> u16 {
@@ -107,7 +95,7 @@ impl Opening {
     fn queue(&self, mut qpair: Qpair) -> IoQueue {
         let Association { identify, options, transfer_bytes_max, .. } = &*self.association;
         qpair.link_mut().set_offered(identify, options.in_capsule_bytes_max);
-        IoQueue::new(qpair, self.connecting.name.qid, *transfer_bytes_max)
+        IoQueue::new(qpair, *transfer_bytes_max)
     }
 }
 
@@ -241,7 +229,8 @@ impl Connecting {
         };
         // Entries less one, as the field counts, is the depth: one entry always stays empty.
         let sqsize_z = u16::try_from(qpair.depth()).unwrap_or(u16::MAX);
-        let cattr = ConnectAttributes::new().with_disable_sq_flow_control(self.options.sq_flow_control_off);
+        // Then a successful read needs no completion of its own (C2HData SUCCESS).
+        let cattr = ConnectAttributes::new().with_disable_sq_flow_control(true);
         let data = ConnectData::new(self.target.host.id, cntlid, &self.target.nqn, &self.target.host.nqn);
         let bytes = u32::try_from(data.as_bytes().len()).unwrap_or(0);
         let mut buf = self.pool.take(bytes).ok_or(Error::Busy { step })?;

@@ -12,7 +12,7 @@
 //! has the association, after the same blocks were written anew over the next one. An orderly end, and a
 //! connection on which every command was answered, are closed as usual.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -39,6 +39,8 @@ const BEHIND_DIRECT_BYTES: usize = 2048;
 const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(2);
 /// Time that sent bytes may stay without acknowledgement before the kernel gives the connection up, in ms.
 const USER_TIMEOUT_MS: u32 = 30_000;
+/// Congestion control: it does not pace packets, and pacing (bbr) costs even where nothing is lost.
+const CONGESTION: &str = "cubic";
 
 /// A connection.
 #[derive(Debug)]
@@ -97,7 +99,7 @@ impl TcpOpening {
                     self.step = Step::Socket(socket);
                     return Ok(None);
                 }
-                configure(&socket, &self.options).map_err(failed)?;
+                configure(&socket);
                 let link = TcpLink::new(socket, &self.options, self.depth);
                 self.hello(Box::new(link), RxBatch::new(BEHIND_DIRECT_BYTES))
             }
@@ -154,7 +156,7 @@ impl TcpLink {
     /// Queue a command; it leaves with the next [`TcpLink::send`] or [`TcpLink::turn`].
     #[inline]
     pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Why, HostData)> {
-        self.conn.submit(sqe, data).map_err(|full| (full.why.into(), full.data))
+        self.conn.submit(sqe, data).map_err(|full| (full.kind.into(), full.data))
     }
 
     /// True while commands can be submitted.
@@ -326,20 +328,16 @@ impl Drop for TcpLink {
     }
 }
 
-/// Options of the socket. Only what the caller asked for by number can fail.
-fn configure(socket: &Socket, options: &Options) -> io::Result<()> {
-    // Best effort: a refusal costs latency or time to notice a loss, not truth.
+/// Options of the socket. Best effort: a refusal costs latency or time to notice a loss, not truth.
+fn configure(socket: &Socket) {
     let _ = socket.set_nodelay(true);
     let _ = socket.set_reset_on_close(true);
     let _ = socket.set_user_timeout(USER_TIMEOUT_MS);
     let _ = socket.set_keepalive(Duration::from_secs(10), Duration::from_secs(5), 3);
-    if let Some(name) = &options.congestion
-        && socket.set_congestion(name).is_err()
-    {
+    if socket.set_congestion(CONGESTION).is_err() {
         // Always there, and allowed to everybody.
         let _ = socket.set_congestion("reno");
     }
-    socket.set_buffers(options.socket_buffer_bytes, options.socket_buffer_bytes)
 }
 
 /// One send of all that the connection has, as far as it fits in one call; and how much that was.
@@ -377,7 +375,7 @@ fn receive_into(
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
 
     use nvme_spec::tcp::{DigestBits, IcResp};
@@ -392,7 +390,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listens");
         let address = listener.local_addr().expect("an address");
         let socket = Socket::connect(address, LONG).expect("connects");
-        configure(&socket, &Options::default()).expect("options");
+        configure(&socket);
         let mut link = TcpLink::new(socket, &Options::default(), 8);
         link.send();
         let (mut peer, _) = listener.accept().expect("a host");
@@ -414,7 +412,7 @@ mod tests {
     }
 
     /// What the peer reads next: 0 bytes are an end in order.
-    fn end(mut peer: TcpStream) -> Result<usize, io::ErrorKind> {
+    fn end(mut peer: TcpStream) -> Result<usize, ErrorKind> {
         peer.read(&mut [0; 1]).map_err(|error| error.kind())
     }
 
@@ -423,7 +421,7 @@ mod tests {
         let (mut link, peer) = pair();
         link.fail(Loss::Requested);
         drop(link);
-        assert_eq!(end(peer), Err(io::ErrorKind::ConnectionReset));
+        assert_eq!(end(peer), Err(ErrorKind::ConnectionReset));
     }
 
     #[test]
@@ -431,7 +429,7 @@ mod tests {
         let (mut link, mut peer) = pair();
         submit(&mut link, &mut peer);
         drop(link);
-        assert_eq!(end(peer), Err(io::ErrorKind::ConnectionReset));
+        assert_eq!(end(peer), Err(ErrorKind::ConnectionReset));
     }
 
     #[test]

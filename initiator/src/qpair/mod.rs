@@ -3,15 +3,11 @@
 //! ```text
 //!            submit                     completion                    taken
 //!   free ─────────────> Waiting ───────────────────────> Done ──────────────────> free
-//!                         │ ^                              ^
-//!           the link ends │ │ attach: sent again           │ given up
-//!                         v │ (OnLoss::Replay)             │
-//!                        Held ─────────────────────────────┘
+//!                            (or the link ends: lost)
 //! ```
 //! A command's entry is its CID and its generation its age, so that a ticket of yesterday names nothing. A
 //! completion is found by its ticket, or in the order of arrival.
 
-mod replay;
 mod wait;
 
 use std::collections::VecDeque;
@@ -26,9 +22,7 @@ use spindle_transport::host::{self, HostData};
 
 use crate::error::Loss;
 use crate::link::{Link, LinkEvent};
-use crate::options::OnLoss;
 
-use replay::Replays;
 pub use wait::WaitError;
 
 /// The name of one command of one queue, until its completion is taken.
@@ -126,12 +120,12 @@ pub enum Why {
     },
 }
 
-impl From<host::Why> for Why {
-    fn from(why: host::Why) -> Why {
+impl From<host::SubmitErrorKind> for Why {
+    fn from(why: host::SubmitErrorKind) -> Why {
         match why {
-            host::Why::Closed => Why::Down,
-            host::Why::Cid => Why::Full,
-            host::Why::Pieces { pieces, allowed } => Why::Pieces { pieces, allowed },
+            host::SubmitErrorKind::Closed => Why::Down,
+            host::SubmitErrorKind::Cid => Why::Full,
+            host::SubmitErrorKind::Pieces { pieces, allowed } => Why::Pieces { pieces, allowed },
         }
     }
 }
@@ -158,8 +152,6 @@ impl Refused {
 enum Entry {
     /// Outstanding.
     Waiting,
-    /// Outstanding when the link ended; waits for the next one. Its data is in `replays`.
-    Held,
     /// Over, and not taken.
     Done(Result<(), Failure>, Cqe, Option<Buf>),
 }
@@ -171,16 +163,15 @@ pub(crate) struct Qpair {
     entries: Slab<Entry>,
     /// Done commands in the order of their completion; some of them may have been taken by their ticket.
     ready: VecDeque<Slot>,
-    /// Commands that are `Waiting` or `Held`.
+    /// Commands that are `Waiting`.
     outstanding: usize,
     /// A batch of its own, for a queue that is not polled in a set.
     batch: RxBatch,
     batch_bytes: usize,
     /// When a command was last completed; zero: not since the first of those that are outstanding, whose time
-    /// nobody asked for.
+    /// was not read.
     quiet_since: Nanos,
     command_timeout: Nanos,
-    replays: Option<Replays>,
     loss: Option<Loss>,
 }
 
@@ -196,7 +187,6 @@ impl Qpair {
             batch_bytes: options.batch_bytes.max(4096),
             quiet_since: Nanos::ZERO,
             command_timeout: options.command_timeout.map_or(Nanos::MAX, Nanos::from),
-            replays: (options.on_loss == OnLoss::Replay).then(|| Replays::new(entries)),
             loss: None,
         }
     }
@@ -207,11 +197,7 @@ impl Qpair {
         let Some(slot) = self.entries.next_slot() else {
             return Err(Refused::new(Why::Full, data.into_buffer()));
         };
-        let cid = cid_of(slot);
-        sqe.cid.set(cid);
-        if let Some(replays) = &mut self.replays {
-            replays.note(slot, &sqe, &data);
-        }
+        sqe.cid.set(cid_of(slot));
         if let Err((why, data)) = self.link.submit(sqe, data) {
             return Err(Refused::new(why, data.into_buffer()));
         }
@@ -233,7 +219,7 @@ impl Qpair {
     /// Send, receive once, note completions. True when anything came.
     #[inline]
     pub(crate) fn turn(&mut self, batch: &mut RxBatch, now: Nanos) -> bool {
-        let Qpair { link, entries, ready, outstanding, replays, loss, .. } = self;
+        let Qpair { link, entries, ready, outstanding, loss, .. } = self;
         if loss.is_some() {
             return false;
         }
@@ -248,14 +234,6 @@ impl Qpair {
                     Err(Status::HOST_PATHING_ERROR) if !is_open => Err(Failure::Lost),
                     Err(status) => Err(Failure::Status(status)),
                 };
-                if result == Err(Failure::Lost)
-                    && let Some(replays) = replays
-                    && replays.is_replayable(slot)
-                {
-                    replays.hold(slot, buf);
-                    *entry = Entry::Held;
-                    return;
-                }
                 *entry = Entry::Done(result, cqe, buf);
                 *outstanding -= 1;
                 ready.push_back(slot);
@@ -322,7 +300,7 @@ impl Qpair {
     /// True when the command is over; also when its completion was taken.
     #[inline]
     pub(crate) fn is_done(&self, ticket: Ticket) -> bool {
-        !matches!(self.entries.get(ticket.0), Some(Entry::Waiting | Entry::Held))
+        !matches!(self.entries.get(ticket.0), Some(Entry::Waiting))
     }
 
     /// The completion of this command, if it is over and not taken.
@@ -336,7 +314,7 @@ impl Qpair {
         }
         match self.entries.remove(ticket.0) {
             Some(Entry::Done(result, cqe, buf)) => Some(Completion { ticket, result, cqe, buf }),
-            Some(Entry::Waiting | Entry::Held) | None => None,
+            Some(Entry::Waiting) | None => None,
         }
     }
 
@@ -374,11 +352,6 @@ impl Qpair {
 
     pub(crate) fn link(&self) -> &Link {
         &self.link
-    }
-
-    /// The connection of a queue on which nothing was submitted but Connect.
-    pub(crate) fn into_link(self) -> Link {
-        self.link
     }
 
     pub(crate) fn link_mut(&mut self) -> &mut Link {

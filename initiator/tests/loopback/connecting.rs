@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use spindle_initiator::nvme_spec::feature::FeatureId;
-use spindle_initiator::nvme_spec::register::Vs;
 use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::nvme_spec::{AdminOpcode, FabricsType};
 use spindle_initiator::{
@@ -20,13 +18,11 @@ fn a_controller_is_connected_enabled_and_says_what_it_is() {
     let fake = Fake::start();
     let mut controller = Controller::connect(&fake.target(), &options()).expect("connects");
     assert!(controller.is_up());
-    assert_eq!((controller.cntlid(), controller.version()), (0x123, Vs::V2_0));
     assert_eq!((controller.queues_granted(), controller.depth_max()), (QUEUES, 127));
     assert_eq!(controller.transfer_bytes_max(), TRANSFER_BYTES);
     assert_eq!(controller.namespaces().expect("a list"), [1]);
     let namespace = controller.namespace(1).expect("a namespace");
     assert_eq!((namespace.blocks, namespace.block_bytes()), (4096, BLOCK));
-    assert_eq!(controller.set_feature(FeatureId::ARBITRATION, 7).expect("set"), 0);
     controller.shutdown().expect("says goodbye");
 }
 
@@ -42,10 +38,8 @@ fn a_refusal_names_the_step_and_the_status() {
     };
     let error = refusing(Some(FabricsType::CONNECT), Status::CONNECT_INVALID_HOST.dnr());
     assert!(error.to_string().starts_with("Connect: the target answered: invalid host"), "{error}");
-    assert!(!error.may_pass());
     let error = refusing(Some(FabricsType::PROPERTY_SET), Status::INTERNAL_ERROR);
     assert!(error.to_string().starts_with("Property Set: the target answered: internal error"), "{error}");
-    assert!(error.may_pass());
     let error = refusing(None, Status::INVALID_FIELD.dnr());
     assert!(error.to_string().starts_with("Identify Controller: "), "{error}");
 }
@@ -70,11 +64,11 @@ fn nobody_at_the_address_and_nobody_who_answers_are_told_apart() {
     let target =
         Target { transport: TransportKind::Tcp, address, nqn: nqn(), host: Host::from_uuid([7; 16]) };
     let impatient = Options { connect_timeout: Duration::from_millis(30), ..options() };
-    let error = Controller::connect(&target, &impatient).expect_err("nobody answers");
+    let error = Controller::connect(&target, &impatient).expect_err("no answer comes");
     assert!(matches!(error, Error::TimedOut { step: "ICReq", .. }), "{error}");
     drop(listener);
-    let error = Controller::connect(&target, &options()).expect_err("nobody is there");
-    assert!(matches!(error, Error::Connect { .. }) && error.may_pass(), "{error}");
+    let error = Controller::connect(&target, &options()).expect_err("no target is there");
+    assert!(matches!(error, Error::Connect { .. }), "{error}");
 }
 
 #[test]
@@ -175,7 +169,7 @@ fn keep_alive_is_sent_in_time_and_its_silence_ends_the_controller() {
     }));
     let options = Options { keep_alive_ms: 10_000, ..options() };
     let mut controller = Controller::connect(&fake.target(), &options).expect("connects");
-    // The time is an argument: half a time-out passes at each step, and nobody waits for it.
+    // The time is an argument: half a time-out passes at each step, and the test does not wait.
     let mut now = Clock::now();
     for sent in 1..=3 {
         assert_eq!(controller.poll(now), None);

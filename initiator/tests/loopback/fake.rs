@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::nvme_spec::{Nqn, Sqe};
-use spindle_initiator::{Buf, Clock, Host, Options, Pages, Pool, Target, TransportKind, ZoneSpec};
+use spindle_initiator::{
+    Buf, Clock, Completion, Host, IoQueue, Nanos, Options, Pages, Pool, Target, TransportKind, ZoneSpec,
+};
 use spindle_reactor::net::{Interest, Listener, Readiness, Received, Sent, Socket};
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_tcp::controller::{Conn, ConnConfig};
@@ -110,6 +112,18 @@ pub fn filled(pool: &Pool, bytes: u32, value: u8) -> Buf {
     let mut buf = pool.take(bytes).expect("buffer");
     buf.segments_mut().for_each(|segment| segment.fill(value));
     buf
+}
+
+/// The next completion of the queue, when it has come.
+pub fn any(queue: &mut IoQueue) -> Completion {
+    let deadline = Clock::now() + Nanos::from(LONG);
+    loop {
+        if let Some(completion) = queue.next_completion() {
+            return completion;
+        }
+        assert!(Clock::now() < deadline, "no completion");
+        queue.poll(Clock::now());
+    }
 }
 
 /// Long enough for any loaded machine.
@@ -286,7 +300,7 @@ impl Server {
     }
 }
 
-/// Nobody's slot: answers here are not asked after.
+/// A slot without an owner: no answer is looked up by it.
 pub fn any_slot() -> Slot {
     Slot::from_wire(0)
 }

@@ -78,7 +78,7 @@ fn the_answer_says_how_many_have_ended_and_whether_something_may_land() {
 
 #[test]
 fn keep_alive_goes_on_while_the_answer_is_waited_for() {
-    // It is answered after the next command of the queue, and nobody sends one but keep alive.
+    // It is answered after the next command of the queue, and only keep alive sends one.
     let script = |sqe: &Sqe, qid| if is_end_former(sqe, qid) { Act::Late } else { Act::Execute };
     let fake = fake(true, Some(2), Box::new(script));
     let options = Options { keep_alive_ms: 1500, ..options() };
@@ -122,7 +122,7 @@ fn connect_may_take_longer_than_the_other_steps() {
     let after = Duration::from_secs(60);
     let options = Options { connect_answer_timeout: after, command_timeout: None, ..options() };
     let controller = Controller::connect(&silent.target(), &options).expect("connects");
-    // The time is an argument: it stands still until Connect has arrived, and nobody waits for it.
+    // The time is an argument: it stands still until Connect has arrived, and the test does not wait.
     let now = Clock::now();
     let mut opening = Opening::begin(&controller.association(), &pool(), 1, 8, now).expect("begins");
     let deadline = Clock::now() + Nanos::from(LONG);

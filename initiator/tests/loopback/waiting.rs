@@ -1,11 +1,11 @@
-//! The three ways to wait.
+//! Completions as they come, and waiting for one of them.
 
 use std::time::Duration;
 
 use spindle_initiator::nvme_spec::IoOpcode;
-use spindle_initiator::{Clock, Controller, Group, IoQueue, Namespace, WaitError};
+use spindle_initiator::{Clock, Controller, IoQueue, Namespace, WaitError};
 
-use super::fake::{Act, Fake, LONG, Script, filled, options, pool};
+use super::fake::{Act, Fake, LONG, Script, any, filled, options, pool};
 
 fn queue(script: Script) -> (Fake, Controller, IoQueue, Namespace) {
     let fake = Fake::with(script);
@@ -31,11 +31,11 @@ fn any_gives_completions_as_they_come() {
     let mut read = |lba| queue.read(&namespace, lba, filled(&pool, 512, 0)).expect("taken");
     let tickets = [read(1), read(2), read(3), read(4)];
     let come: Vec<usize> = (0..4)
-        .map(|_| queue.wait_any(LONG).expect("a completion").ticket)
+        .map(|_| any(&mut queue).ticket)
         .map(|ticket| tickets.iter().position(|other| *other == ticket).expect("ours"))
         .collect();
     assert_eq!(come, [1, 0, 3, 2]);
-    assert_eq!(queue.wait_any(LONG).err(), Some(WaitError::Nothing));
+    assert_eq!(queue.outstanding(), 0);
 }
 
 #[test]
@@ -45,35 +45,11 @@ fn one_waits_for_its_command_and_leaves_the_others() {
     let mut read = |lba| queue.read(&namespace, lba, filled(&pool, 512, 0)).expect("taken");
     let (late, early, last) = (read(1), read(2), read(4));
     assert_eq!(queue.wait(last, LONG).expect("a completion").ticket, last);
-    assert!(queue.is_done(late) && queue.is_done(early) && queue.is_done(last));
-    assert!(queue.take(last).is_none(), "a completion is taken once");
-    assert_eq!(queue.wait(last, LONG).err(), Some(WaitError::Nothing));
+    assert_eq!(queue.outstanding(), 0);
+    assert_eq!(queue.wait(last, LONG).err(), Some(WaitError::Nothing), "a completion is taken once");
     let others: Vec<_> =
         std::iter::from_fn(|| queue.next_completion()).map(|completion| completion.ticket).collect();
     assert_eq!(others, [early, late]);
-}
-
-#[test]
-fn a_group_gives_its_own_in_order_and_leaves_the_others() {
-    let (_fake, _controller, mut queue, namespace) = queue(late());
-    let pool = pool();
-    let mut group = Group::with_capacity(8);
-    let mut others = Vec::new();
-    // The last is even: it brings the one before it.
-    for lba in 0..15 {
-        let ticket = queue.read(&namespace, lba, filled(&pool, 512, 0)).expect("taken");
-        if lba % 3 == 0 { group.add(ticket) } else { others.push(ticket) }
-    }
-    let expected = group.clone();
-    let mut come = Group::default();
-    queue.wait_group(&mut group, LONG, |completion| come.add(completion.ticket)).expect("all of them");
-    assert_eq!(format!("{come:?}"), format!("{expected:?}"));
-    assert!(group.is_empty());
-    for _ in 0..others.len() {
-        let ticket = queue.wait_any(LONG).expect("a completion").ticket;
-        assert!(others.contains(&ticket));
-    }
-    assert_eq!(queue.outstanding(), 0);
 }
 
 #[test]
@@ -85,7 +61,7 @@ fn a_wait_ends_with_its_time_and_the_command_goes_on() {
         queue.wait(held, Duration::from_millis(5)).err(),
         Some(WaitError::TimedOut(Duration::from_millis(5)))
     );
-    assert!(!queue.is_done(held));
+    assert_eq!(queue.outstanding(), 1);
     queue.flush(&namespace).expect("taken");
     assert_eq!(queue.wait(held, LONG).expect("a completion").ticket, held);
 }

@@ -150,7 +150,7 @@ fn watch(address: &str) -> Outcome<()> {
     let began = Instant::now();
     while !function.is_removal_asked() {
         let _ = bar.read32(register::CSTS.into());
-        expect(began.elapsed() < PATIENCE, "nobody wants it back")?;
+        expect(began.elapsed() < PATIENCE, "its removal is not asked for")?;
     }
     println!("asked after {} us", began.elapsed().as_micros());
     // Everything that could end the process when it has gone: registers, a page of them that was never

@@ -12,8 +12,8 @@
 //! Nothing here waits, allocates in steady state, or reads a clock.
 
 mod apart;
+mod compare_and_write;
 mod forget;
-mod gate;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,16 +28,16 @@ use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 
 use crate::commands::Commands;
+use crate::core_queue::{CoreQueue, QueueCommand, QueueEpoch, Setup};
 use crate::entry::{Task, entry};
-use crate::guests::Guests;
-use crate::member::{Member, Order, Setup, Word};
 use crate::queue::Completion;
 use crate::rules::{Deallocating, Namespace, Rules};
 use crate::shared::Shared;
+use crate::shared_queue::SharedQueue;
 use crate::status::{disk_error, is_passing};
 
-use gate::Gate;
-pub(crate) use gate::Left;
+use compare_and_write::GuardView;
+pub(crate) use compare_and_write::Left;
 
 /// How often a command is given to the drive again.
 const TRIES_MAX: u8 = 3;
@@ -67,24 +67,24 @@ struct Part {
 
 /// One core's handle. See the module.
 pub(crate) struct NvmeCore {
-    member: Arc<Member>,
+    core_queue: Arc<CoreQueue>,
     shared: Arc<Shared>,
     namespace: Arc<Namespace>,
     /// Those of the start; a `setup` has its own.
     rules: Rules,
     /// The last word that was obeyed.
-    word: Word,
+    word: QueueEpoch,
     /// From the first `Rewind` to `Gone`.
     setup: Option<Setup>,
     /// Commands that the drive may have of this core's own: none unless the order is `Go`, and none from one
-    /// poll to the next where cores without a queue of their own work with this one's, or where the gate is
+    /// poll to the next where cores without a queue of their own work with this one's, or where the guard is
     /// in the way: see there.
     limit: usize,
-    gate: Gate,
-    guests: Option<Box<Guests>>,
-    /// Of guests that have all gone: the identifiers of their commands go on from there, so that a late
-    /// completion of one of theirs ends none of the next guest's.
-    guests_gone: Option<Box<Guests>>,
+    guard: GuardView,
+    shared_queue: Option<Box<SharedQueue>>,
+    /// Of sharers that have all gone: the identifiers of their commands go on from there, so that a late
+    /// completion of one of theirs ends none of the next sharer's.
+    shared_queue_gone: Option<Box<SharedQueue>>,
     commands: Commands,
     requests: Slab<Request>,
     /// Requests of several commands that are begun at once.
@@ -107,27 +107,27 @@ pub(crate) struct NvmeCore {
 
 impl NvmeCore {
     pub(crate) fn new(
-        member: Arc<Member>,
+        core_queue: Arc<CoreQueue>,
         shared: Arc<Shared>,
         namespace: Arc<Namespace>,
         rules: Rules,
-        place: guard::Member,
+        place: guard::GuardParticipant,
     ) -> NvmeCore {
-        let depth = member.depth as usize;
+        let depth = core_queue.depth as usize;
         NvmeCore {
-            // Not what is ordered now: the manager knows the member already, and that may still be to do.
-            word: Word::FIRST,
-            // What nobody was told of yet is for whoever comes as well.
+            // Not what is ordered now: the manager knows the core queue already, and that may still be to do.
+            word: QueueEpoch::FIRST,
+            // A loss that no core was told of yet is told to this one as well.
             losses_told: shared.losses_told.load(Ordering::Relaxed),
             shared,
             namespace,
             rules,
             setup: None,
             limit: 0,
-            gate: Gate::new(place),
-            guests: None,
-            guests_gone: None,
-            commands: Commands::with_capacity(member.depth),
+            guard: GuardView::new(place),
+            shared_queue: None,
+            shared_queue_gone: None,
+            commands: Commands::with_capacity(core_queue.depth),
             // As many as may be begun, those that were a command's alone and became requests again, and a
             // compare-and-write.
             requests: Slab::with_capacity(2 * depth + 1),
@@ -136,7 +136,7 @@ impl NvmeCore {
             partial: VecDeque::with_capacity(depth),
             again: VecDeque::with_capacity(depth),
             ready: VecDeque::with_capacity(2 * depth),
-            member,
+            core_queue,
             changes: 0,
             flushed: 0,
         }
@@ -150,35 +150,35 @@ impl NvmeCore {
 
     /// Do what the manager says.
     #[cold]
-    fn obey(&mut self, word: Word) {
+    fn obey(&mut self, word: QueueEpoch) {
         let is_new = word.answer() != self.word.answer();
         self.word = word;
         if is_new {
             match word.order() {
-                Order::Wait => {}
-                Order::Go => self.limit = self.limit_between(),
-                Order::Stop => {
+                QueueCommand::Wait => {}
+                QueueCommand::Go => self.limit = self.limit_between(),
+                QueueCommand::Stop => {
                     self.limit = 0;
                     self.note_loss();
                 }
-                Order::Rewind => {
+                QueueCommand::Rewind => {
                     self.limit = 0;
                     self.note_loss();
-                    self.guests = None;
+                    self.shared_queue = None;
                     self.take_back(DiskError::Internal);
-                    self.gate.stand_back();
-                    self.setup = self.member.take_setup();
-                    self.member.set_replaying(!self.again.is_empty() || !self.partial.is_empty());
+                    self.guard.pairs.stand_back();
+                    self.setup = self.core_queue.take_setup();
+                    self.core_queue.set_replaying(!self.again.is_empty() || !self.partial.is_empty());
                 }
-                Order::Replay => self.limit = 0,
-                Order::Gone => self.let_go(DiskError::Gone),
-                Order::Absent => self.let_go(DiskError::Internal),
+                QueueCommand::Replay => self.limit = 0,
+                QueueCommand::Gone => self.let_go(DiskError::Gone),
+                QueueCommand::Absent => self.let_go(DiskError::Internal),
             }
         }
         // Also of a tick: the manager sees by it that the core does not hang.
-        self.member.answer(word);
-        self.take_guests();
-        if self.commands.len() > 0 && matches!(word.order(), Order::Go | Order::Replay) {
+        self.core_queue.answer(word);
+        self.take_sharers();
+        if self.commands.len() > 0 && matches!(word.order(), QueueCommand::Go | QueueCommand::Replay) {
             self.check_time();
         }
     }
@@ -187,14 +187,14 @@ impl NvmeCore {
     fn let_go(&mut self, error: DiskError) {
         self.limit = 0;
         self.note_loss();
-        self.guests = None;
+        self.shared_queue = None;
         self.take_back(error);
         self.setup = None;
         self.end_all(error);
-        self.member.set_replaying(false);
+        self.core_queue.set_replaying(false);
     }
 
-    /// What this core has acknowledged and nobody has flushed may be lost: whoever flushes next hears of it.
+    /// What this core has acknowledged and not flushed may be lost: the next flush of each core fails.
     fn note_loss(&mut self) {
         let is_unsafe = self.changes != self.flushed && self.rules().has_volatile_cache;
         if is_unsafe && self.shared.may_lose_cache.load(Ordering::Relaxed) {
@@ -227,9 +227,9 @@ impl NvmeCore {
             let age = now.wrapping_sub(command.tick);
             if age > limits.command_ticks && !command.is_abort_asked {
                 command.is_abort_asked = true;
-                self.member.ask_abort(cid);
+                self.core_queue.ask_abort(cid);
             } else if age > limits.command_ticks.saturating_add(limits.abort_ticks) {
-                self.member.ask_reset();
+                self.core_queue.ask_reset();
             }
         }
     }
@@ -281,7 +281,7 @@ impl NvmeCore {
             let done = self.tell(request, Err(error));
             self.ready.extend(done);
         }
-        self.end_swaps(None, error);
+        self.end_compare_and_writes(None, error);
         let waiting = self.pending.drain(..).map(|request| ended(request, Err(error)));
         self.ready.extend(waiting);
     }
@@ -455,12 +455,12 @@ impl NvmeCore {
     #[inline]
     fn tell(&mut self, request: Request, result: Result<(), DiskError>) -> Option<Done> {
         match request.task {
-            Task::Swap { is_write } => self.end_swap(request, is_write, result),
+            Task::CompareAndWrite { is_write } => self.end_compare_and_write(request, is_write, result),
             Task::Op(_) | Task::Hint | Task::Copy { .. } => Some(ended(request, result)),
         }
     }
 
-    /// Once more, unless it was tried often enough, or nobody waits for it.
+    /// Once more, unless it was tried often enough, or its request has failed.
     fn try_again(&mut self, part: Part, error: DiskError) {
         let over = self.requests.get(part.request).and_then(|request| request.result.err());
         if let Some(error) = over {
@@ -491,7 +491,8 @@ impl NvmeCore {
             let is_ours = setup.queue.qid() == completion.sqid;
             let Some(command) = self.commands.find(completion.cid).filter(|_| is_ours) else {
                 let Completion { cid, result, status, .. } = completion;
-                if is_ours && self.guests.as_mut().is_some_and(|guests| guests.complete(cid, result, status))
+                if is_ours
+                    && self.shared_queue.as_mut().is_some_and(|shared| shared.complete(cid, result, status))
                 {
                     continue;
                 }
@@ -637,15 +638,15 @@ impl Disk for NvmeCore {
         expected: Buf,
         data: Buf,
     ) -> Option<Done> {
-        self.submit_swap(token, range, expected, data)
+        self.submit_compare_and_write(token, range, expected, data)
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Vec<Done>) -> bool {
-        let word = self.member.word();
+        let word = self.core_queue.word();
         if word != self.word {
             self.obey(word);
         }
-        if self.gate.has_changed() {
+        if self.guard.has_changed() {
             self.look_at_guard();
         }
         while done.len() < done.capacity() {
@@ -676,14 +677,18 @@ impl Disk for NvmeCore {
         is_busy
     }
 
-    fn forget(&mut self, owner: Owner) -> usize {
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
         self.forget_all(owner)
     }
 
     /// More than that where a request is several commands: none is what counts.
     #[inline]
     fn in_flight(&self) -> usize {
-        self.commands.len() + self.requests.len() + self.pending.len() + self.ready.len() + self.gate.len()
+        self.commands.len()
+            + self.requests.len()
+            + self.pending.len()
+            + self.ready.len()
+            + self.guard.pairs.len()
     }
 }
 
@@ -699,7 +704,7 @@ impl NvmeCore {
     ) -> Option<Done> {
         let lba = if task == Task::Op(Op::Flush) { self.changes } else { range.lba };
         let request = Request { token, task, left: range, lba, buf, outstanding: 0, result: Ok(()) };
-        if let Some(result) = self.at_once(&request) {
+        if let Some(result) = self.immediate_result(&request) {
             return Some(ended(request, result));
         }
         // The guard is looked at, if it was not because nothing was there to do.
@@ -722,15 +727,19 @@ impl NvmeCore {
     #[inline]
     fn absence(&self) -> Option<DiskError> {
         match self.word.order() {
-            Order::Gone => Some(DiskError::Gone),
-            Order::Absent => Some(DiskError::Internal),
-            Order::Wait | Order::Go | Order::Stop | Order::Rewind | Order::Replay => None,
+            QueueCommand::Gone => Some(DiskError::Gone),
+            QueueCommand::Absent => Some(DiskError::Internal),
+            QueueCommand::Wait
+            | QueueCommand::Go
+            | QueueCommand::Stop
+            | QueueCommand::Rewind
+            | QueueCommand::Replay => None,
         }
     }
 
     /// What ends before it begins.
     #[inline]
-    fn at_once(&self, request: &Request) -> Option<Result<(), DiskError>> {
+    fn immediate_result(&self, request: &Request) -> Option<Result<(), DiskError>> {
         if let Some(error) = self.absence() {
             return Some(Err(error));
         }
@@ -749,7 +758,7 @@ impl NvmeCore {
             }
             Task::Op(Op::WriteZeroes { .. } | Op::Deallocate | Op::Verify)
             | Task::Hint
-            | Task::Swap { .. }
+            | Task::CompareAndWrite { .. }
             | Task::Copy { .. } => is_empty.then_some(Ok(())),
         }
     }
@@ -759,7 +768,7 @@ impl Drop for NvmeCore {
     /// What the drive still has must not be given to anybody else: it is never given back.
     fn drop(&mut self) {
         if self.commands.len() > 0 {
-            let (commands, core) = (self.commands.len(), self.member.core);
+            let (commands, core) = (self.commands.len(), self.core_queue.core);
             tracing::warn!(drive = %self.shared.address, core, commands, "closed with commands in flight; \
                 their buffers are kept from use until the process ends");
             self.leave_at_guard();
@@ -772,9 +781,9 @@ impl Drop for NvmeCore {
             }
         }
         self.setup = None;
-        // First: a manager that finds the guests free then sees that this core is gone too, and deletes its
+        // First: a manager that finds the sharers free then sees that this core is gone too, and deletes its
         // queue pair before it lets go of their memory.
-        self.member.close();
-        self.guests = None;
+        self.core_queue.close();
+        self.shared_queue = None;
     }
 }

@@ -16,13 +16,13 @@ use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
 use crate::core::NvmeCore;
+use crate::core_queue::CoreQueue;
 use crate::fronts::Fronts;
 use crate::function::Bus;
-use crate::guests::OWN_COMMANDS_MAX;
 use crate::manager::Manager;
-use crate::member::Member;
 use crate::rules::{Deallocating, Namespace, Rules};
 use crate::shared::{DriveFacts, NotOpened, Settings, Shared};
+use crate::shared_queue::OWN_COMMANDS_MAX;
 
 /// Between steps of a manager that works on something, and of one that only watches.
 const STEP_BUSY: Duration = Duration::from_millis(1);
@@ -89,7 +89,7 @@ impl Drive {
     }
 
     /// The same, and say when its manager has ended, which is also where it could not be opened: until then
-    /// nobody else may open the function.
+    /// the function cannot be opened again.
     pub(crate) fn open_until(
         bus: Arc<dyn Bus>,
         settings: Settings,
@@ -205,7 +205,7 @@ impl Drop for Drive {
     }
 }
 
-/// A manager's thread ends: whoever waits for its first word, or for its end, hears of it, also when it
+/// A manager's thread ends: threads that wait for its first word, or for its end, hear of it, also when it
 /// panicked.
 struct End(Arc<Shared>, Arc<AtomicBool>);
 
@@ -325,7 +325,7 @@ impl DiskSource for NvmeDisk {
             });
         };
         let pool = context.pool.area();
-        // Here, so that whoever opens it hears of a pool that cannot be mapped.
+        // Here, so that the opening core hears of a pool that cannot be mapped.
         let mapped = match (state.take_prepared(&pool), &state.function) {
             (Some(mapping), _) => Ok(Some(mapping)),
             (None, Some(function)) => function.map(&pool).map(Some),
@@ -341,12 +341,12 @@ impl DiskSource for NvmeDisk {
                 });
             }
         };
-        let member = Member::new(context.core, self.namespace.nsid, depth, pool, mapping);
-        let member = Arc::new(member.with_fronts(Arc::clone(&self.fronts)));
-        state.members.push(Arc::clone(&member));
+        let core_queue = CoreQueue::new(context.core, self.namespace.nsid, depth, pool, mapping);
+        let core_queue = Arc::new(core_queue.with_fronts(Arc::clone(&self.fronts)));
+        state.core_queues.push(Arc::clone(&core_queue));
         drop(state);
         let namespace = Arc::clone(&self.namespace);
-        Ok(Box::new(NvmeCore::new(member, Arc::clone(shared), namespace, self.rules, place)))
+        Ok(Box::new(NvmeCore::new(core_queue, Arc::clone(shared), namespace, self.rules, place)))
     }
 
     /// A namespace has the size that the drive says.
@@ -396,8 +396,8 @@ impl DiskSource for NvmeDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core_queue::QueueCommand;
     use crate::emulator::{Emulator, EmulatorSpec};
-    use crate::member::Order;
     use spindle_disk::{BlockRange, Disk, IoRequest, Op, Token};
     use spindle_reactor::clock::Nanos;
     use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
@@ -436,15 +436,15 @@ mod tests {
         }
         let disk = drive.disk("disk", 1).expect("namespace 1");
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("a pool");
-        let member = Arc::new(Member::new(0, 1, 4, pool.area(), None));
-        // Between the two lines of open() that make the member known and the handle.
-        member.order(Order::Rewind);
+        let core_queue = Arc::new(CoreQueue::new(0, 1, 4, pool.area(), None));
+        // Between the two lines of open() that make the core queue known and the handle.
+        core_queue.order(QueueCommand::Rewind);
         let (shared, namespace) = (Arc::clone(&drive.shared), Arc::clone(&disk.namespace));
         let place = shared.state().guard(1).join().expect("a line");
-        let mut core = NvmeCore::new(Arc::clone(&member), shared, namespace, disk.rules, place);
-        assert!(!member.has_answered());
+        let mut core = NvmeCore::new(Arc::clone(&core_queue), shared, namespace, disk.rules, place);
+        assert!(!core_queue.has_answered());
         core.poll(Nanos::ZERO, &mut Vec::with_capacity(4));
-        assert!(member.has_answered(), "or the manager waits for ever, and the requests with it");
+        assert!(core_queue.has_answered(), "or the manager waits for ever, and the requests with it");
     }
 
     #[test]

@@ -11,10 +11,10 @@ use crate::shared::Settings;
 use crate::vfio::{Vfio, VfioBus};
 
 /// One drive's. Locked while the drive is opened, so that the others need not wait for that.
-type Place = Arc<Lock<Option<Held>>>;
+type DriveSlot = Arc<Lock<Option<OpenDrive>>>;
 
-/// The drive that was opened at a place last.
-struct Held {
+/// The drive that was last opened.
+struct OpenDrive {
     drive: Weak<Drive>,
     /// Its manager has.
     ended: Arc<AtomicBool>,
@@ -24,7 +24,7 @@ struct Held {
 /// that memory is mapped once for all.
 pub struct Drives {
     vfio: Arc<Vfio>,
-    open: Lock<Vec<(PciAddress, Place)>>,
+    open: Lock<Vec<(PciAddress, DriveSlot)>>,
 }
 
 impl Drives {
@@ -42,8 +42,8 @@ impl Drives {
     /// # Errors
     /// [`DriveError`], with the reason.
     pub fn open(&self, address: PciAddress, settings: Settings) -> Result<Arc<Drive>, DriveError> {
-        let place = self.place(address);
-        let mut open = place.lock();
+        let slot = self.slot(address);
+        let mut open = slot.lock();
         if let Some(held) = &*open {
             if let Some(drive) = held.drive.upgrade() {
                 return Ok(drive);
@@ -55,18 +55,18 @@ impl Drives {
         let bus = Arc::new(VfioBus::new(Arc::clone(&self.vfio), address));
         let result = Drive::open_until(bus, settings, &ended);
         let drive = result.as_ref().map(Arc::downgrade).unwrap_or_default();
-        *open = Some(Held { drive, ended });
+        *open = Some(OpenDrive { drive, ended });
         result
     }
 
     /// As many as there were addresses: those of a configuration file.
-    fn place(&self, address: PciAddress) -> Place {
+    fn slot(&self, address: PciAddress) -> DriveSlot {
         let mut places = self.open.lock();
-        if let Some((_, place)) = places.iter().find(|(at, _)| *at == address) {
-            return Arc::clone(place);
+        if let Some((_, slot)) = places.iter().find(|(at, _)| *at == address) {
+            return Arc::clone(slot);
         }
-        let place = Place::default();
-        places.push((address, Arc::clone(&place)));
-        place
+        let slot = DriveSlot::default();
+        places.push((address, Arc::clone(&slot)));
+        slot
     }
 }

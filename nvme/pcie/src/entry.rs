@@ -12,8 +12,8 @@ use spindle_disk::{BlockRange, Op};
 
 use crate::commands::slot_of;
 use crate::core::Request;
+use crate::core_queue::Setup;
 use crate::dma::{Iova, PAGE_BYTES};
-use crate::member::Setup;
 use crate::pointers::ListPage;
 use crate::rules::{Deallocating, Rules, Zeroing};
 
@@ -32,7 +32,7 @@ pub(crate) enum Task {
         fua: bool,
     },
     /// A step of a compare-and-write, for which the guard is held: the block is read, or written.
-    Swap {
+    CompareAndWrite {
         /// It is written.
         is_write: bool,
     },
@@ -47,7 +47,7 @@ impl Task {
             Task::Op(Op::Write { fua } | Op::WriteZeroes { fua, .. }) | Task::Copy { fua, .. } => !fua,
             Task::Op(Op::Deallocate) | Task::Hint => true,
             // What is written is durable at once.
-            Task::Swap { .. } => false,
+            Task::CompareAndWrite { .. } => false,
         }
     }
 
@@ -55,7 +55,7 @@ impl Task {
     /// own.
     pub(crate) fn changes(self) -> bool {
         match self {
-            Task::Op(Op::Read | Op::Flush | Op::Compare | Op::Verify) | Task::Swap { .. } => false,
+            Task::Op(Op::Read | Op::Flush | Op::Compare | Op::Verify) | Task::CompareAndWrite { .. } => false,
             Task::Op(Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate)
             | Task::Hint
             | Task::Copy { .. } => true,
@@ -70,7 +70,7 @@ impl Task {
             Task::Hint => left.blocks.min(rules.dsm_blocks),
             Task::Copy { .. } => left.blocks.min(rules.copying.blocks),
             // One block.
-            Task::Swap { .. } => left.blocks,
+            Task::CompareAndWrite { .. } => left.blocks,
         }
     }
 }
@@ -89,8 +89,8 @@ pub(crate) fn entry(setup: &Setup, request: &Request, range: BlockRange, cid: u1
             let from = BlockRange { lba: from + (lba - request.lba), blocks };
             return copy(cid, rules, from, lba, fua, list);
         }
-        Task::Swap { is_write: false } => Op::Read,
-        Task::Swap { is_write: true } => Op::Write { fua: true },
+        Task::CompareAndWrite { is_write: false } => Op::Read,
+        Task::CompareAndWrite { is_write: true } => Op::Write { fua: true },
     };
     let sqe = match op {
         Op::Read => Sqe::read(cid, nsid, lba, blocks),

@@ -15,7 +15,7 @@ use spindle_reactor::mem::Area;
 use crate::function::{Function, MapError, Mapping};
 use crate::pointers::Window;
 
-/// Areas that nobody uses any more, for the manager to let go of: to unmap one takes as long as to map it,
+/// Areas that are not used any more, for the manager to let go of: to unmap one takes as long as to map it,
 /// and the last that uses it may be a core.
 pub(crate) type Released = Arc<Lock<Vec<Arc<Attached>>>>;
 

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   the drive's thread:  Manager: enable, identify, make queues, watch, abort, reset, give up
-//!                          │  Member: one queue pair, and the word that says what may be done with it
+//!                          │  CoreQueue: one queue pair, and the word that says what may be done with it
 //!   core:  submit ─> entry in the queue's memory    poll ─> one doorbell for all, completions ─> Done
 //! ```
 //!
@@ -24,6 +24,7 @@ mod admin;
 pub mod bar;
 mod commands;
 mod core;
+mod core_queue;
 pub mod dma;
 mod drive;
 mod drives;
@@ -31,14 +32,13 @@ pub mod emulator;
 mod entry;
 mod fronts;
 pub mod function;
-mod guests;
 mod manager;
-mod member;
 mod pointers;
 mod queue;
 mod quirks;
 mod rules;
 mod shared;
+mod shared_queue;
 mod status;
 #[cfg(test)]
 mod tests;

@@ -13,8 +13,7 @@
 //! The completion queue's head is told when half of its slack is used, not each time: it has twice the
 //! entries that commands can be in flight, so the controller never finds it full.
 //!
-//! What it does not do: it knows no commands. Whoever pushes has seen to it that at most `entries - 1` are in
-//! flight.
+//! What it does not do: it knows no commands. The caller sees to it that at most `entries - 1` are in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -169,7 +168,7 @@ impl Shadow {
             // A queue whose doorbells do not fit the page has none.
             return true;
         };
-        // The other half of the word is this core's as well, and nobody else writes to it.
+        // The other half of the word is this core's as well, and has no other writer.
         let kept = value.load(Ordering::Relaxed) & !(0xffff_ffff << shift);
         value.store(kept | u64::from(new) << shift, Ordering::Release);
         fence(Ordering::SeqCst);

@@ -150,7 +150,7 @@ impl Rules {
             Task::Copy { .. } => self.copying = Copying::default(),
             Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate)
             | Task::Hint
-            | Task::Swap { .. } => {}
+            | Task::CompareAndWrite { .. } => {}
         }
     }
 
@@ -170,7 +170,7 @@ impl Rules {
             Task::Op(Op::WriteZeroes { deallocate, .. }) => deallocate,
             Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::Compare | Op::Verify)
             | Task::Hint
-            | Task::Swap { .. }
+            | Task::CompareAndWrite { .. }
             | Task::Copy { .. } => return false,
         };
         let is_deac = gives_back && self.deallocating == Deallocating::WriteZeroes;

@@ -10,10 +10,10 @@ use spindle_disk::guard::{CORES_MAX, Guard};
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
+use crate::core_queue::CoreQueue;
 use crate::entry::Task;
 use crate::fronts::{Fronts, Released};
 use crate::function::{Function, Mapping};
-use crate::member::Member;
 use crate::rules::{Namespace, Rules};
 
 /// Milliseconds of a tick.
@@ -95,7 +95,7 @@ impl Offloaded {
             Task::Copy { .. } => &self.copies,
             Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate)
             | Task::Hint
-            | Task::Swap { .. } => return,
+            | Task::CompareAndWrite { .. } => return,
         };
         count.fetch_add(1, Ordering::Relaxed);
     }
@@ -118,7 +118,7 @@ pub(crate) struct State {
     pub(crate) function: Option<Arc<dyn Function>>,
     pub(crate) facts: Option<DriveFacts>,
     pub(crate) namespaces: Vec<(Arc<Namespace>, Rules)>,
-    pub(crate) members: Vec<Arc<Member>>,
+    pub(crate) core_queues: Vec<Arc<CoreQueue>>,
     pub(crate) health: Option<SmartLog>,
     /// Pools that cores are about to open it with, mapped for the function that is open.
     pub(crate) prepared: Vec<(Area, Box<dyn Mapping>)>,
@@ -179,7 +179,7 @@ pub(crate) struct Shared {
     /// Memory of caches that are gone.
     pub(crate) released: Released,
     changed: Condvar,
-    /// Nobody needs the drive any more.
+    /// The drive is not needed any more.
     pub(crate) is_closing: AtomicBool,
     /// With any order but `Wait`, `Replay` and `Go`: the drive may have lost its power or begun anew, and
     /// with that what was in its volatile write cache.

@@ -144,7 +144,7 @@ impl CmReject {
     }
 
     /// From the private data of a refusal; `None` when it is too short or of another format. A connection
-    /// manager that refuses by itself (nobody listens) gives none.
+    /// manager that refuses by itself (it has no listener) gives none.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (reject, _) = Self::read_from_prefix(bytes).ok()?;

@@ -22,7 +22,7 @@
 //!
 //! **What it does not do.** It knows no verbs ([`Registrar`] does) and no threads: one cache a device and
 //! thread. A key that is kept lets the other side reach the memory after its command, too: that is the price
-//! of not registering anew, and whoever does not want to pay it takes [`Mode::Off`].
+//! of not registering anew.
 //!
 //! **Limits** are for what is kept, not for what is in use: commands that are outstanding may hold more.
 
@@ -59,23 +59,9 @@ pub trait Registrar {
     fn keys(region: &Self::Region) -> (u32, u32);
 }
 
-/// What becomes of a registration after its use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// It is given up at once.
-    Off,
-    /// It is kept; what is over the limits is given up at once, one by one.
-    PinDown,
-    /// It is kept; what is over the limits is given up some at a time, off the commands' way.
-    #[default]
-    Batched,
-}
-
 /// How much is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// What becomes of a registration after its use.
-    pub mode: Mode,
     /// Most bytes. 1 GiB: the working buffers of a large application; below what most systems let one pin.
     pub bytes: usize,
     /// Most registrations. 1024: what the tables of small devices hold with ease.
@@ -86,7 +72,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { mode: Mode::Batched, bytes: 1 << 30, entries: 1024, batch: 32 }
+        Limits { bytes: 1 << 30, entries: 1024, batch: 32 }
     }
 }
 
@@ -222,7 +208,7 @@ impl<G: Registrar> Cache<G> {
         let region = match self.registrar.register(memory, start, bytes, is_writable) {
             Ok(region) => region,
             Err(_) => {
-                // Perhaps too much is pinned: what nobody needs goes first.
+                // Perhaps too much is pinned: what is not needed goes first.
                 while self.evict() {}
                 self.deregister(usize::MAX);
                 self.registrar.register(memory, start, bytes, is_writable).map_err(CacheError::Register)?
@@ -232,12 +218,10 @@ impl<G: Registrar> Cache<G> {
         self.bytes += bytes;
         self.hide_covered(start, end, is_writable);
         let (local_key, remote_key) = G::keys(&region);
-        let is_mapped = self.limits.mode != Mode::Off;
-        let entry = Entry { region, start, end, is_writable, users: 1, is_mapped, older: None, newer: None };
+        let entry =
+            Entry { region, start, end, is_writable, users: 1, is_mapped: true, older: None, newer: None };
         let slot = self.entries.insert(entry).map_err(|_| CacheError::Full)?;
-        if is_mapped {
-            self.maps[usize::from(is_writable)].insert(start, slot);
-        }
+        self.maps[usize::from(is_writable)].insert(start, slot);
         Ok(Lease { slot, local_key, remote_key })
     }
 
@@ -354,7 +338,7 @@ impl<G: Registrar> Cache<G> {
         self.bytes -= entry.end - entry.start;
         self.parked.push_back(entry.region);
         // A burst that never comes to its tidy must not pin without bound.
-        if self.limits.mode != Mode::Batched || self.parked.len() >= self.limits.batch.max(1) * 4 {
+        if self.parked.len() >= self.limits.batch.max(1) * 4 {
             self.deregister(self.limits.batch.max(1));
         }
     }

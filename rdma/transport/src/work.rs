@@ -1,8 +1,8 @@
 //! What a connection asks of its queue pair, and what comes back: the same words for both ends.
 //!
 //! A connection never sees an address or a key of this machine. It names a *chain*, a slot that owns the
-//! buffer until the last of its work requests has completed, and a span of that buffer; whoever carries the
-//! work out (the shell with verbs, the simulator with copies) asks the connection for the buffer.
+//! buffer until the last of its work requests has completed, and a span of that buffer; the code that carries
+//! the work out (the shell with verbs, the simulator with copies) asks the connection for the buffer.
 
 use spindle_reactor::slab::Slot;
 

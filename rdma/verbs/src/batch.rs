@@ -4,13 +4,12 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::ptr;
-use std::sync::Arc;
 
 use rdma_sys as sys;
 use rdma_sys::ibv_wr_opcode as opcode;
 
 use crate::error::{SubmitError, VerbsError};
-use crate::memory::{Access, MemoryRegion, MemoryWindow, Sge};
+use crate::memory::Sge;
 use crate::queue_pair::{List, Post, QueuePair};
 use crate::receive::before;
 
@@ -28,10 +27,8 @@ pub enum SendData<'a> {
 enum Operation {
     Read { address: u64, key: u32 },
     Write { address: u64, key: u32 },
-    WriteWithImmediate { address: u64, key: u32, immediate: u32 },
     Send,
     SendWithInvalidate { key: u32 },
-    LocalInvalidate { key: u32 },
 }
 
 /// Collects work requests. Nothing is posted before [`SendBatch::submit`]; dropped instead, it posts nothing.
@@ -40,9 +37,8 @@ enum Operation {
 /// and those before it stay. `is_signalled`: it completes on its own. A failure does in any case. Without,
 /// its place in the queue becomes free, and its memory may be used again, when a later one completes.
 ///
-/// Where the road is a list ([`QueuePair::road`]), what comes after [`crate::LIST_BATCH`] requests, and what
-/// comes after binding a window, has a doorbell of its own: those before it go at once, and stay posted when
-/// the batch is dropped.
+/// Where the road is a list ([`QueuePair::road`]), what comes after [`crate::LIST_BATCH`] requests has a
+/// doorbell of its own: those before it go at once, and stay posted when the batch is dropped.
 #[must_use = "nothing is posted without submit"]
 pub struct SendBatch<'a> {
     queue: &'a mut QueuePair,
@@ -97,24 +93,6 @@ impl<'a> SendBatch<'a> {
         self.add(id, is_signalled, operation, SendData::Local(local))
     }
 
-    /// RDMA WRITE that takes a RECV of the other side, whose completion has the number.
-    ///
-    /// # Errors
-    /// See [`SendBatch`].
-    #[inline]
-    pub fn write_with_immediate(
-        &mut self,
-        id: u64,
-        is_signalled: bool,
-        local: &[Sge],
-        remote_address: u64,
-        remote_key: u32,
-        immediate: u32,
-    ) -> Result<(), VerbsError> {
-        let operation = Operation::WriteWithImmediate { address: remote_address, key: remote_key, immediate };
-        self.add(id, is_signalled, operation, SendData::Local(local))
-    }
-
     /// SEND of registered memory.
     ///
     /// # Errors
@@ -146,80 +124,6 @@ impl<'a> SendBatch<'a> {
         remote_key: u32,
     ) -> Result<(), VerbsError> {
         self.add(id, is_signalled, Operation::SendWithInvalidate { key: remote_key }, data)
-    }
-
-    /// Invalidate a key of our own window. Completes on its own.
-    ///
-    /// # Errors
-    /// See [`SendBatch`].
-    #[inline]
-    pub fn local_invalidate(&mut self, id: u64, key: u32) -> Result<(), VerbsError> {
-        self.add(id, true, Operation::LocalInvalidate { key }, SendData::Local(&[]))
-    }
-
-    /// Bind a window to part of a region: the key that is returned opens it to the other side once this has
-    /// completed. Completes on its own. The window must not be bound now, nor being bound.
-    ///
-    /// # Errors
-    /// The part is not within the region, or the device has no windows; else see [`SendBatch`].
-    pub fn bind_window(
-        &mut self,
-        id: u64,
-        window: &mut MemoryWindow,
-        region: &Arc<MemoryRegion>,
-        address: usize,
-        bytes: u32,
-        access: Access,
-    ) -> Result<u32, VerbsError> {
-        let is_same = Arc::ptr_eq(region.device(), self.queue.device())
-            && Arc::ptr_eq(window.device(), self.queue.device());
-        if region.sge(address, bytes).is_none() || !is_same {
-            return Err(VerbsError::new("ibv_wr_bind_mw", libc::EINVAL));
-        }
-        self.check(SendData::Local(&[]))?;
-        self.make_room()?;
-        let key = window.next_key();
-        let info = sys::ibv_mw_bind_info {
-            mr: region.raw(),
-            addr: address as u64,
-            length: u64::from(bytes),
-            mw_access_flags: access.flags(),
-        };
-        match &mut self.queue.post {
-            Post::Extended(queue) => {
-                let queue = *queue;
-                // SAFETY: alive.
-                if unsafe { (*queue).wr_bind_mw }.is_none() {
-                    return Err(VerbsError::new("ibv_wr_bind_mw", libc::EOPNOTSUPP));
-                }
-                self.open(queue);
-                // SAFETY: alive and started; window and region are alive now and read now.
-                unsafe {
-                    (*queue).wr_id = id;
-                    (*queue).wr_flags = SIGNALLED;
-                    sys::ibv_wr_bind_mw(queue, window.raw(), key, &raw const info);
-                }
-            }
-            Post::List(list) => {
-                let request = list.next(id, true, opcode::IBV_WR_BIND_MW);
-                request.bind_mw_tso_union.bind_mw =
-                    sys::bind_mw_t { mw: window.raw(), rkey: key, bind_info: info };
-                list.count += 1;
-            }
-        }
-        self.added += 1;
-        // The list points to the window and the region, which are only lent.
-        if matches!(self.queue.post, Post::List(_)) {
-            self.flush_list()?;
-        }
-        window.set_bound(region, key);
-        Ok(key)
-    }
-
-    /// Work requests that were added.
-    #[must_use]
-    pub fn count(&self) -> u32 {
-        self.added + self.posted
     }
 
     /// Post them all, with one doorbell.
@@ -372,15 +276,8 @@ unsafe fn add_extended(
         match operation {
             Operation::Read { address, key } => sys::ibv_wr_rdma_read(queue, key, address),
             Operation::Write { address, key } => sys::ibv_wr_rdma_write(queue, key, address),
-            Operation::WriteWithImmediate { address, key, immediate } => {
-                sys::ibv_wr_rdma_write_imm(queue, key, address, immediate.to_be());
-            }
             Operation::Send => sys::ibv_wr_send(queue),
             Operation::SendWithInvalidate { key } => sys::ibv_wr_send_inv(queue, key),
-            Operation::LocalInvalidate { key } => {
-                sys::ibv_wr_local_inv(queue, key);
-                return;
-            }
         }
         match data {
             SendData::Local([one]) => sys::ibv_wr_set_sge(queue, one.key, one.address, one.bytes),
@@ -426,20 +323,11 @@ impl List {
             Operation::Write { address, key } => {
                 self.next(id, is_signalled, opcode::IBV_WR_RDMA_WRITE).wr = rdma(address, key);
             }
-            Operation::WriteWithImmediate { address, key, immediate } => {
-                let request = self.next(id, is_signalled, opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
-                request.wr = rdma(address, key);
-                request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
-            }
             Operation::Send => {
                 self.next(id, is_signalled, opcode::IBV_WR_SEND);
             }
             Operation::SendWithInvalidate { key } => {
                 let request = self.next(id, is_signalled, opcode::IBV_WR_SEND_WITH_INV);
-                request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
-            }
-            Operation::LocalInvalidate { key } => {
-                let request = self.next(id, is_signalled, opcode::IBV_WR_LOCAL_INV);
                 request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
             }
         }
@@ -493,7 +381,7 @@ mod tests {
         assert_eq!(list.requests.len(), 64);
         list.add(1, false, REMOTE, SendData::Local(&[sge(1), sge(2), sge(3)]), 3, 16);
         list.add(2, true, Operation::SendWithInvalidate { key: 5 }, SendData::Inline(b"abc"), 3, 16);
-        list.add(3, true, Operation::LocalInvalidate { key: 6 }, SendData::Local(&[]), 3, 16);
+        list.add(3, true, Operation::Send, SendData::Local(&[]), 3, 16);
         let count = list.count;
         let first = list.link(count, 3);
         // SAFETY: a chain of three, whose segments and bytes are the list's.

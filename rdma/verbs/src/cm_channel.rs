@@ -1,7 +1,7 @@
 //! [`CmChannel`]: events of the connection manager.
 //!
 //! UNSAFETY: a channel is destroyed after its identifiers. librdmacm changes an identifier while it takes an
-//! event of it, so that whoever takes events, and whoever uses an identifier, holds the channel's lock.
+//! event of it, so taking events and using an identifier both need the channel's lock.
 #![expect(unsafe_code, reason = "calls librdmacm")]
 
 use std::cell::Cell;
@@ -187,7 +187,7 @@ impl CmChannel {
             unsafe { ((*raw).event, (*raw).status, (*raw).id, (*raw).listen_id) };
         let kind = CmEventKind::new(number);
         let new_id = (kind == CmEventKind::ConnectRequest).then(|| {
-            // SAFETY: librdmacm made it for us, and nobody has it yet.
+            // SAFETY: librdmacm made it for us, and it has no owner yet.
             unsafe { CmId::adopt(id, &self.inner) }
         });
         let mut event = CmEvent {

@@ -116,7 +116,7 @@ unsafe impl Send for IdInner {}
 unsafe impl Sync for IdInner {}
 
 impl IdInner {
-    /// Do something with the identifier while nobody takes events of it.
+    /// Do something with the identifier while no thread takes events of it.
     pub(crate) fn with<R>(&self, what: impl FnOnce(*mut sys::rdma_cm_id) -> R) -> R {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         let _lock = channel.lock();
@@ -211,7 +211,7 @@ impl CmId {
     /// Own what a connection request brought.
     ///
     /// # Safety
-    /// The identifier is on this channel, whose lock is held, and nobody else has it.
+    /// The identifier is on this channel, whose lock is held, and it has no other owner.
     pub(crate) unsafe fn adopt(raw: *mut sys::rdma_cm_id, channel: &Arc<ChannelInner>) -> CmId {
         let token = CmToken::next();
         // SAFETY: by contract. It came with the listener's.
@@ -319,13 +319,6 @@ impl CmId {
                 })
             }
         })
-    }
-
-    /// Which port of the device it is bound to; 0: none.
-    #[must_use]
-    pub fn port(&self) -> u8 {
-        // SAFETY: ours.
-        self.inner.with(|raw| unsafe { (*raw).port_num })
     }
 
     /// Its own address, once it has one.

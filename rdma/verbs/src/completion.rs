@@ -25,24 +25,10 @@ pub struct WcStatus(pub u32);
 impl WcStatus {
     /// It did what was asked.
     pub const SUCCESS: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_SUCCESS);
-    /// A received message was longer than its buffer, or a segment wrong.
-    pub const LOCAL_LENGTH: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_LOC_LEN_ERR);
-    /// A local key does not open the segment.
-    pub const LOCAL_PROTECTION: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_LOC_PROT_ERR);
     /// The queue pair is in its error state: not tried.
     pub const FLUSHED: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
-    /// A window could not be bound.
-    pub const WINDOW_BIND: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_MW_BIND_ERR);
-    /// The other side did not accept the request.
-    pub const REMOTE_INVALID: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_REM_INV_REQ_ERR);
     /// A remote key does not open the memory.
     pub const REMOTE_ACCESS: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
-    /// The other side failed.
-    pub const REMOTE_OPERATION: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_REM_OP_ERR);
-    /// The other side does not answer.
-    pub const RETRIES: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
-    /// The other side has no RECV posted.
-    pub const RECEIVER_NOT_READY: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR);
 }
 
 impl fmt::Display for WcStatus {
@@ -64,50 +50,29 @@ impl fmt::Display for WcStatus {
 pub struct WorkCompletion {
     /// As in the work request.
     pub id: u64,
-    /// It did what was asked. If not, only `id`, `status`, `vendor_error` and `queue_pair` say anything.
+    /// It did what was asked. If not, only `id`, `status` and `queue_pair` say anything.
     pub is_ok: bool,
     /// Why not.
     pub status: WcStatus,
-    /// The device's own reason.
-    pub vendor_error: u32,
     /// Bytes received or read.
     pub bytes: u32,
     /// Number of the queue pair.
     pub queue_pair: u32,
-    /// Of a RECV: the key that the other side's SEND invalidated.
-    pub invalidated_key: Option<u32>,
-    /// Of a RECV: the number that came with a WRITE.
-    pub immediate: Option<u32>,
 }
 
 impl WorkCompletion {
-    /// `invalidated`: the flag for it.
-    fn new(raw: &sys::ibv_wc, invalidated: u32) -> WorkCompletion {
+    fn new(raw: &sys::ibv_wc) -> WorkCompletion {
         let status = WcStatus(raw.status);
         let is_ok = status == WcStatus::SUCCESS;
-        let has = |flag: u32| is_ok && raw.wc_flags & flag != 0;
-        // SAFETY: both members are 32 bits of any value.
-        let (key, immediate) = unsafe {
-            let union = &raw.imm_data_invalidated_rkey_union;
-            (union.invalidated_rkey, union.imm_data)
-        };
         WorkCompletion {
             id: raw.wr_id,
             is_ok,
             status,
-            vendor_error: if is_ok { 0 } else { raw.vendor_err },
             bytes: if is_ok { raw.byte_len } else { 0 },
             queue_pair: raw.qp_num,
-            invalidated_key: has(invalidated).then_some(key),
-            immediate: has(sys::ibv_wc_flags::IBV_WC_WITH_IMM.0).then(|| u32::from_be(immediate)),
         }
     }
 }
-
-const INVALIDATED: u32 = sys::ibv_wc_flags::IBV_WC_WITH_INV.0;
-/// Its completions have the kernel's own number, which reads as `IBV_WC_IP_CSUM_OK`: not a flag that a
-/// reliable connection has.
-const INVALIDATED_SOFT_ROCE: u32 = INVALIDATED | sys::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
 
 #[derive(Debug)]
 struct ChannelInner {
@@ -213,8 +178,6 @@ pub struct CompletionQueue {
     inner: Arc<QueueInner>,
     entries: u32,
     is_broken: bool,
-    /// The flag of a completion with an invalidated key.
-    invalidated: u32,
     _not_sync: PhantomData<Cell<()>>,
 }
 
@@ -255,8 +218,7 @@ impl CompletionQueue {
         let channel = channel.map(|channel| Arc::clone(&channel.inner));
         let inner = Arc::new(QueueInner { raw, _channel: channel, device: Arc::clone(device) });
         let entries = u32::try_from(granted).unwrap_or(entries).max(entries);
-        let invalidated = if device.is_soft_roce() { INVALIDATED_SOFT_ROCE } else { INVALIDATED };
-        Ok(CompletionQueue { inner, entries, is_broken: false, invalidated, _not_sync: PhantomData })
+        Ok(CompletionQueue { inner, entries, is_broken: false, _not_sync: PhantomData })
     }
 
     /// Lend up to [`POLL_BATCH`] completions to `each`, and say how many: fewer than that means that there
@@ -274,7 +236,7 @@ impl CompletionQueue {
         };
         for raw in raw.iter().take(count) {
             // SAFETY: the verb has written the first `count`.
-            each(WorkCompletion::new(unsafe { raw.assume_init_ref() }, self.invalidated));
+            each(WorkCompletion::new(unsafe { raw.assume_init_ref() }));
         }
         count
     }
@@ -321,11 +283,10 @@ impl CompletionQueue {
 mod tests {
     use super::*;
 
-    fn raw(status: u32, flags: u32) -> sys::ibv_wc {
+    fn raw(status: u32) -> sys::ibv_wc {
         // SAFETY: numbers.
         let mut raw: sys::ibv_wc = unsafe { std::mem::zeroed() };
-        (raw.wr_id, raw.status, raw.byte_len, raw.qp_num, raw.wc_flags) = (7, status, 64, 17, flags);
-        (raw.vendor_err, raw.imm_data_invalidated_rkey_union.invalidated_rkey) = (3, 0x0102_0304);
+        (raw.wr_id, raw.status, raw.byte_len, raw.qp_num) = (7, status, 64, 17);
         raw
     }
 
@@ -338,23 +299,16 @@ mod tests {
 
     #[test]
     fn a_failed_completion_says_nothing_but_whose_it_is_and_why() {
-        let completion = WorkCompletion::new(&raw(5, u32::MAX), INVALIDATED);
+        let completion = WorkCompletion::new(&raw(5));
         assert!(!completion.is_ok && completion.status == WcStatus::FLUSHED);
-        assert_eq!((completion.id, completion.queue_pair, completion.vendor_error), (7, 17, 3));
-        assert_eq!((completion.bytes, completion.invalidated_key, completion.immediate), (0, None, None));
+        assert_eq!((completion.id, completion.queue_pair), (7, 17));
+        assert_eq!(completion.bytes, 0);
     }
 
     #[test]
-    fn key_and_immediate_are_there_where_the_flags_say_so() {
-        let completion = WorkCompletion::new(&raw(0, INVALIDATED), INVALIDATED);
-        assert_eq!((completion.invalidated_key, completion.immediate), (Some(0x0102_0304), None));
-        let completion = WorkCompletion::new(&raw(0, sys::ibv_wc_flags::IBV_WC_WITH_IMM.0), INVALIDATED);
-        let immediate = u32::from_be(0x0102_0304);
-        assert_eq!((completion.invalidated_key, completion.immediate), (None, Some(immediate)));
-        assert_eq!((completion.is_ok, completion.bytes, completion.vendor_error), (true, 64, 0));
-        let checksum = raw(0, sys::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0);
-        assert_eq!(WorkCompletion::new(&checksum, INVALIDATED).invalidated_key, None);
-        assert!(WorkCompletion::new(&checksum, INVALIDATED_SOFT_ROCE).invalidated_key.is_some());
+    fn one_that_went_well_says_how_many_bytes() {
+        let completion = WorkCompletion::new(&raw(0));
+        assert_eq!((completion.is_ok, completion.bytes), (true, 64));
     }
 
     #[test]
@@ -364,7 +318,6 @@ mod tests {
         assert_eq!(size_of::<sys::ibv_send_wr>(), 128);
         assert_eq!(size_of::<sys::ibv_recv_wr>(), 32);
         assert_eq!(size_of::<sys::ibv_async_event>(), 16);
-        assert_eq!(size_of::<sys::ibv_port_attr>(), 52);
         assert_eq!(size_of::<sys::rdma_cm_event>(), 80);
         assert_eq!(size_of::<sys::rdma_cm_id>(), 416);
     }

@@ -38,22 +38,12 @@ pub struct DeviceLimits {
     pub responder_resources: u8,
     /// READs that a queue pair has outstanding at once (`max_qp_init_rd_atom`).
     pub initiator_depth: u8,
-    /// Queue pairs.
-    pub queue_pairs: u32,
-    /// Memory regions.
-    pub memory_regions: u32,
-    /// Bytes of a memory region.
-    pub region_bytes: u64,
-    /// Has SEND with invalidate and local invalidate (memory management extensions).
+    /// Has SEND with invalidate (memory management extensions).
     pub can_invalidate: bool,
-    /// Has memory windows of type 2, whose keys the other side can invalidate.
-    pub has_windows: bool,
     /// Completion vectors.
     pub vectors: u32,
     /// Has shared receive queues.
     pub has_srq: bool,
-    /// Ports; they count from 1.
-    pub ports: u8,
     /// iWARP: see [`DeviceLimits::read_access`].
     pub is_iwarp: bool,
 }
@@ -76,21 +66,16 @@ impl DeviceLimits {
             cqe: count(attributes.max_cqe),
             responder_resources: small(attributes.max_qp_rd_atom),
             initiator_depth: small(attributes.max_qp_init_rd_atom),
-            queue_pairs: count(attributes.max_qp),
-            memory_regions: count(attributes.max_mr),
-            region_bytes: attributes.max_mr_size,
             can_invalidate: has(cap::IBV_DEVICE_MEM_MGT_EXTENSIONS.0),
-            has_windows: has(cap::IBV_DEVICE_MEM_WINDOW_TYPE_2A.0 | cap::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0),
             vectors: count(vectors),
             has_srq: attributes.max_srq > 0,
-            ports: attributes.phys_port_cnt,
             is_iwarp,
         }
     }
 
     /// What memory must allow into which our own READs go. On iWARP the answer to a READ is a write of the
-    /// other side like any other, which names its target by a key that allows it: whoever serves a READ can
-    /// write to all of that region as long as it is registered.
+    /// other side like any other, which names its target by a key that allows it: the peer that serves a READ
+    /// can write to all of that region as long as it is registered.
     #[must_use]
     pub fn read_access(&self) -> Access {
         if self.is_iwarp { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE }
@@ -342,8 +327,8 @@ impl Device {
     /// so.
     ///
     /// librdmacm never closes the context of a machine's only device. A kernel driver that cannot take a
-    /// device from its users (soft-RoCE) waits for that, and so would whoever removes it. So the context's
-    /// descriptors are replaced by one that knows no verbs, as if the kernel had cut it off.
+    /// device from its users (soft-RoCE) waits for that, and so would the process that removes it. So the
+    /// context's descriptors are replaced by one that knows no verbs, as if the kernel had cut it off.
     pub fn set_lost(&self) -> bool {
         !self.is_lost.swap(true, Ordering::Relaxed)
     }
@@ -377,8 +362,7 @@ impl Device {
 
     /// The kernel's soft-RoCE (rxe), for tests. With rdma-core 44, `ibv_wr_set_sge_list` there takes all
     /// segments to be as long as the first (and its source, in the version that was read, miscounts a full
-    /// queue); with Linux 6.12 its completions flag an invalidated key by the kernel's number.
-    /// [`crate::Road::Best`] and [`crate::WorkCompletion`] know.
+    /// queue). [`crate::Road::Best`] knows.
     #[must_use]
     pub fn is_soft_roce(&self) -> bool {
         self.is_soft_roce
@@ -388,17 +372,6 @@ impl Device {
     #[must_use]
     pub fn is_of(&self, id: &CmId) -> bool {
         id.context() == self.context.0
-    }
-
-    /// The port, which counts from 1, has a link.
-    #[must_use]
-    pub fn port_is_active(&self, port: u8) -> bool {
-        let mut attributes = MaybeUninit::<sys::ibv_port_attr>::zeroed();
-        // SAFETY: an open context; the attributes are written.
-        let returned = unsafe { sys::___ibv_query_port(self.context.0, port, attributes.as_mut_ptr()) };
-        // SAFETY: zeroes are valid.
-        let attributes = unsafe { attributes.assume_init() };
-        returned == 0 && attributes.state == sys::ibv_port_state::IBV_PORT_ACTIVE
     }
 
     /// Readable when [`Device::next_async_event`] has one.
@@ -468,8 +441,8 @@ impl Reference {
     /// Let the kernel have what belongs to the context, which stays where it is: see [`Device::set_lost`].
     fn cut_off(&self) {
         let Ok(nothing) = File::open(NOTHING) else { return };
-        // SAFETY: open, so its descriptors are its own. They are replaced in one step; whoever closes them
-        // later closes the replacement.
+        // SAFETY: open, so its descriptors are its own. They are replaced in one step; a later close closes
+        // the replacement.
         unsafe {
             for descriptor in [(*self.0).async_fd, (*self.0).cmd_fd] {
                 libc::dup3(nothing.as_raw_fd(), descriptor, libc::O_CLOEXEC);
@@ -540,7 +513,7 @@ mod tests {
         let limits = DeviceLimits::new(&attributes, 4, false);
         assert_eq!((limits.send_wr, limits.sge, limits.sge_read, limits.vectors), (1024, 30, 30, 4));
         assert_eq!((limits.responder_resources, limits.initiator_depth, limits.cqe), (16, 255, 0));
-        assert!(limits.can_invalidate && !limits.has_srq && !limits.has_windows);
+        assert!(limits.can_invalidate && !limits.has_srq);
     }
 
     #[test]

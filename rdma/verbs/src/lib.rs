@@ -1,7 +1,7 @@
 //! A safe interface to libibverbs and librdmacm. All `unsafe` code of RDMA is in this crate.
 //!
 //! ```text
-//!   Device ─ MemoryRegion, MemoryWindow          CmChannel ─ next_event ─> CmEvent { ConnectRequest: CmId }
+//!   Device ─ MemoryRegion                        CmChannel ─ next_event ─> CmEvent { ConnectRequest: CmId }
 //!      ├─ CompletionChannel ─ CompletionQueue ─┐     └─ CmId ─ resolve, listen, connect, accept, reject
 //!      └─ SharedReceiveQueue ──────────────────┴──────────┴─ create_queue_pair ─> QueuePair ─ SendBatch
 //! ```
@@ -25,7 +25,7 @@
 //!
 //! **Order of what a device writes.** Memory is registered with relaxed ordering where the device takes it:
 //! the writes of a message may pass each other on PCIe. A completion entry is written without it, and so
-//! passes none of them: who has polled it finds all. By the rule above nobody looks before.
+//! passes none of them: who has polled it finds all. By the rule above the caller does not look before.
 //!
 //! **Limits** are checked: more segments, inline bytes or work requests than a queue was made for are an
 //! error of the verb, and nothing of that request is posted.
@@ -35,8 +35,8 @@
 //! the fork would need it. We have none: a child of ours does nothing but `exec`, and since 5.12 the kernel
 //! copies pinned pages for the child, not for us.
 //!
-//! What it does not do: datagrams, atomics, multicast, InfiniBand's own addresses, memory on demand. It
-//! knows no NVMe.
+//! What it does not do: datagrams, atomics, multicast, memory windows, immediate data, InfiniBand's own
+//! addresses, memory on demand. It knows no NVMe.
 
 mod address;
 mod batch;
@@ -55,7 +55,7 @@ pub use cm_id::{CmId, CmToken, ConnectParams};
 pub use completion::{CompletionChannel, CompletionQueue, POLL_BATCH, WcStatus, WorkCompletion};
 pub use device::{AsyncEvent, Device, DeviceLimits, Found};
 pub use error::{SubmitError, VerbsError};
-pub use memory::{Access, MemoryRegion, MemoryWindow, Sge};
+pub use memory::{Access, MemoryRegion, Sge};
 pub use queue_pair::{LIST_BATCH, QueuePair, QueuePairConfig, RNR_0_64_MS, Road};
 pub use receive::SharedReceiveQueue;
 
@@ -70,7 +70,6 @@ mod tests {
     fn what_belongs_to_a_core_may_move_there_and_devices_and_regions_are_shared() {
         is_shared::<Device>();
         is_shared::<MemoryRegion>();
-        is_send::<MemoryWindow>();
         is_send::<CompletionChannel>();
         is_send::<CompletionQueue>();
         is_send::<SharedReceiveQueue>();

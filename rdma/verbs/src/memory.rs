@@ -1,4 +1,4 @@
-//! Memory that devices may touch: [`MemoryRegion`], [`MemoryWindow`], and [`Sge`], which names a piece of it.
+//! Memory that devices may touch: [`MemoryRegion`], and [`Sge`], which names a piece of it.
 //!
 //! UNSAFETY: a region keeps its memory mapped until the device has let go of it.
 #![expect(unsafe_code, reason = "calls libibverbs")]
@@ -25,18 +25,6 @@ impl Access {
     pub const REMOTE_READ: Access = Access(sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0);
     /// Target of the other side's WRITEs. Needs [`Access::LOCAL_WRITE`] too.
     pub const REMOTE_WRITE: Access = Access(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0);
-    /// Memory windows may be bound to it.
-    pub const WINDOWS: Access = Access(sys::ibv_access_flags::IBV_ACCESS_MW_BIND.0);
-
-    /// Has all of the other's.
-    #[must_use]
-    pub fn contains(self, other: Access) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    pub(crate) fn flags(self) -> u32 {
-        self.0
-    }
 }
 
 /// PCIe may let writes of one message pass each other. An optional flag: a library, kernel or device that
@@ -100,7 +88,7 @@ pub struct MemoryRegion {
     /// The memory; let go after the registration.
     area: Area,
     /// The domain; let go last.
-    device: Arc<Device>,
+    _device: Arc<Device>,
 }
 
 // SAFETY: libibverbs is thread-safe; the fields are not written after construction.
@@ -155,8 +143,15 @@ impl Device {
         let raw = made?;
         // SAFETY: the verb has just made it.
         let (local_key, remote_key) = unsafe { ((*raw).lkey, (*raw).rkey) };
-        let device = Arc::clone(self);
-        Ok(MemoryRegion { raw, local_key, remote_key, base: base as usize, bytes, area, device })
+        Ok(MemoryRegion {
+            raw,
+            local_key,
+            remote_key,
+            base: base as usize,
+            bytes,
+            area,
+            _device: Arc::clone(self),
+        })
     }
 }
 
@@ -185,12 +180,6 @@ impl MemoryRegion {
         self.bytes
     }
 
-    /// Its device.
-    #[must_use]
-    pub fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
     /// `bytes` from this address, if all of them are within the region.
     #[must_use]
     pub fn sge(&self, address: usize, bytes: u32) -> Option<Sge> {
@@ -204,75 +193,9 @@ impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: ours.
         if unsafe { sys::ibv_dereg_mr(self.raw) } != 0 {
-            // The device may still touch it (a window is bound): then it stays mapped for ever.
+            // The device may still touch it: then it stays mapped for ever.
             std::mem::forget(self.area.clone());
         }
-    }
-}
-
-/// A memory window of type 2: a key for part of a region, which the other side can invalidate by a SEND.
-#[derive(Debug)]
-pub struct MemoryWindow {
-    raw: *mut sys::ibv_mw,
-    /// What it was bound to last.
-    region: Option<Arc<MemoryRegion>>,
-    device: Arc<Device>,
-}
-
-// SAFETY: libibverbs is thread-safe.
-unsafe impl Send for MemoryWindow {}
-
-impl MemoryWindow {
-    /// Make one. It opens nothing until [`crate::SendBatch::bind_window`].
-    ///
-    /// # Errors
-    /// The device has no windows, or no more.
-    pub fn new(device: &Arc<Device>) -> Result<MemoryWindow, VerbsError> {
-        // SAFETY: our domain.
-        let raw = unsafe { sys::ibv_alloc_mw(device.domain(), sys::ibv_mw_type::IBV_MW_TYPE_2) };
-        match raw {
-            Some(raw) if !raw.is_null() => Ok(MemoryWindow { raw, region: None, device: Arc::clone(device) }),
-            _ => Err(VerbsError::last("ibv_alloc_mw")),
-        }
-    }
-
-    /// The key that the last binding gave it.
-    #[must_use]
-    pub fn remote_key(&self) -> u32 {
-        // SAFETY: ours.
-        unsafe { (*self.raw).rkey }
-    }
-
-    pub(crate) fn raw(&self) -> *mut sys::ibv_mw {
-        self.raw
-    }
-
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
-    pub(crate) fn next_key(&self) -> u32 {
-        let key = self.remote_key();
-        (key & !0xFF) | (key.wrapping_add(1) & 0xFF)
-    }
-
-    pub(crate) fn set_bound(&mut self, region: &Arc<MemoryRegion>, key: u32) {
-        // SAFETY: ours, and exclusive.
-        unsafe { (*self.raw).rkey = key };
-        self.region = Some(Arc::clone(region));
-    }
-}
-
-impl MemoryRegion {
-    pub(crate) fn raw(&self) -> *mut sys::ibv_mr {
-        self.raw
-    }
-}
-
-impl Drop for MemoryWindow {
-    fn drop(&mut self) {
-        // SAFETY: ours. Its region is let go afterwards.
-        unsafe { sys::ibv_dealloc_mw(self.raw) };
     }
 }
 
@@ -283,9 +206,7 @@ mod tests {
     #[test]
     fn access_combines() {
         let both = Access::LOCAL_WRITE | Access::REMOTE_READ;
-        assert!(both.contains(Access::LOCAL_WRITE) && both.contains(Access::LOCAL_READ));
-        assert!(!both.contains(Access::REMOTE_WRITE));
-        assert_eq!(both.flags(), 1 | 4);
+        assert_eq!(both.0, 1 | 4);
     }
 
     /// A device with these flags that refuses, with what was asked of it.

@@ -86,7 +86,7 @@ pub struct QueuePair {
     srq: Option<Arc<SharedInner>>,
     _send_cq: Arc<QueueInner>,
     _recv_cq: Arc<QueueInner>,
-    device: Arc<Device>,
+    _device: Arc<Device>,
     /// Let go last.
     id: Arc<IdInner>,
     _not_sync: PhantomData<Cell<()>>,
@@ -141,7 +141,7 @@ impl QueuePair {
                         srq,
                         _send_cq: Arc::clone(config.send_cq.inner()),
                         _recv_cq: Arc::clone(config.recv_cq.inner()),
-                        device: Arc::clone(device),
+                        _device: Arc::clone(device),
                         id: Arc::clone(id),
                         _not_sync: PhantomData,
                     };
@@ -194,12 +194,6 @@ impl QueuePair {
             Post::Extended(_) => Road::Extended,
             Post::List(_) => Road::List,
         }
-    }
-
-    /// Its device.
-    #[must_use]
-    pub fn device(&self) -> &Arc<Device> {
-        &self.device
     }
 
     /// Post a receive to its own queue.
@@ -313,15 +307,10 @@ impl QueuePairConfig<'_> {
         attributes.comp_mask = mask::IBV_QP_INIT_ATTR_PD.0;
         if road == Road::Extended {
             attributes.comp_mask |= mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
-            let mut ops = op::IBV_QP_EX_WITH_RDMA_READ
+            let ops = op::IBV_QP_EX_WITH_RDMA_READ
                 | op::IBV_QP_EX_WITH_RDMA_WRITE
-                | op::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
                 | op::IBV_QP_EX_WITH_SEND
-                | op::IBV_QP_EX_WITH_SEND_WITH_INV
-                | op::IBV_QP_EX_WITH_LOCAL_INV;
-            if device.limits().has_windows {
-                ops |= op::IBV_QP_EX_WITH_BIND_MW;
-            }
+                | op::IBV_QP_EX_WITH_SEND_WITH_INV;
             attributes.send_ops_flags = u64::from(ops.0);
         }
         attributes
@@ -359,10 +348,8 @@ fn extended(raw: *mut sys::ibv_qp) -> Option<*mut sys::ibv_qp_ex> {
         && calls.wr_abort.is_some()
         && calls.wr_rdma_read.is_some()
         && calls.wr_rdma_write.is_some()
-        && calls.wr_rdma_write_imm.is_some()
         && calls.wr_send.is_some()
         && calls.wr_send_inv.is_some()
-        && calls.wr_local_inv.is_some()
         && calls.wr_set_sge.is_some()
         && calls.wr_set_sge_list.is_some()
         && calls.wr_set_inline_data.is_some();

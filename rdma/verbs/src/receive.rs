@@ -100,16 +100,6 @@ impl SharedReceiveQueue {
         })
     }
 
-    /// Post receives of one segment each, with one doorbell for every 32 of them.
-    ///
-    /// # Errors
-    /// No room for all. It says how many were posted.
-    pub fn post_batch(&self, receives: impl IntoIterator<Item = (u64, Sge)>) -> Result<(), SubmitError> {
-        let raw = self.inner.raw;
-        // SAFETY: our queue; requests and segments are read before this returns.
-        batch(receives, VERB_SHARED, |first, bad| unsafe { sys::ibv_post_srq_recv(raw, first, bad) })
-    }
-
     pub(crate) fn inner(&self) -> &Arc<SharedInner> {
         &self.inner
     }

@@ -8,7 +8,7 @@ use super::region::{PageSizes, Pages, Region, RegionError};
 
 /// A contiguous piece of memory, kept mapped, and its pages kept in place.
 ///
-/// Whoever registers memory with a device takes an area of it and drops it after the registration.
+/// The code that registers memory with a device takes an area of it and drops it after the registration.
 #[derive(Debug, Clone)]
 pub struct Area {
     keep: Option<Arc<Region>>,
@@ -67,7 +67,7 @@ impl Area {
     }
 
     /// Have all of it on the pages that it asked for, as well as the kernel can, before a device takes it.
-    /// For a thread that serves nobody: it takes seconds for a large area.
+    /// Not on a reactor core: it takes seconds for a large area.
     #[must_use]
     pub fn settle(&self) -> PageSizes {
         self.keep.as_ref().map_or(PageSizes::Base, |region| region.settle())

@@ -1,22 +1,19 @@
 //! [`Buf`]: an owned handle to memory of a pool or of a RAM disk, in one segment or several.
 //!
-//! A `Buf` is *writable* (nobody else can see its bytes) or *shared* (a pin on bytes that nobody changes). It
+//! A `Buf` is *writable* (no other handle has its bytes) or *shared* (a pin on bytes that do not change). It
 //! moves by value along the request; dropping it gives the memory back. It is as long as it was asked for,
 //! not as long as the memory behind it.
 //! UNSAFETY: turns addresses of a region into slices; the homes vouch for exclusiveness.
 #![expect(unsafe_code, reason = "slices over arena memory")]
 
-use std::io::{IoSlice, IoSliceMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
-use arrayvec::ArrayVec;
-
 use super::area::Area;
 use super::cache::CacheCore;
 use super::copies::note_copied;
-use super::frames::{FrameCore, Place};
+use super::frames::{FrameCore, PagePosition};
 use super::pool::PoolCore;
 use super::share::Owner;
 use super::unmaps::unmaps;
@@ -296,7 +293,12 @@ impl Buf {
         self.head.bytes = self.bytes;
         match &self.home {
             Home::Frames(frames, page, skip) => {
-                frames.give_back_cut(Place { page: *page, skip: *skip }, whole, self.head, self.is_writable);
+                frames.give_back_cut(
+                    PagePosition { page: *page, skip: *skip },
+                    whole,
+                    self.head,
+                    self.is_writable,
+                );
             }
             Home::Cache(cache) if !self.is_writable => cache.give_back_cut(whole, self.head),
             Home::Cache(_) | Home::Pool(..) | Home::Zeroes | Home::Heap(_) => {}
@@ -318,53 +320,6 @@ impl Buf {
         }
         assert!(left == 0, "a length of {bytes} is {left} more than the buffer has");
         self.bytes = bytes;
-    }
-
-    /// Appends the pieces from `offset` to the end; false when `out` is full before the end.
-    #[inline]
-    pub fn io_slices<'a, const N: usize>(
-        &'a self,
-        offset: usize,
-        out: &mut ArrayVec<IoSlice<'a>, N>,
-    ) -> bool {
-        let mut skip = offset;
-        for segment in self.segments() {
-            if skip >= segment.len() {
-                skip -= segment.len();
-                continue;
-            }
-            if out.is_full() {
-                return false;
-            }
-            out.push(IoSlice::new(&segment[skip..]));
-            skip = 0;
-        }
-        true
-    }
-
-    /// Appends the pieces from `offset` to the end, to be written; false when `out` is full before the end.
-    ///
-    /// # Panics
-    /// When the buffer is shared.
-    #[inline]
-    pub fn io_slices_mut<'a, const N: usize>(
-        &'a mut self,
-        offset: usize,
-        out: &mut ArrayVec<IoSliceMut<'a>, N>,
-    ) -> bool {
-        let mut skip = offset;
-        for segment in self.segments_mut() {
-            if skip >= segment.len() {
-                skip -= segment.len();
-                continue;
-            }
-            if out.is_full() {
-                return false;
-            }
-            out.push(IoSliceMut::new(&mut segment[skip..]));
-            skip = 0;
-        }
-        true
     }
 
     /// The address of the first byte and the zone of the pool, for a device that does the transfer itself.
@@ -437,7 +392,12 @@ impl Drop for Buf {
         match &self.home {
             Home::Pool(pool, zone, owner) => pool.put(*zone, self.head.addr, tail, *owner),
             Home::Frames(frames, page, skip) => {
-                frames.give_back(Place { page: *page, skip: *skip }, self.head, tail, self.is_writable);
+                frames.give_back(
+                    PagePosition { page: *page, skip: *skip },
+                    self.head,
+                    tail,
+                    self.is_writable,
+                );
             }
             Home::Cache(cache) => {
                 // A cut to nothing has given its frames back.

@@ -8,8 +8,8 @@
 //!
 //! ```text
 //!   take (fresh, ours alone) -> filled by fetch -> write: swap into the table
-//!       the old frame had no pins: free.    It had n: `leftover` of the frame + n, free when that is 0
-//!   read: entry's pins + 1 ... drop: entry's pins - 1, or `leftover` of ours - 1 when it has another frame
+//!       the old frame had no pins: free.    It had n: its `detached_pins` + n, free when that is 0
+//!   read: entry's pins + 1 ... drop: entry's pins - 1, or our `detached_pins` - 1 if it has another frame
 //! ```
 //!
 //! Pages lie where they belong: each has a place in the home of its extent of 16 pages ([`extents`]), so that
@@ -24,8 +24,8 @@
 //! ```
 //!
 //! Why the pins are in the entry: a read that meets no write touches one cache line of the tables, not two,
-//! and the tables of a large disk are in no cache. `leftover` may be below 0 between the writer's swap and
-//! its addition; it is 0 again exactly when all pins are dropped and the writer has added them, and who
+//! and the tables of a large disk are in no cache. `detached_pins` may be below 0 between the writer's swap
+//! and its addition; it is 0 again exactly when all pins are dropped and the writer has added them, and who
 //! brings it to 0 frees the frame. A frame that is pinned is never free, so it cannot come back to its page
 //! while a pin remembers it there.
 //!
@@ -46,12 +46,14 @@ use crossbeam_queue::ArrayQueue;
 use super::area::Area;
 use super::buf::{Buf, Home, Segment, Tail, ZEROES_BYTES, zeroes};
 use super::copies::note_copied;
-use super::past_caches::copy_past_caches;
+use super::nontemporal::copy_nontemporal;
 use super::prefetch::prefetch;
 use super::region::{Pages, Region, RegionError};
 use extents::{EXTENT_PAGES, Extents};
+use layout::Layout;
 
 mod extents;
+mod layout;
 mod publish;
 
 /// Bytes of a frame.
@@ -101,7 +103,7 @@ pub struct FrameStore {
     /// An [`Entry`] for each page.
     table: Box<[AtomicU64]>,
     /// Pins of frames that are no longer in the table; see the module.
-    leftover: Box<[AtomicI32]>,
+    detached_pins: Box<[AtomicI32]>,
     extents: Extents,
     /// Small frames that are free and that no core keeps.
     spill: ArrayQueue<u32>,
@@ -121,16 +123,16 @@ pub struct FrameStore {
 
 /// Where on the disk a buffer's first byte is.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct PagePosition {
     pub(super) page: u32,
     pub(super) skip: u16,
 }
 
-impl Place {
+impl PagePosition {
     #[inline]
-    fn of(offset: u64) -> Place {
+    fn of(offset: u64) -> PagePosition {
         // Neither fails: pages are fewer than frames, which are at most 2^32 - 1.
-        Place {
+        PagePosition {
             page: u32::try_from(offset / FRAME).unwrap_or(u32::MAX),
             skip: u16::try_from(offset % FRAME).unwrap_or(0),
         }
@@ -139,29 +141,6 @@ impl Place {
     #[inline]
     fn offset(self) -> u64 {
         u64::from(self.page) * FRAME + u64::from(self.skip)
-    }
-}
-
-/// What the frames of a store are.
-struct Layout {
-    /// Extents that are homes of pages.
-    homes: u64,
-    /// Further extents, for large writes: half of the slack.
-    spares: u64,
-    /// Frames of no extent, for smaller ones: the other half, and what one core takes at a time.
-    small: u64,
-}
-
-impl Layout {
-    fn of(capacity_bytes: u64, slack_bytes: u64) -> Layout {
-        let extent_bytes = u64::from(EXTENT_PAGES) * FRAME;
-        let spares = slack_bytes / 2 / extent_bytes;
-        let small = (slack_bytes - spares * extent_bytes).div_ceil(FRAME);
-        Layout {
-            homes: capacity_bytes.div_ceil(extent_bytes),
-            spares,
-            small: small.saturating_add(u64::from(FRESH_BATCH)),
-        }
     }
 }
 
@@ -216,7 +195,7 @@ impl FrameStore {
             frames,
             extents,
             table: (0..pages_count).map(|_| AtomicU64::new(u64::from(NONE))).collect(),
-            leftover: (0..frames).map(|_| AtomicI32::new(0)).collect(),
+            detached_pins: (0..frames).map(|_| AtomicI32::new(0)).collect(),
             spill: ArrayQueue::new(surplus as usize),
             small_first,
             surplus,
@@ -350,8 +329,8 @@ impl FrameStore {
         self.settle(frame, -1)
     }
 
-    /// The frame of `old` is no longer in the table; true when nobody has a pin on it and it is free. The
-    /// caller took it out with acquire ordering.
+    /// The frame of `old` is no longer in the table; true when it has no pin and is free. The caller took it
+    /// out with acquire ordering.
     #[inline]
     fn retire(&self, old: Entry) -> bool {
         if old.frame() == NONE {
@@ -363,7 +342,7 @@ impl FrameStore {
     /// Change the pins of a frame that is not in the table; true when none are left.
     #[cold]
     fn settle(&self, frame: u32, change: i32) -> bool {
-        let before = self.leftover[frame as usize].fetch_add(change, Ordering::Release);
+        let before = self.detached_pins[frame as usize].fetch_add(change, Ordering::Release);
         if before + change != 0 {
             return false;
         }
@@ -371,7 +350,7 @@ impl FrameStore {
         true
     }
 
-    /// The bytes of a frame that nobody writes, for as long as that is so.
+    /// The bytes of a frame that is not written, for as long as that is so.
     fn bytes_of(&self, frame: u32) -> &[u8] {
         // SAFETY: the callers have it pinned or for themselves, and published frames are not written.
         unsafe { std::slice::from_raw_parts(self.addr(frame).as_ptr(), FRAME_BYTES as usize) }
@@ -384,11 +363,11 @@ impl FrameStore {
         note_copied(FRAME_BYTES as usize);
         let (from, to) = (self.addr(from).as_ptr(), self.addr(to).as_ptr());
         let bytes = FRAME_BYTES as usize;
-        // SAFETY: two frames of the region, on pages and whole; `from` is pinned, so that nobody writes it,
-        // and `to` is free and in the hands of the caller, so that nobody reads it.
+        // SAFETY: two frames of the region, on pages and whole; `from` is pinned, so that it is not written,
+        // and `to` is free and in the hands of the caller, so that it is not read.
         unsafe {
             if self.is_uncached {
-                copy_past_caches(from, to, bytes);
+                copy_nontemporal(from, to, bytes);
             } else {
                 std::ptr::copy_nonoverlapping(from, to, bytes);
             }
@@ -515,7 +494,7 @@ impl FrameCore {
     #[must_use]
     pub fn read(self: &Rc<Self>, offset: u64, bytes: u32) -> Buf {
         self.check(offset, bytes);
-        let place = Place::of(offset);
+        let place = PagePosition::of(offset);
         // The commonest by far: bytes of one page.
         if bytes > 0 && bytes <= FRAME_BYTES - u32::from(place.skip) {
             let frame = self.store.pin(place.page as usize);
@@ -548,7 +527,7 @@ impl FrameCore {
     fn finish(self: &Rc<Self>, builder: Builder<'_>, offset: u64, bytes: u32, is_writable: bool) -> Buf {
         let Builder { head, tail, .. } = builder;
         match head {
-            Some(head) => self.buf(head, tail, Place::of(offset), bytes, is_writable),
+            Some(head) => self.buf(head, tail, PagePosition::of(offset), bytes, is_writable),
             None => Buf::zeroes(0),
         }
     }
@@ -558,7 +537,7 @@ impl FrameCore {
         self: &Rc<Self>,
         head: Segment,
         tail: Option<Box<Tail>>,
-        place: Place,
+        place: PagePosition,
         bytes: u32,
         is_writable: bool,
     ) -> Buf {
@@ -751,7 +730,7 @@ impl FrameCore {
     fn give_back_segment(&self, offset: u64, segment: Segment, is_writable: bool) {
         let frames = self.store.frames_of(segment);
         if is_writable {
-            return self.put_frames(frames); // never published: nobody else has seen them
+            return self.put_frames(frames); // never published: no other core has seen them
         }
         let pages = usize::try_from(offset / FRAME).unwrap_or(usize::MAX)..;
         pages.zip(frames).for_each(|(page, frame)| self.unpin(page, frame));
@@ -759,7 +738,13 @@ impl FrameCore {
 
     /// Called by the drop of a buffer that was made for `place`.
     #[inline]
-    pub(super) fn give_back(&self, place: Place, head: Segment, tail: Option<Box<Tail>>, is_writable: bool) {
+    pub(super) fn give_back(
+        &self,
+        place: PagePosition,
+        head: Segment,
+        tail: Option<Box<Tail>>,
+        is_writable: bool,
+    ) {
         // The commonest by far: a pin on one page.
         if tail.is_none() && !is_writable && u32::from(place.skip) + head.bytes <= FRAME_BYTES {
             if let Some(frame) = self.store.first_frame(head) {
@@ -780,7 +765,13 @@ impl FrameCore {
 
     /// Called by the cut of a buffer in one segment: `kept`, the beginning of `whole`, is what its drop gives
     /// back.
-    pub(super) fn give_back_cut(&self, place: Place, whole: Segment, kept: Segment, is_writable: bool) {
+    pub(super) fn give_back_cut(
+        &self,
+        place: PagePosition,
+        whole: Segment,
+        kept: Segment,
+        is_writable: bool,
+    ) {
         let kept_frames = self.store.frames_of(kept).len() as u64;
         let cut = kept_frames * FRAME - if kept_frames > 0 { u64::from(place.skip) } else { 0 };
         let bytes = u64::from(whole.bytes).saturating_sub(cut);

@@ -12,17 +12,17 @@
 //!                                                                    └ Buf, shared (pins frames)
 //! ```
 //!
-//! What it does not do: it moves no data between machines and knows no protocol. `unsafe` is confined to this
-//! folder; every other room sees slices.
+//! What it does not do: it moves no data between machines and knows no protocol. All `unsafe` code for this
+//! memory is in this folder; its users see slices.
 //!
-//! Limits: a `Buf` stays on the core that took it (it is `!Send`); a region is at most `u32::MAX` frames.
+//! Limits: a `Buf` stays on the core that took it (it is `!Send`); a store is at most `u32::MAX` frames.
 
 mod area;
 mod buf;
 mod cache;
 mod copies;
 mod frames;
-mod past_caches;
+mod nontemporal;
 mod pool;
 mod prefetch;
 mod region;
@@ -32,13 +32,13 @@ mod unmaps;
 pub use area::Area;
 pub use buf::{Buf, SEGMENTS_MAX};
 pub use cache::{
-    CacheCore, CacheFrames, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Look, Pin, Shard, Word,
+    AtomicWord, CacheCore, CacheFrames, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Look, Pin, Shard,
 };
 #[cfg(feature = "count-copies")]
 pub use copies::copied_bytes;
 pub use copies::note_copied;
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
-pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, ZoneUse, can_serve};
+pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, can_serve};
 pub use prefetch::prefetch;
 pub use region::{PageSizes, Pages, Region, RegionError};
 pub use share::SHARE_BYTES;

@@ -39,17 +39,6 @@ pub struct ZoneSpec {
     pub count: u32,
 }
 
-/// A zone's state, for counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ZoneUse {
-    /// Its shape.
-    pub spec: ZoneSpec,
-    /// Buffers that are free now.
-    pub free: u32,
-    /// How often a taker found it empty.
-    pub empty_count: u64,
-}
-
 /// Why a pool cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
@@ -71,7 +60,6 @@ struct Zone {
     /// Offset of the first buffer in the region.
     start: usize,
     free: RefCell<Vec<u32>>,
-    empty_count: Cell<u64>,
 }
 
 pub(super) struct PoolCore {
@@ -191,7 +179,6 @@ impl PoolCore {
     /// A buffer in one piece of a zone before `end`.
     #[inline]
     fn take_one(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
-        let mut is_first = true;
         for (index, zone) in self.zones.iter().enumerate() {
             if zone.spec.buffer_bytes < bytes {
                 continue;
@@ -201,10 +188,6 @@ impl PoolCore {
             {
                 let charged = u64::from(zone.spec.buffer_bytes);
                 return Some(self.charge(Segment { addr, bytes }, None, bytes, index, owner, charged));
-            }
-            if is_first {
-                zone.empty_count.set(zone.empty_count.get() + 1);
-                is_first = false;
             }
         }
         None
@@ -264,7 +247,7 @@ pub fn can_serve(zones: &[ZoneSpec], wanted: &[u32]) -> bool {
 }
 
 impl Drop for PoolCore {
-    /// Registrations with devices may keep the region mapped; they are told that nobody needs it.
+    /// Registrations with devices may keep the region mapped; they are told that it is not needed.
     fn drop(&mut self) {
         unmaps().tell(self.region.base().as_ptr().addr(), self.region.bytes());
     }
@@ -408,7 +391,6 @@ impl Pool {
                     start,
                     // Reversed: the first taken is the first in memory.
                     free: RefCell::new((0..spec.count).rev().collect()),
-                    empty_count: Cell::new(0),
                 };
                 start += spec.buffer_bytes as usize * spec.count as usize;
                 zone
@@ -424,7 +406,7 @@ impl Pool {
         })))
     }
 
-    /// Take a writable buffer of `bytes`, charged to nobody: from the smallest zone whose buffers are large
+    /// Take a writable buffer of `bytes`, charged to no owner: from the smallest zone whose buffers are large
     /// enough, from a larger one when that is empty, of smaller pieces when all of those are. `None`: the
     /// request waits.
     #[inline]
@@ -440,7 +422,7 @@ impl Pool {
         self.0.take_one(bytes, Owner::NOBODY, usize::MAX)
     }
 
-    /// Make room for the counts of `owners`, which are entries of a slab. Beyond that nobody is charged.
+    /// Make room for the counts of `owners`, which are entries of a slab. Beyond that no owner is charged.
     pub fn set_owners(&self, owners: usize) {
         self.0.shares.set_owners(owners);
     }
@@ -453,7 +435,7 @@ impl Pool {
     }
 
     /// Keep what serves a request of `bytes` in one piece for one that has waited long: [`Share::take`] gives
-    /// others only smaller buffers. `None`: for nobody.
+    /// others only smaller buffers. `None`: for no request.
     pub fn keep_for(&self, bytes: Option<u32>) {
         let fits = |bytes| self.0.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
         self.0.kept_from.set(bytes.map_or(usize::MAX, fits));
@@ -478,15 +460,6 @@ impl Pool {
         self.0.free_bytes.get()
     }
 
-    /// The zones' states.
-    pub fn zones(&self) -> impl Iterator<Item = ZoneUse> {
-        self.0.zones.iter().map(|zone| ZoneUse {
-            spec: zone.spec,
-            free: u32::try_from(zone.free.borrow().len()).unwrap_or(u32::MAX),
-            empty_count: zone.empty_count.get(),
-        })
-    }
-
     /// Address, length and bytes of a buffer of each zone, in the order that [`Buf::device_target`] numbers
     /// them.
     pub(crate) fn zone_ranges(&self) -> impl Iterator<Item = (NonNull<u8>, usize, usize)> {
@@ -508,18 +481,20 @@ mod tests {
         Pool::new(&zones, Pages::Base).expect("pool")
     }
 
+    /// Buffers of each zone that are free.
+    fn free(pool: &Pool) -> Vec<usize> {
+        pool.0.zones.iter().map(|zone| zone.free.borrow().len()).collect()
+    }
+
     #[test]
     fn buffers_come_from_the_smallest_zone_then_a_larger_one_then_not_at_all() {
         let pool = small();
         let (a, b, c) = (pool.take(512), pool.take(4096), pool.take(1));
         assert!(a.is_some() && b.is_some() && c.is_some());
         assert!(pool.take(1).is_none());
-        assert_eq!(pool.zones().map(|zone| zone.empty_count).collect::<Vec<_>>(), [2, 0]);
         drop((a, b, c));
         assert_eq!(pool.free_bytes(), 2 * 4096 + 65536);
-        let zones: u64 =
-            pool.zones().map(|zone| u64::from(zone.free) * u64::from(zone.spec.buffer_bytes)).sum();
-        assert_eq!(pool.free_bytes(), zones);
+        assert_eq!(free(&pool), [2, 1]);
         assert!(pool.take(65537).is_none(), "no zone is that large");
     }
 
@@ -570,13 +545,13 @@ mod tests {
         pieced.copy_in(0, &bytes);
         assert!(pieced.equals_at(0, &bytes));
         // 24 of 4 KiB are left: what does not fit takes none of them.
-        let free = pool.free_bytes();
+        let before = pool.free_bytes();
         assert!(pool.take(25 * 4096).is_none());
-        assert_eq!(pool.free_bytes(), free);
+        assert_eq!(pool.free_bytes(), before);
         let ragged = pool.take(70_000).expect("in pieces");
         assert_eq!(pieces(&ragged), [&[4096; 17][..], &[70_000 - 17 * 4096]].concat());
         drop((whole, pieced, ragged));
-        assert_eq!(pool.zones().map(|zone| zone.free).collect::<Vec<_>>(), [40, 1, 1]);
+        assert_eq!(free(&pool), [40, 1, 1]);
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl Region {
     }
 
     /// Have pages in `offset .. offset + bytes` now instead of at their first touch; what they hold stays.
-    /// For a thread that serves nobody: the kernel zeroes them.
+    /// Not on a reactor core: the kernel zeroes them.
     ///
     /// # Errors
     /// The system's: it has none, or is older than Linux 5.14.
@@ -184,7 +184,7 @@ impl Region {
             "populate outside of the region"
         );
         // SAFETY: in range (asserted), and our mapping for as long as `self` is. Contents are not changed,
-        // whoever reads or writes them meanwhile.
+        // also while other threads read or write them.
         let failed =
             unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, libc::MADV_POPULATE_WRITE) };
         if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -193,7 +193,7 @@ impl Region {
     /// Have all of its pages, and where transparent huge pages were asked for, bring the small ones together
     /// to such. A device that finds one small page among them takes all of the region for small ones.
     ///
-    /// For a thread that serves nobody: it takes seconds for a large region. What the region holds stays.
+    /// Not on a reactor core: it takes seconds for a large region. What the region holds stays.
     pub(super) fn settle(&self) -> PageSizes {
         match self.pages {
             Pages::Base => return PageSizes::Base,
@@ -242,7 +242,7 @@ impl Region {
         }
     }
 
-    /// Give the pages of `offset .. offset + bytes` back to the kernel; nobody relies on what it reads as
+    /// Give the pages of `offset .. offset + bytes` back to the kernel; their contents are undefined
     /// afterwards. Reserved huge pages are kept (the kernel gives them back whole or not at all), and so are
     /// pages that a device knows: it would go on with the old ones.
     pub(super) fn release(&self, offset: usize, bytes: usize) {
@@ -427,7 +427,7 @@ mod tests {
         let before = huge_kib(region.base());
         // A trim, as of a RAM disk before any device has it.
         region.release(8192, 4096);
-        // SAFETY: in the region, and nobody else reads or writes it.
+        // SAFETY: in the region, and no other thread reads or writes it.
         unsafe { region.base().as_ptr().write_volatile(9) };
         assert_eq!(huge_kib(region.base()), before - HUGE_BYTES / 1024, "the trim has split a page");
         assert_eq!(region.settle(), PageSizes::Huge);

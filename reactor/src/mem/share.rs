@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 
 use crate::slab::Slot;
 
-/// Who is charged for a buffer, or nobody: who has no entry in the table.
+/// Who is charged for a buffer. One without an entry in the table is not charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner(pub(super) Slot);
 

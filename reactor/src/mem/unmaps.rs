@@ -3,7 +3,7 @@
 //! A registration names the pages that lay at an address when it was made. Memory that is unmapped, and
 //! mapped anew for something else, has others; a cache that goes by addresses must forget the range before it
 //! is asked for it again. So who unmaps says so *before* it does ([`Region`](super::Region) does when it is
-//! dropped, and when it gives pages back): whoever gets the address next gets it from the kernel after that,
+//! dropped, and when it gives pages back): the next owner of the address gets it from the kernel after that,
 //! and finds the news.
 //!
 //! ```text
@@ -11,8 +11,8 @@
 //!                     └─ epoch + 1, the last 64 ranges ──────────────────────┘ one load when there are none
 //! ```
 //!
-//! Between `tell` and `munmap` nobody may use the range, as with any memory that is about to be freed. Where
-//! there is no cache, nothing is kept. Limits: 64 ranges; a cache that falls further behind forgets all.
+//! Between `tell` and `munmap` no thread may use the range, as with any memory that is about to be freed.
+//! Without a cache, nothing is kept. Limits: 64 ranges; a cache that falls further behind forgets all.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -78,10 +78,10 @@ impl Unmaps {
     }
 
     /// `bytes` bytes at `address` are about to be unmapped, or their pages to be replaced. To be called
-    /// before that, by whoever does it.
+    /// before that, by the code that does it.
     pub fn tell(&self, address: usize, bytes: usize) {
-        // Who has registered something of the range began to watch before, and whoever frees the range has
-        // taken it over from there.
+        // A cache that has registered part of the range began to watch before; the thread that frees the
+        // range has taken it over from there.
         if bytes == 0 || self.watches.load(Ordering::SeqCst) == 0 {
             return;
         }

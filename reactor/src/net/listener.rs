@@ -158,7 +158,6 @@ mod tests {
             let accepted = listener.accept().expect("accept").expect("one waits");
             assert_eq!(accepted.peer, socket.local_addr().expect("local"));
             assert_eq!(accepted.local, listener.local_addr());
-            assert_eq!(socket.peer_addr().expect("peer"), listener.local_addr());
         }
     }
 
@@ -189,7 +188,7 @@ mod tests {
                 assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{taken}");
             }
             for socket in [&closing, &next] {
-                assert!(!sockopt::socket_reuseport(socket).expect("told"), "shared with nobody any more");
+                assert!(!sockopt::socket_reuseport(socket).expect("told"), "not shared any more");
             }
             drop(closing);
             let here = one(address.port());

@@ -24,8 +24,6 @@ impl Interest {
     pub const READ: Interest = Interest { read: true, write: false };
     /// To write only.
     pub const WRITE: Interest = Interest { read: false, write: true };
-    /// Both.
-    pub const BOTH: Interest = Interest { read: true, write: true };
 
     fn flags(self) -> epoll::EventFlags {
         let mut flags = epoll::EventFlags::empty();
@@ -264,7 +262,7 @@ mod tests {
         let (mut readiness, mut ready) = (Readiness::new().expect("epoll"), Vec::with_capacity(4));
         let waker = Waker::new().expect("eventfd");
         readiness.add(&waker, 1, Interest::READ).expect("add");
-        readiness.change(&waker, 2, Interest::BOTH).expect("change");
+        readiness.change(&waker, 2, Interest { read: true, write: true }).expect("change");
         readiness.poll(LONG, &mut ready).expect("poll");
         assert_eq!(ready, [Ready { key: 2, readable: false, writable: true, hangup: false }]);
         readiness.remove(&waker).expect("remove");

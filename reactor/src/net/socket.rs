@@ -1,17 +1,15 @@
 //! [`Socket`]: a connected stream that never waits.
-//! UNSAFETY: one socket option that the system-call crate does not name.
-#![expect(unsafe_code, reason = "setsockopt(SO_BUSY_POLL)")]
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType, connect,
-    getpeername, getsockname, ipproto, recv, sendmsg, shutdown, socket_with, sockopt,
+    getsockname, ipproto, recv, sendmsg, shutdown, socket_with, sockopt,
 };
 
 use super::PIECES_MAX;
@@ -192,20 +190,6 @@ impl Socket {
         Ok(())
     }
 
-    /// Ask the kernel to poll the network card for `us` microseconds when a receive finds nothing
-    /// (`SO_BUSY_POLL`). Best effort: true when it was taken (raising it needs a capability, loopback ignores
-    /// it).
-    pub fn set_busy_poll(&self, us: u32) -> bool {
-        let value = libc::c_int::try_from(us).unwrap_or(libc::c_int::MAX);
-        let bytes = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);
-        let fd = self.fd.as_raw_fd();
-        // SAFETY: the kernel reads `bytes` bytes from `value`, which outlives the call.
-        let refused = unsafe {
-            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, (&raw const value).cast(), bytes)
-        };
-        refused == 0
-    }
-
     /// Close by a reset (`SO_LINGER` 0): the kernel drops what the peer has not acknowledged, instead of
     /// sending it after the close. This holds for every close, also when the process is killed.
     ///
@@ -224,15 +208,6 @@ impl Socket {
             Ok(()) | Err(Errno::NOTCONN) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
-    }
-
-    /// Who is at the other end.
-    ///
-    /// # Errors
-    /// The system's, as when the peer is gone.
-    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let peer = getpeername(&self.fd)?.ok_or(Errno::NOTCONN)?;
-        Ok(SocketAddr::try_from(peer)?)
     }
 
     /// Our address.
@@ -441,7 +416,6 @@ mod tests {
         a.set_keepalive(Duration::from_secs(5), Duration::from_secs(1), 3).expect("keep-alive");
         a.set_buffers(1 << 20, 1 << 20).expect("buffers");
         a.set_congestion("reno").expect("everybody has it");
-        a.set_busy_poll(0);
         assert!(sockopt::tcp_nodelay(&a).expect("nodelay"));
         assert_eq!(sockopt::tcp_user_timeout(&a).expect("user timeout"), 3000);
         assert!(sockopt::socket_keepalive(&a).expect("keep-alive"));

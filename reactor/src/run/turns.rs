@@ -6,7 +6,7 @@
 //! ```
 //! The reactor asks for the time at both ends of a turn anyway, so most turns cost an addition, and none a
 //! system call. What the kernel or a hypervisor gave to others meanwhile is in the turn: hosts
-//! wait that long, whoever's doing it is.
+//! wait that long, whatever the cause is.
 
 use std::fmt;
 use std::sync::OnceLock;

@@ -44,7 +44,7 @@ use crate::affinity::{available_cores, cores_without_pollers};
 use crate::mem::{Buf, Pool};
 use crate::slab::{Slab, Slot};
 use flight::{Flight, Kind, Step};
-use pieces::{Pieces, Place};
+use pieces::{BufferLocation, Pieces};
 
 pub use pass::{PassCommand, PassDone, PassError, PassRing};
 
@@ -113,8 +113,8 @@ impl FileRing {
         FileRing::without_registered_buffers(entries)?.with_pool(pool)
     }
 
-    /// A ring as [`FileRing::new`] makes it, that polls the device. It does not become readable: whoever has
-    /// operations in flight must not sleep.
+    /// A ring as [`FileRing::new`] makes it, that polls the device. It does not become readable: a caller
+    /// with operations in flight must not sleep.
     ///
     /// # Errors
     /// As [`FileRing::new`].
@@ -153,18 +153,6 @@ impl FileRing {
         })
     }
 
-    /// Pieces of the pool's memory that are registered, and so pinned.
-    #[must_use]
-    pub fn registered_pieces(&self) -> usize {
-        self.pieces.registered()
-    }
-
-    /// True when `file` is registered.
-    #[must_use]
-    pub fn is_registered(&self, file: FileIndex) -> bool {
-        self.files[usize::from(file.0)].is_registered
-    }
-
     /// Take `fd` for operations of this ring. It is closed when the ring is dropped.
     ///
     /// # Panics
@@ -177,15 +165,6 @@ impl FileRing {
             && self.ring.submitter().register_files_update(u32::from(name), &[fd.as_raw_fd()]).is_ok();
         self.files.push(File { fd, is_registered });
         FileIndex(name)
-    }
-
-    /// The descriptor of `file`, to ask for its size and kind.
-    ///
-    /// # Panics
-    /// When `file` is of another ring and there is no such file here.
-    #[must_use]
-    pub fn file(&self, file: FileIndex) -> BorrowedFd<'_> {
-        self.files[usize::from(file.0)].fd.as_fd()
     }
 
     /// Operations that were taken and have not come back.
@@ -440,9 +419,9 @@ fn register_pool(ring: &Submitter<'_>, pool: &Pool) -> (Pieces, Option<Pool>) {
 #[inline]
 fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) -> Option<u16> {
     match pieces.place(addr, zone) {
-        Place::Registered(index) => Some(index),
-        Place::Unknown => None,
-        Place::Fresh(piece) => {
+        BufferLocation::Registered(index) => Some(index),
+        BufferLocation::Unknown => None,
+        BufferLocation::Fresh(piece) => {
             let memory = libc::iovec { iov_base: piece.start as *mut libc::c_void, iov_len: piece.bytes };
             // SAFETY: the range is of a zone of the pool, mapped, and stays so for the life of the ring,
             // which holds the pool. The kernel writes to it only for operations of this ring, which hold

@@ -15,8 +15,8 @@
 //! With `is_polled` every [`PassRing::poll`] asks the drive for completions, where it has queues that can be
 //! asked.
 //!
-//! What it does not do: it knows no status and does not try again what the drive refused. Whoever formats the
-//! namespace anew while it is served changes the size of its blocks behind the ring's back.
+//! What it does not do: it knows no status and does not try again what the drive refused. A format of the
+//! namespace while it is served changes the size of its blocks behind the ring's back.
 //!
 //! Limits: as [`FileRing`](super::FileRing); one namespace a ring, without metadata.
 //! UNSAFETY: gives addresses of buffers and io vectors to the kernel; the in-flight table keeps both until it
@@ -165,12 +165,6 @@ impl PassRing {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.flights.len()
-    }
-
-    /// Pieces of the pool's memory that are registered, and so pinned.
-    #[must_use]
-    pub fn registered_pieces(&self) -> usize {
-        self.pieces.registered()
     }
 
     /// A command without data.
@@ -581,6 +575,6 @@ mod tests {
         let before = allocations_here();
         (0..50).for_each(|_| round(&mut ring));
         assert_eq!(allocations_here() - before, 0);
-        assert!(ring.registered_pieces() > 0 || ring._pool.is_none());
+        assert!(ring.pieces.registered() > 0 || ring._pool.is_none());
     }
 }

@@ -1,10 +1,9 @@
 //! [`Pieces`]: which of the pool's memory the kernel knows.
 //!
-//! Registering memory pins it, so all of it at once would make a target resident that nobody uses. So zones
-//! are cut into pieces, and each is registered when a buffer in it is first used; the pool gives the same few
-//! buffers again and again, so that a busy ring soon knows all that it needs. Where the kernel refuses a
-//! piece (locked memory is limited without privilege) it is not asked again, and the rest is used
-//! unregistered.
+//! Registering memory pins it, so all of it at once would make an unused target resident. So zones are cut
+//! into pieces, and each is registered when a buffer in it is first used; the pool gives the same few buffers
+//! again and again, so that a busy ring soon knows all that it needs. Where the kernel refuses a piece
+//! (locked memory is limited without privilege) it is not asked again, and the rest is used unregistered.
 
 use arrayvec::ArrayVec;
 
@@ -34,7 +33,7 @@ pub(super) struct Piece {
 
 /// Where a buffer lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum BufferLocation {
     /// In memory that the kernel does not know, and shall not.
     Unknown,
     /// In a piece that is not registered yet.
@@ -73,26 +72,26 @@ impl Pieces {
 
     /// Where the buffer at `addr` lies, of which its pool says that it is in `zone`.
     #[inline]
-    pub(super) fn place(&self, addr: usize, zone: u8) -> Place {
-        let Some(zone) = self.zones.get(usize::from(zone)) else { return Place::Unknown };
+    pub(super) fn place(&self, addr: usize, zone: u8) -> BufferLocation {
+        let Some(zone) = self.zones.get(usize::from(zone)) else { return BufferLocation::Unknown };
         // Of another pool's zone, perhaps.
         let Some(at) = addr.checked_sub(zone.start).filter(|at| *at < zone.bytes) else {
-            return Place::Unknown;
+            return BufferLocation::Unknown;
         };
         let nth = at / zone.piece_bytes;
         let number = zone.first + nth;
         let (Some(is_registered), Ok(index)) = (self.is_registered.get(number), u16::try_from(number)) else {
-            return Place::Unknown;
+            return BufferLocation::Unknown;
         };
         if *is_registered {
-            return Place::Registered(index);
+            return BufferLocation::Registered(index);
         }
         if self.is_refused {
-            return Place::Unknown;
+            return BufferLocation::Unknown;
         }
         let begin = nth * zone.piece_bytes;
         let bytes = zone.piece_bytes.min(zone.bytes - begin);
-        Place::Fresh(Piece { index, start: zone.start + begin, bytes })
+        BufferLocation::Fresh(Piece { index, start: zone.start + begin, bytes })
     }
 
     /// The kernel has taken this piece.
@@ -108,6 +107,7 @@ impl Pieces {
     }
 
     /// How many are registered.
+    #[cfg(test)]
     pub(super) fn registered(&self) -> usize {
         self.is_registered.iter().filter(|is_registered| **is_registered).count()
     }
@@ -136,17 +136,23 @@ mod tests {
         for (number, (start, bytes, buffer)) in (0u8..).zip(&zones) {
             for addr in (*start..start + bytes).step_by(*buffer) {
                 match pieces.place(addr, number) {
-                    Place::Fresh(piece) => {
+                    BufferLocation::Fresh(piece) => {
                         assert_eq!(piece.start, addr, "the first buffer in it");
                         assert!(piece.start + piece.bytes <= start + bytes);
                         covered += piece.bytes;
                         pieces.on_registered(piece);
-                        assert_eq!(pieces.place(addr + buffer - 1, number), Place::Registered(piece.index));
+                        assert_eq!(
+                            pieces.place(addr + buffer - 1, number),
+                            BufferLocation::Registered(piece.index)
+                        );
                     }
-                    Place::Registered(index) => {
-                        assert_eq!(pieces.place(addr + buffer - 1, number), Place::Registered(index));
+                    BufferLocation::Registered(index) => {
+                        assert_eq!(
+                            pieces.place(addr + buffer - 1, number),
+                            BufferLocation::Registered(index)
+                        );
                     }
-                    Place::Unknown => panic!("a buffer of the pool"),
+                    BufferLocation::Unknown => panic!("a buffer of the pool"),
                 }
             }
         }
@@ -158,21 +164,21 @@ mod tests {
     fn other_memory_and_what_comes_after_a_refusal_is_unknown() {
         let mut pieces = Pieces::new([(16 * MIB, 4 * MIB, 4096)].into_iter());
         for (addr, zone) in [(16 * MIB - 1, 0), (20 * MIB, 0), (16 * MIB, 1), (0, 0)] {
-            assert_eq!(pieces.place(addr, zone), Place::Unknown, "{addr:#x}");
+            assert_eq!(pieces.place(addr, zone), BufferLocation::Unknown, "{addr:#x}");
         }
-        let Place::Fresh(first) = pieces.place(17 * MIB + 4096, 0) else { panic!("of the zone") };
+        let BufferLocation::Fresh(first) = pieces.place(17 * MIB + 4096, 0) else { panic!("of the zone") };
         assert_eq!(first, Piece { index: 1, start: 17 * MIB, bytes: MIB });
         pieces.on_registered(first);
         pieces.on_refused();
-        assert_eq!(pieces.place(17 * MIB, 0), Place::Registered(1));
-        assert_eq!(pieces.place(16 * MIB, 0), Place::Unknown);
+        assert_eq!(pieces.place(17 * MIB, 0), BufferLocation::Registered(1));
+        assert_eq!(pieces.place(16 * MIB, 0), BufferLocation::Unknown);
     }
 
     #[test]
     fn a_pool_with_more_pieces_than_the_kernel_takes_is_registered_in_part() {
         let pieces = Pieces::new((0..16).map(|zone| (zone << 30, 1 << 30, 768 << 10)));
         assert_eq!(pieces.len() as usize, PIECES_MAX);
-        assert!(matches!(pieces.place(0, 0), Place::Fresh(_)));
-        assert_eq!(pieces.place((16 << 30) - 1, 15), Place::Unknown);
+        assert!(matches!(pieces.place(0, 0), BufferLocation::Fresh(_)));
+        assert_eq!(pieces.place((16 << 30) - 1, 15), BufferLocation::Unknown);
     }
 }

@@ -60,7 +60,7 @@ pub enum Event<'a> {
 pub struct SocketRing {
     ring: IoUring,
     /// Kept open, although the ring has them registered: who they are shows in `/proc`.
-    sockets: Vec<OwnedFd>,
+    _sockets: Vec<OwnedFd>,
     received: ManuallyDrop<Received>,
     /// Sockets whose receive is to be armed.
     unarmed: Vec<usize>,
@@ -121,16 +121,10 @@ impl SocketRing {
             headers: sockets.iter().map(|_| no_header()).collect(),
             queued: Vec::with_capacity(sockets.len()),
             ring,
-            sockets,
+            _sockets: sockets,
             received: ManuallyDrop::new(received),
             is_broken: false,
         })
-    }
-
-    /// Sockets that it has.
-    #[must_use]
-    pub fn sockets(&self) -> usize {
-        self.sockets.len()
     }
 
     /// What is to be sent in this turn.

@@ -273,7 +273,7 @@ fn a_dropped_ring_has_let_go_of_its_files() {
     for _ in 0..50 {
         let options = fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let locked = options.expect("open");
-        flock(&locked, FlockOperation::NonBlockingLockExclusive).expect("nobody holds it any more");
+        flock(&locked, FlockOperation::NonBlockingLockExclusive).expect("it is free again");
         let mut ring = FileRing::new(4, &pool).expect("ring");
         let file = ring.register_file(locked.into());
         ring.write(1, file, 0, filled(&pool, 4096, 1), false).expect("room");
@@ -334,7 +334,7 @@ fn more_files_than_are_registered_work_too() {
     let pool = pool();
     let mut ring = FileRing::new(4, &pool).expect("ring");
     let files: Vec<_> = (0..70).map(|_| ring.register_file(file(4096).0)).collect();
-    assert!(!ring.is_registered(files[69]));
+    assert!(!ring.files[usize::from(files[69].0)].is_registered);
     for file in files {
         ring.write(1, file, 0, filled(&pool, 4096, 1), false).expect("room");
         assert!(one(&mut ring).result.is_ok());
@@ -355,15 +355,15 @@ fn the_pool_s_memory_is_registered_as_it_is_used_and_not_before() {
     let mut ring = FileRing::new(8, &pool).expect("ring");
     let (fd, _look) = file(1 << 20);
     let file = ring.register_file(fd);
-    let mut counts = vec![ring.registered_pieces()];
+    let mut counts = vec![ring.pieces.registered()];
     for bytes in [4096, 4096, 131_072, 512] {
         ring.write(1, file, 0, filled(&pool, bytes, 7), false).expect("room");
         assert!(one(&mut ring).result.is_ok());
-        counts.push(ring.registered_pieces());
+        counts.push(ring.pieces.registered());
     }
     // Where locked memory is limited to less than this, none is.
     assert!(counts == [0, 1, 1, 2, 2] || counts == [0; 5], "{counts:?}");
     ring.write(2, file, 0, Buf::zeroes(4096), false).expect("room");
     assert!(one(&mut ring).result.is_ok());
-    assert_eq!(ring.registered_pieces(), counts[4], "memory of no pool is not");
+    assert_eq!(ring.pieces.registered(), counts[4], "memory of no pool is not");
 }

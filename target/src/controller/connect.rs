@@ -81,7 +81,7 @@ pub enum Reason {
     /// The queue is there already.
     QueueLive(u16),
     /// Commands of the host's former association are still at a disk. Not said to the host: it waits.
-    Leftovers,
+    OrphanedCommands,
 }
 
 impl fmt::Display for Reason {
@@ -105,7 +105,9 @@ impl fmt::Display for Reason {
             Reason::Busy(low, high) => write!(f, "no controller identifier is free in {low} to {high}"),
             Reason::OtherHost(id) => write!(f, "hostnqn: controller {id:#x} belongs to another host"),
             Reason::NotReady(id) => write!(f, "cntlid = {id:#x}: enabled controllers (CC.EN 1) are allowed"),
-            Reason::Leftovers => f.write_str("commands of this host's former association are at a disk"),
+            Reason::OrphanedCommands => {
+                f.write_str("commands of this host's former association are at a disk")
+            }
             Reason::QueueLive(qid) => write!(f, "qid = {qid}: queues that do not exist yet are allowed"),
         }
     }
@@ -297,8 +299,8 @@ fn connect_admin(cx: &Context<'_>, asked: &Asked, limits: &Limits) -> Result<Con
     check_dynamic(asked)?;
     check_keep_alive(cx, asked)?;
     // Last of all, so that a Connect which would be refused does not wait.
-    if cx.registry.has_leftovers(&asked.subsystem_nqn, &asked.host_nqn, &asked.host_id) {
-        return Err(ConnectRefusal::with_status(Reason::Leftovers, Status::CONNECT_CONTROLLER_BUSY));
+    if cx.registry.has_orphans(&asked.subsystem_nqn, &asked.host_nqn, &asked.host_id) {
+        return Err(ConnectRefusal::with_status(Reason::OrphanedCommands, Status::CONNECT_CONTROLLER_BUSY));
     }
     let shared = make_controller(cx, asked, subsystem.cntlid_range)?;
     let controller = Controller::new_io(cx, shared, asked.kato_ms, limits, subsystem.io_queues_max);

@@ -106,14 +106,14 @@ enum State {
 pub struct Events {
     states: [State; KINDS.len()],
     enabled: u32,
-    held: u8,
+    parked_aers: u8,
 }
 
 impl Events {
     /// Nothing has happened; `enabled` as the feature has it.
     #[must_use]
     pub fn new(enabled: u32) -> Events {
-        Events { states: [State::Quiet; KINDS.len()], enabled, held: 0 }
+        Events { states: [State::Quiet; KINDS.len()], enabled, parked_aers: 0 }
     }
 
     /// What the host lets through.
@@ -135,22 +135,22 @@ impl Events {
     /// A request arrives. False: there are too many.
     #[must_use]
     pub fn hold(&mut self) -> bool {
-        if self.held >= ASYNC_EVENTS_MAX {
+        if self.parked_aers >= ASYNC_EVENTS_MAX {
             return false;
         }
-        self.held += 1;
+        self.parked_aers += 1;
         true
     }
 
     /// A held request was aborted.
     pub fn unhold(&mut self) {
-        self.held = self.held.saturating_sub(1);
+        self.parked_aers = self.parked_aers.saturating_sub(1);
     }
 
     /// How many requests are held.
     #[must_use]
-    pub fn held(&self) -> u8 {
-        self.held
+    pub fn parked_aers(&self) -> u8 {
+        self.parked_aers
     }
 
     /// It happened.
@@ -165,7 +165,7 @@ impl Events {
 
     /// The next event to tell, if there is one and a request to tell it with: dword 0 of its completion.
     pub fn take(&mut self) -> Option<u32> {
-        if self.held == 0 {
+        if self.parked_aers == 0 {
             return None;
         }
         let told = self.states;
@@ -175,7 +175,7 @@ impl Events {
         let kind =
             KINDS.into_iter().find(|kind| *self.state(*kind) == State::Pending && !is_masked(*kind))?;
         *self.state(kind) = State::Reported;
-        self.held -= 1;
+        self.parked_aers -= 1;
         Some(kind.result())
     }
 
@@ -229,7 +229,7 @@ mod tests {
         assert!(events.hold());
         assert!(events.take().is_some());
         assert!(events.hold());
-        assert_eq!((events.take(), events.held()), (None, 1));
+        assert_eq!((events.take(), events.parked_aers()), (None, 1));
     }
 
     #[test]
@@ -284,6 +284,6 @@ mod tests {
         assert!(events.hold());
         events.reset(0);
         events.unhold();
-        assert_eq!((events.held(), events.enabled()), (0, 0));
+        assert_eq!((events.parked_aers(), events.enabled()), (0, 0));
     }
 }

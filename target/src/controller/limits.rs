@@ -24,7 +24,8 @@ pub const KEEP_ALIVE_STEP_MS: u32 = KEEP_ALIVE_UNITS as u32 * 100;
 pub const ASSOCIATION_TIMEOUT: Nanos = Nanos::from_secs(120);
 
 /// CAP.TO and CRTO.CRWMT in units of 500 ms. A controller is ready at once; a reset takes as long as what
-/// the host had at the disks, at most [`LEFTOVER_MAX`](crate::leftovers::LEFTOVER_MAX), and 5 s are added.
+/// the host had at the disks, at most [`ORPHAN_MAX`](crate::orphaned_commands::ORPHAN_MAX), and 5 s are
+/// added.
 pub const READY_TIMEOUT_UNITS: u8 = 90;
 
 /// The smallest memory page (CAP.MPSMIN 0), in which MDTS, VSL and WZSL count.

@@ -385,8 +385,8 @@ impl Controller {
 
     /// How many Asynchronous Event Requests are held.
     #[must_use]
-    pub fn async_events_held(&self) -> u8 {
-        self.events.held()
+    pub fn parked_aers(&self) -> u8 {
+        self.events.parked_aers()
     }
 
     /// An Abort command was answered.

@@ -1,7 +1,7 @@
 //! The SMART / health log (log page 02h): counters of the subsystem, or of one namespace, and what the drives
 //! behind it say of their health: of several, the worst. A warning that is new is told as an event.
 //!
-//! Cores count on their own how long a namespace was busy, and nobody sees which of those times overlap. The
+//! Cores count on their own how long a namespace was busy, and no core sees which of those times overlap. The
 //! controller busy time is the longest of them: the controller was busy for at least so long.
 
 use nvme_spec::feature::AsyncEventConfig;

@@ -53,7 +53,7 @@ impl<T: Transport> Connections for TargetCore<T> {
 
     #[inline]
     fn step_sent(&mut self, id: Slot) {
-        self.book(id, false, |qpair, env| qpair.step(id, env));
+        self.run_qpair(id, false, |qpair, env| qpair.step(id, env));
         self.deliver_own();
     }
 

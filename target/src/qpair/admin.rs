@@ -13,14 +13,14 @@ use spindle_transport::{CloseReason, DataPointer, Transport};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-use super::former::Barred;
+use super::former::ConnectBlocked;
 use super::io::field;
 use super::request::{Refusal, State};
 use super::{CONNECT_TIMEOUT, IoRole, Qpair, Role, Work};
 use crate::controller::{self, ConnectRefusal, Connected, Context, Effect, Need, Outcome, connect};
 use crate::env::{AbortFrom, Env, Message};
-use crate::leftovers::LEFTOVER_MAX;
 use crate::notice::Notice;
+use crate::orphaned_commands::ORPHAN_MAX;
 use crate::shared::{ControllerShared, QueueEnds};
 
 /// Bytes of Connect's data.
@@ -33,7 +33,7 @@ const FCTYPE: u16 = 4;
 /// The controller's view of the world: what hosts are shown.
 fn context<'a>(env: &'a Env, peer: &'a spindle_transport::Peer) -> Context<'a> {
     Context {
-        snapshot: &env.shown,
+        snapshot: &env.advertised_snapshot,
         registry: &env.registry,
         peer,
         now: env.now,
@@ -127,16 +127,17 @@ impl<T: Transport> Qpair<T> {
     /// Once more for a Connect that waits for what its host has left at the disks.
     pub(super) fn retry_connect(&mut self, env: &mut Env) {
         // A fresh queue has no other.
-        let Some(Barred::Connect(bytes)) = self.barred.take() else { return };
-        let barred = self.requests.iter().find(|(_, request)| request.state == State::Barred);
-        if let Some(slot) = barred.map(|(slot, _)| slot) {
+        let Some(ConnectBlocked::Connect(bytes)) = self.connect_blocked.take() else { return };
+        let connect_blocked =
+            self.requests.iter().find(|(_, request)| request.state == State::ConnectBlocked);
+        if let Some(slot) = connect_blocked.map(|(slot, _)| slot) {
             self.try_connect(env, slot, &bytes);
         }
     }
 
     /// Its Connect waits for what its host has left at the disks.
     pub(crate) fn is_connect_waiting(&self) -> bool {
-        matches!(self.barred, Some(Barred::Connect(_)))
+        matches!(self.connect_blocked, Some(ConnectBlocked::Connect(_)))
     }
 
     /// It has not sent Connect: on a full core a newcomer may have its place.
@@ -146,15 +147,15 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// It waits, without the buffer that its data came in: there are few of those.
-    fn bar(&mut self, env: &Env, slot: Slot, bytes: &ConnectBytes) {
+    fn block_connect(&mut self, env: &Env, slot: Slot, bytes: &ConnectBytes) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        if request.state != State::Barred {
-            request.state = State::Barred;
+        if request.state != State::ConnectBlocked {
+            request.state = State::ConnectBlocked;
             request.buf = None;
-            let patience = LEFTOVER_MAX.0 + CONNECT_TIMEOUT.0;
+            let patience = ORPHAN_MAX.0 + CONNECT_TIMEOUT.0;
             self.connect_deadline = Nanos(env.now.0.saturating_add(patience));
         }
-        self.barred = Some(Barred::Connect(Box::new(*bytes)));
+        self.connect_blocked = Some(ConnectBlocked::Connect(Box::new(*bytes)));
     }
 
     fn try_connect(&mut self, env: &mut Env, slot: Slot, bytes: &ConnectBytes) {
@@ -163,7 +164,11 @@ impl<T: Transport> Qpair<T> {
         let Ok(data) = ConnectData::ref_from_bytes(bytes) else { return };
         let is_admin = Connect::new(&request.sqe).qid() == 0;
         let mut context = context(env, &self.peer);
-        let is_known = env.shown.listeners.get(self.peer.listener).is_some_and(|listener| listener.is_open);
+        let is_known = env
+            .advertised_snapshot
+            .listeners
+            .get(self.peer.listener)
+            .is_some_and(|listener| listener.is_open);
         if !is_admin || !is_known {
             // Another core may know before this one that all have the newest, and accept by a listener that
             // is new in it: it is here, whatever is shown.
@@ -181,7 +186,9 @@ impl<T: Transport> Qpair<T> {
                     self.notice_connected(env);
                 }
             }
-            Err(ConnectRefusal { reason: connect::Reason::Leftovers, .. }) => self.bar(env, slot, bytes),
+            Err(ConnectRefusal { reason: connect::Reason::OrphanedCommands, .. }) => {
+                self.block_connect(env, slot, bytes)
+            }
             Err(refusal) => {
                 let notice = Notice::Refused {
                     remote: self.peer.remote,
@@ -241,7 +248,7 @@ impl<T: Transport> Qpair<T> {
     fn reinsert_connect(&mut self, connect: Slot) -> Option<()> {
         let request = self.requests.remove(connect)?;
         debug_assert!(self.requests.is_empty(), "a fresh queue has one entry");
-        self.requests = Slab::with_first(usize::from(self.entries), connect, request)?;
+        self.requests = Slab::with_first(usize::from(self.entries), connect, request)?.into();
         Some(())
     }
 
@@ -346,7 +353,7 @@ impl<T: Transport> Qpair<T> {
                 if let Some(request) = self.requests.get_mut(slot) {
                     request.state = State::Held;
                 }
-                let is_held = self.held.try_push(slot).is_ok();
+                let is_held = self.parked_aers.try_push(slot).is_ok();
                 debug_assert!(is_held, "the controller holds no more than AERL + 1");
             }
             Outcome::EndFormer { token } => self.end_former(env, slot, token),
@@ -371,7 +378,7 @@ impl<T: Transport> Qpair<T> {
     /// A reset or a shutdown forgets the outstanding event requests, without an answer: an initiator may have
     /// forgotten them before (SPDK's has, and takes an answer to one for a broken target).
     fn forget_held(&mut self) {
-        for slot in std::mem::take(&mut self.held) {
+        for slot in std::mem::take(&mut self.parked_aers) {
             self.requests.remove(slot);
             self.transport.forget(slot);
         }
@@ -385,7 +392,7 @@ impl<T: Transport> Qpair<T> {
 
     /// Tell of drives that warn.
     fn look_at_health(&mut self, env: &mut Env) {
-        if self.held.is_empty() {
+        if self.parked_aers.is_empty() {
             return;
         }
         let Role::Admin(controller) = &mut self.role else { return };
@@ -397,11 +404,11 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn deliver_async_events(&mut self) {
         loop {
             let Role::Admin(controller) = &mut self.role else { return };
-            if self.held.is_empty() {
+            if self.parked_aers.is_empty() {
                 return;
             }
             let Some(result) = controller.take_async_event() else { return };
-            let slot = self.held.remove(0);
+            let slot = self.parked_aers.remove(0);
             self.finish(slot, Status::SUCCESS, u64::from(result), None);
         }
     }
@@ -425,7 +432,7 @@ impl<T: Transport> Qpair<T> {
     /// One core has answered.
     pub(crate) fn on_abort_answer(&mut self, env: &mut Env, slot: Slot, is_aborted: bool) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        assert_eq!(request.state, State::Aborting, "an answer that nobody asked for");
+        assert_eq!(request.state, State::Aborting, "an answer that was not asked for");
         request.progress.index += 1;
         request.progress.is_writing |= is_aborted;
         if usize::try_from(request.progress.index).is_ok_and(|answers| answers >= env.cores) {
@@ -468,7 +475,7 @@ impl<T: Transport> Qpair<T> {
         let Some((slot, state)) = found.map(|(slot, request)| (slot, request.state)) else { return false };
         match state {
             State::Held => {
-                self.held.retain(|held| *held != slot);
+                self.parked_aers.retain(|held| *held != slot);
                 if let Role::Admin(controller) = &mut self.role {
                     controller.async_event_aborted();
                 }
@@ -491,7 +498,7 @@ impl<T: Transport> Qpair<T> {
             | State::NeedStepBuffer
             | State::Fused
             | State::Aborting
-            | State::Barred
+            | State::ConnectBlocked
             | State::Replying => false,
         }
     }

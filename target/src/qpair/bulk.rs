@@ -6,9 +6,9 @@
 //! ```
 //!
 //! A command that is cut has at most two buffers of a piece each, and one piece at the disk. It begins with
-//! one buffer and takes the second when it has a use for it, where its share allows it and nobody waits; with
-//! one it makes progress as well, only that disk and wire take turns. It never waits for a buffer while it
-//! has one.
+//! one buffer and takes the second when it has a use for it, where its share allows it and no command waits;
+//! with one it makes progress as well, only that disk and wire take turns. It never waits for a buffer while
+//! it has one.
 //!
 //! When a piece fails, or the command is aborted, no other is begun, and the command is answered once what
 //! was under way has come back: no buffer is given up that a disk or the wire has.
@@ -89,7 +89,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     fn end_bulk(&mut self, env: &mut Env, slot: Slot, io: &IoCommand) {
-        match self.requests.get(slot).and_then(|request| request.doom) {
+        match self.requests.get(slot).and_then(|request| request.abort_status) {
             Some(status) => self.refuse(env, slot, Refusal { status, field: None }),
             None => {
                 self.count_io(env.core, io);
@@ -144,7 +144,7 @@ impl<T: Transport> Qpair<T> {
             (IoOp::Read, Ok(()), None) => Err(DiskError::Internal),
             (IoOp::Read, Ok(()), Some(buf)) => {
                 request.pieces.done += bytes;
-                if request.doom.is_none() {
+                if request.abort_status.is_none() {
                     request.pieces.on_wire += 1;
                     let cid = request.cid();
                     self.transport.send_part(slot, cid, offset, buf);
@@ -158,7 +158,7 @@ impl<T: Transport> Qpair<T> {
             }
         };
         if let Err(error) = result {
-            request.doom.get_or_insert(status_of(error));
+            request.abort_status.get_or_insert(status_of(error));
             let range = range_of(&io, offset, bytes);
             self.note_disk_error(env, &IoCommand { range, ..io }, error);
         }
@@ -188,7 +188,7 @@ impl<T: Transport> Qpair<T> {
                 request.aux = Some(buf);
             }
             Err(status) => {
-                request.doom.get_or_insert(status);
+                request.abort_status.get_or_insert(status);
             }
         }
         self.drive_bulk(id, env, slot);
@@ -213,7 +213,7 @@ impl<T: Transport> Qpair<T> {
         if io.op != IoOp::Read && has_effect {
             return false;
         }
-        request.doom.get_or_insert(Status::ABORTED_BY_REQUEST);
+        request.abort_status.get_or_insert(Status::ABORTED_BY_REQUEST);
         true
     }
 }
@@ -222,7 +222,7 @@ impl<T: Transport> Qpair<T> {
 fn next_step(request: &mut Request, io: &IoCommand, env: &Env, may_take: bool) -> Step {
     let pieces = request.pieces;
     let is_disk_free = pieces.at_disk.is_none();
-    if request.doom.is_some() {
+    if request.abort_status.is_some() {
         (request.buf, request.aux, request.pieces.ready) = (None, None, None);
         return if is_disk_free && pieces.on_wire == 0 { Step::End } else { Step::Wait };
     }

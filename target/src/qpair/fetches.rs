@@ -102,7 +102,7 @@ impl<T: Transport> Qpair<T> {
             return true;
         }
         if let Some(request) = self.requests.get_mut(slot) {
-            request.doom.get_or_insert(status);
+            request.abort_status.get_or_insert(status);
         }
         false
     }
@@ -123,7 +123,7 @@ impl<T: Transport> Qpair<T> {
             return false;
         }
         let slotted = if self.requests.is_empty() { 0 } else { self.count(State::Replying) };
-        let outstanding = u32::try_from(slotted + self.unslotted as usize).unwrap_or(u32::MAX);
+        let outstanding = u32::try_from(slotted + self.fast_path_inflight as usize).unwrap_or(u32::MAX);
         let stalled = self.replies.stalled_for(env.now, outstanding, self.left);
         stalled >= REPLY_TIMEOUT
             || stalled >= REPLY_TIMEOUT_SHORT && self.transport.unsent_bytes() > env.scarce_bytes

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   command ─> Registry::end_former: formers are gone for every core ─> CloseController to their cores
-//!     ─> Barred ── Registry::former, at once and with each look at the time ──> nothing is left: answered
-//!                  CloseController ─> admin queue gone ─> CloseQueues ─> I/O queues gone ─> leftovers
+//!     ─> ConnectBlocked ── Registry::former, now and at each look at the time ──> nothing is left: answered
+//!                  CloseController ─> admin queue gone ─> CloseQueues ─> I/O queues gone ─> orphans
 //! ```
 //! From the first step on no queue of a former controller takes a command; what it has taken and not begun is
 //! given up when its core closes it. An I/O queue is in the controller's map until then, and while a disk has
@@ -22,12 +22,12 @@ use super::io::field;
 use super::request::{Refusal, State};
 use super::{Qpair, Role};
 use crate::env::{Env, Message};
-use crate::leftovers::LEFTOVER_MAX;
 use crate::notice::Notice;
+use crate::orphaned_commands::ORPHAN_MAX;
 use crate::shared::Former;
 
 /// The request of a queue pair that waits until nothing of its host's former associations is at a disk.
-pub(super) enum Barred {
+pub(super) enum ConnectBlocked {
     /// Connect of an admin queue; its data.
     Connect(Box<ConnectBytes>),
     /// End Former Associations.
@@ -46,7 +46,7 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn end_former(&mut self, env: &mut Env, slot: Slot, token: u64) {
         let Role::Admin(controller) = &self.role else { return };
         let own = Arc::clone(&controller.shared);
-        if self.barred.is_some() {
+        if self.connect_blocked.is_some() {
             // Not for good: one at a time.
             let status = Status::COMMAND_SEQUENCE_ERROR;
             self.refuse(env, slot, Refusal { status, field: Some(field::OPCODE) });
@@ -70,16 +70,18 @@ impl<T: Transport> Qpair<T> {
             });
         }
         let Some(request) = self.requests.get_mut(slot) else { return };
-        request.state = State::Barred;
+        request.state = State::ConnectBlocked;
         let ended = u16::try_from(former.len()).unwrap_or(u16::MAX);
-        let until = Nanos(env.now.0.saturating_add(LEFTOVER_MAX.0));
-        self.barred = Some(Barred::EndFormer(Wait { slot, ended, until }));
+        let until = Nanos(env.now.0.saturating_add(ORPHAN_MAX.0));
+        self.connect_blocked = Some(ConnectBlocked::EndFormer(Wait { slot, ended, until }));
         self.look_at_former(env);
     }
 
     /// Answer the command if they are over, or it has waited long enough.
     pub(super) fn look_at_former(&mut self, env: &Env) {
-        let (Some(Barred::EndFormer(wait)), Role::Admin(controller)) = (&self.barred, &self.role) else {
+        let (Some(ConnectBlocked::EndFormer(wait)), Role::Admin(controller)) =
+            (&self.connect_blocked, &self.role)
+        else {
             return;
         };
         let may_land = match env.registry.former(&controller.shared) {
@@ -90,14 +92,14 @@ impl<T: Transport> Qpair<T> {
         };
         let slot = wait.slot;
         let result = FormerAssociations::new().with_ended(wait.ended).with_may_land(may_land);
-        self.barred = None;
+        self.connect_blocked = None;
         self.finish(slot, Status::SUCCESS, u64::from(result.into_bits()), None);
     }
 
     /// A reset or a shutdown forgets the command, without an answer.
     pub(super) fn forget_former(&mut self) {
-        if let Some(Barred::EndFormer(Wait { slot, .. })) = self.barred {
-            self.barred = None;
+        if let Some(ConnectBlocked::EndFormer(Wait { slot, .. })) = self.connect_blocked {
+            self.connect_blocked = None;
             self.requests.remove(slot);
             self.transport.forget(slot);
         }

@@ -60,7 +60,7 @@ impl<T: Transport> Qpair<T> {
 
     /// The two halves name the same blocks of the same namespace.
     fn are_of_one_range(&self, first: Slot, second: &IoCommand) -> bool {
-        let work = self.requests.get(first).map(|request| request.work);
+        let work = self.requests.find(first).map(|request| request.work);
         matches!(work, Some(Work::Io(first)) if first.nsid == second.nsid && first.disk == second.disk
             && first.range == second.range && first.data_bytes == second.data_bytes)
     }
@@ -99,7 +99,7 @@ impl<T: Transport> Qpair<T> {
 
     /// A half ends because of the other: at once, or when a device that has its buffer is through.
     fn end_half(&mut self, env: &mut Env, slot: Slot, refusal: Refusal) {
-        let Some(request) = self.requests.get_mut(slot) else { return };
+        let Some(request) = self.requests.find_mut(slot) else { return };
         match request.state {
             State::Fetching => {
                 if self.stop_fetch(slot, refusal.status) {
@@ -107,7 +107,7 @@ impl<T: Transport> Qpair<T> {
                 }
             }
             State::Moving => {
-                request.doom.get_or_insert(refusal.status);
+                request.abort_status.get_or_insert(refusal.status);
             }
             State::Replying => {}
             State::NeedBuffer => {
@@ -121,7 +121,7 @@ impl<T: Transport> Qpair<T> {
             | State::Fused
             | State::Held
             | State::Aborting
-            | State::Barred => self.refuse(env, slot, refusal),
+            | State::ConnectBlocked => self.refuse(env, slot, refusal),
         }
     }
 
@@ -172,19 +172,19 @@ impl<T: Transport> Qpair<T> {
 
     /// Both halves are here.
     fn join(&mut self, env: &mut Env, first: Slot, second: Slot) {
-        if let Some(request) = self.requests.get_mut(first) {
+        if let Some(request) = self.requests.find_mut(first) {
             request.partner = Some(second);
         }
-        if let Some(request) = self.requests.get_mut(second) {
+        if let Some(request) = self.requests.find_mut(second) {
             request.partner = Some(first);
         }
         let is_first_waiting =
-            self.requests.get(first).is_some_and(|request| request.state == State::NeedBuffer);
+            self.requests.find(first).is_some_and(|request| request.state == State::NeedBuffer);
         if is_first_waiting {
-            if let Some(request) = self.requests.get_mut(second) {
+            if let Some(request) = self.requests.find_mut(second) {
                 request.state = State::NeedBuffer; // begun by its first half
             }
-            self.set_aside(second);
+            self.stash_capsule(second);
             return;
         }
         self.begin_second(env, first, second);
@@ -192,8 +192,8 @@ impl<T: Transport> Qpair<T> {
 
     /// The second half takes over the buffer that the first took for it.
     fn begin_second(&mut self, env: &mut Env, first: Slot, second: Slot) {
-        let data = self.requests.get_mut(first).and_then(|request| request.aux.take());
-        let Some(request) = self.requests.get_mut(second) else { return };
+        let data = self.requests.find_mut(first).and_then(|request| request.aux.take());
+        let Some(request) = self.requests.find_mut(second) else { return };
         request.buf = data;
         if request.buf.is_some() {
             self.fetch(second);
@@ -214,7 +214,7 @@ impl<T: Transport> Qpair<T> {
             return;
         }
         let Some(partner) = partner else { return };
-        let is_ready = self.requests.get(partner).is_some_and(|request| request.state == State::Fused);
+        let is_ready = self.requests.find(partner).is_some_and(|request| request.state == State::Fused);
         if !is_ready {
             return;
         }
@@ -223,11 +223,11 @@ impl<T: Transport> Qpair<T> {
     }
 
     fn execute_pair(&mut self, id: Slot, env: &mut Env, first: Slot, second: Slot) {
-        let expected = self.requests.get_mut(first).and_then(|request| {
+        let expected = self.requests.find_mut(first).and_then(|request| {
             request.state = State::Executing;
             request.buf.take()
         });
-        let Some(request) = self.requests.get_mut(second) else { return };
+        let Some(request) = self.requests.find_mut(second) else { return };
         request.state = State::Executing;
         let (Work::Io(io), Some(data), Some(expected)) = (request.work, request.buf.take(), expected) else {
             return;
@@ -243,8 +243,8 @@ impl<T: Transport> Qpair<T> {
 
     /// The disk has carried out the pair, or not. `second` is the Write.
     pub(super) fn on_fused_done(&mut self, env: &mut Env, second: Slot, result: Result<(), DiskError>) {
-        let Some(first) = self.requests.get(second).and_then(|request| request.partner) else { return };
-        let io_of = |slot| match self.requests.get(slot)?.work {
+        let Some(first) = self.requests.find(second).and_then(|request| request.partner) else { return };
+        let io_of = |slot| match self.requests.find(slot)?.work {
             Work::Io(io) => Some(io),
             Work::None | Work::Connect | Work::Admin { .. } => None,
         };

@@ -28,8 +28,8 @@ pub(crate) enum WaitsFor {
         /// And besides there is not enough of the pool for anybody.
         is_empty: bool,
     },
-    /// Its connection holds more of the disk's memory than is left. (Other cores may give some back, and tell
-    /// nobody.)
+    /// Its connection holds more of the disk's memory than is left. (Other cores that give some back do not
+    /// tell it.)
     DiskShare {
         /// And besides there is not enough for anybody.
         is_empty: bool,

@@ -10,24 +10,25 @@
 //! A read goes `step -> step_command -> step_io -> io::parse -> take_buffers -> submit -> Disk::submit ...
 //! on_done -> finish -> Transport::reply -> Sent`. A write stops between `take_buffers` and `submit` for
 //! `Transport::fetch ... Fetched`. Where nothing has to be waited for, both are answered as they come
-//! (`at_once`). `state` of a request changes only in this folder; every function that moves one begins with
+//! (`fast_path`). `state` of a request changes only in this folder; every function that moves one begins with
 //! the state it expects.
 //!
-//! Files: `request` (the states), `at_once` (the short way), `bulk` (large transfers in pieces), `io` (parse
-//! and check), `admin` (Connect, properties, admin commands, Abort), `compound` (commands of several disk
-//! steps), `fused` (Compare and Write), `memory` (who takes what, and who waits for what), `waiting` (the
-//! line for memory), `fetches` (data that does not come), `former` (End Former Associations).
+//! Files: `request` (the states), `fast_path` (the short way), `bulk` (large transfers in pieces), `io`
+//! (parse and check), `admin` (Connect, properties, admin commands, Abort), `compound` (commands of several
+//! disk steps), `fused` (Compare and Write), `memory` (who takes what, and who waits for what), `waiting`
+//! (the line for memory), `fetches` (data that does not come), `former` (End Former Associations).
 
 mod admin;
-mod at_once;
 mod bulk;
 mod compound;
+mod fast_path;
 mod fetches;
 mod former;
 mod fused;
 pub mod io;
 pub(crate) mod memory;
 pub mod request;
+mod requests;
 mod waiting;
 
 use std::collections::VecDeque;
@@ -53,10 +54,11 @@ use crate::shared::ControllerShared;
 use crate::snapshot::{Snapshot, Subsystem};
 pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT};
 use fetches::{Fetches, Progress};
-use former::Barred;
+use former::ConnectBlocked;
 pub use fused::FUSED_TIMEOUT;
 use memory::{Bounds, Taken, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
+use requests::Requests;
 pub(crate) use waiting::Retried;
 
 /// How long a connection may take until Connect is through: a host with many queues opens all their
@@ -107,7 +109,7 @@ pub struct Qpair<T: Transport> {
     pub(crate) transport: T,
     pub(crate) peer: Peer,
     pub(crate) role: Role,
-    requests: Slab<Request>,
+    requests: Requests,
     /// Requests in `NeedBuffer` or `NeedStepBuffer`, oldest first.
     waiting: VecDeque<Slot>,
     sq_head: u16,
@@ -118,7 +120,7 @@ pub struct Qpair<T: Transport> {
     fused_first: Option<Slot>,
     /// The first half that was there when time was looked at, and until when it may wait.
     lone_first: Option<(Slot, Nanos)>,
-    held: ArrayVec<Slot, ASYNC_EVENTS_MAX>,
+    parked_aers: ArrayVec<Slot, ASYNC_EVENTS_MAX>,
     fetches: Fetches,
     /// Bytes of disks' memory that it holds for data which its host is to bring.
     charged: u64,
@@ -128,10 +130,10 @@ pub struct Qpair<T: Transport> {
     connect_deadline: Nanos,
     /// Its place among the connections without Connect.
     pub(crate) admitted: Option<Admitted>,
-    /// Its request in state `Barred`.
-    barred: Option<Barred>,
+    /// Its request in state `ConnectBlocked`.
+    connect_blocked: Option<ConnectBlocked>,
     /// Commands that were answered as they came and whose reply has not left yet.
-    unslotted: u32,
+    fast_path_inflight: u32,
     is_touched: bool,
     /// It is in the core's list of queue pairs that wait.
     pub(crate) is_listed: bool,
@@ -170,7 +172,7 @@ pub fn status_of(error: DiskError) -> Status {
         DiskError::Internal => Status::INTERNAL_ERROR,
         DiskError::Gone => Status::INTERNAL_ERROR.dnr(),
         DiskError::Device(status) => status,
-        // For nobody: its queue pair is gone.
+        // Not sent: its queue pair is gone.
         DiskError::Cancelled => Status::ABORTED_SQ_DELETION,
     }
 }
@@ -183,7 +185,7 @@ impl<T: Transport> Qpair<T> {
             transport,
             peer,
             role: Role::Fresh,
-            requests: Slab::with_capacity(FRESH_ENTRIES),
+            requests: Slab::with_capacity(FRESH_ENTRIES).into(),
             waiting: VecDeque::new(),
             sq_head: 0,
             entries: 0,
@@ -191,15 +193,15 @@ impl<T: Transport> Qpair<T> {
             bulk_unit: u32::MAX,
             fused_first: None,
             lone_first: None,
-            held: ArrayVec::new(),
+            parked_aers: ArrayVec::new(),
             fetches: Fetches::default(),
             charged: 0,
             left: 0,
             replies: Progress::default(),
             connect_deadline: Nanos(now.0.saturating_add(CONNECT_TIMEOUT.0)),
             admitted: None,
-            barred: None,
-            unslotted: 0,
+            connect_blocked: None,
+            fast_path_inflight: 0,
             is_touched: false,
             is_listed: false,
         }
@@ -236,14 +238,15 @@ impl<T: Transport> Qpair<T> {
     /// True when nothing is in flight that a drain has to wait for.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.requests.len() == self.held.len() + usize::from(self.barred.is_some()) && self.unslotted == 0
+        self.requests.len() == self.parked_aers.len() + usize::from(self.connect_blocked.is_some())
+            && self.fast_path_inflight == 0
     }
 
     /// Pull all events out of the transport and act on them.
     #[inline]
     pub fn step(&mut self, id: Slot, env: &mut Env) -> Life {
         let left = self.transport.take_left();
-        self.unslotted -= left;
+        self.fast_path_inflight -= left;
         self.left = self.left.wrapping_add(left);
         while let Some(event) = self.transport.next_event() {
             match event {
@@ -276,12 +279,12 @@ impl<T: Transport> Qpair<T> {
         if self.sq_head >= self.entries {
             self.sq_head = 0;
         }
-        if self.requests.len() + self.unslotted as usize >= self.requests.capacity() {
+        if self.requests.len() + self.fast_path_inflight as usize >= self.requests.capacity() {
             self.host_error(env, "more commands outstanding than the queue has entries");
             return;
         }
         let pointer = data.unwrap_or(DataPointer::None);
-        if self.step_at_once(id, env, &sqe, pointer) {
+        if self.step_fast_path(id, env, &sqe, pointer) {
             return;
         }
         let Ok(slot) = self.requests.insert(Request::new(sqe, pointer)) else {
@@ -408,7 +411,7 @@ impl<T: Transport> Qpair<T> {
             return; // nothing begins any more; the buffer goes home
         }
         request.buf = Some(buf);
-        let failure = request.doom.or(result.err());
+        let failure = request.abort_status.or(result.err());
         let is_fused = request.partner.is_some() || self.fused_first == Some(slot);
         if is_fused {
             self.on_fused_fetched(id, env, slot, failure);
@@ -632,12 +635,12 @@ impl<T: Transport> Qpair<T> {
                 Some(State::NeedStepBuffer) => self.resume(id, env, slot),
                 _ => {}
             }
-            let state = self.requests.get(slot).map(|request| request.state);
             if self.waiting.front() != Some(&slot) {
                 continue; // the queue pair was closed meanwhile
             }
+            let state = self.requests.get(slot).map(|request| request.state);
             if state == Some(State::NeedBuffer) {
-                break; // in order: nobody overtakes the oldest
+                break; // in order: none overtakes the oldest
             }
             has_moved = true;
             self.waiting.pop_front();
@@ -704,14 +707,14 @@ impl<T: Transport> Qpair<T> {
                 if commands == 0 {
                     role.shared.release_queue(role.qid);
                 } else {
-                    env.leftovers.add(env.current, commands, role.shared, role.qid, env.now);
+                    env.orphaned_commands.add(env.current, commands, role.shared, role.qid, env.now);
                 }
             }
             Role::Fresh | Role::Closing => {}
         }
-        self.barred = None;
+        self.connect_blocked = None;
         self.waiting.clear();
-        self.held.clear();
+        self.parked_aers.clear();
         self.fused_first = None;
     }
 
@@ -723,7 +726,7 @@ impl<T: Transport> Qpair<T> {
         };
         match &mut self.role {
             Role::Admin(controller) => {
-                let effect = controller.on_snapshot(old, &env.shown);
+                let effect = controller.on_snapshot(old, &env.advertised_snapshot);
                 self.apply(env, effect);
                 self.deliver_async_events();
             }

@@ -42,7 +42,7 @@ pub enum State {
     Aborting,
     /// A Connect, or an End Former Associations, that waits until nothing of its host's former associations
     /// is at a disk; ended by `Qpair::retry_connect`, `Qpair::look_at_former`.
-    Barred,
+    ConnectBlocked,
     /// The transport has the reply; ended by `Sent`.
     Replying,
 }
@@ -59,7 +59,7 @@ impl State {
         State::Fused,
         State::Held,
         State::Aborting,
-        State::Barred,
+        State::ConnectBlocked,
         State::Replying,
     ];
 }
@@ -254,7 +254,7 @@ pub struct Request {
     pub state: State,
     /// It is to end with this status, and without effect, as soon as its data is here: it was aborted, or
     /// lost the other half of its pair.
-    pub doom: Option<Status>,
+    pub abort_status: Option<Status>,
     /// What it does.
     pub work: Work,
     /// Where its data is.
@@ -284,7 +284,7 @@ impl Request {
     pub fn new(sqe: Sqe, pointer: DataPointer) -> Request {
         Request {
             state: State::New,
-            doom: None,
+            abort_status: None,
             work: Work::None,
             pointer,
             sqe,

@@ -25,14 +25,14 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::NeedBuffer;
         self.waiting.push_back(slot);
-        self.set_aside(slot);
+        self.stash_capsule(slot);
     }
 
     /// The in-capsule data of a request that is not fetched yet lets by what is behind it.
-    pub(super) fn set_aside(&mut self, slot: Slot) {
+    pub(super) fn stash_capsule(&mut self, slot: Slot) {
         let Some(request) = self.requests.get(slot) else { return };
         if let DataPointer::InCapsule { .. } = request.pointer {
-            self.transport.set_aside(slot, request.cid());
+            self.transport.stash_capsule(slot, request.cid());
         }
     }
 }

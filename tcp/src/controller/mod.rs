@@ -11,7 +11,7 @@
 //!
 //! Sent comes before what was received after it: a host that reuses a queue entry is never counted twice.
 
-mod aside;
+mod capsule_stash;
 mod receive;
 mod reply;
 mod transfers;
@@ -25,7 +25,7 @@ use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, MAXH2CDATA_MIN, PduTy
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_transport::{CloseReason, Event, Limits, Reply, Transport, UNSLOTTED};
+use spindle_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 
 use crate::inbox::RxBatch;
 use crate::lifetime::Phase;
@@ -34,8 +34,8 @@ use crate::payload::Payload;
 use crate::violation::Violation;
 use crate::wire::{Receiving, Stop, Wire};
 
-use aside::Aside;
-use transfers::{Place, Transfer, Transfers};
+use capsule_stash::CapsuleStash;
+use transfers::{Transfer, TransferTarget, Transfers};
 
 pub use transfers::QUEUE_ENTRIES_MAX;
 
@@ -90,7 +90,7 @@ enum Source {
     /// H2CData of the transfer with this tag.
     H2cData(u16),
     /// In-capsule data of a request that waits for memory.
-    Aside(Slot),
+    Stash(Slot),
 }
 
 /// The controller's end of one connection.
@@ -102,7 +102,7 @@ pub struct Conn {
     /// The same of those without a slot: how many.
     left: u32,
     transfers: Transfers,
-    aside: Aside,
+    stash: CapsuleStash,
     config: ConnConfig,
     /// How the header of a command begins, where there are no digests; see [`Conn::plain_command`].
     plain_header: u64,
@@ -144,7 +144,7 @@ impl Conn {
             sent: VecDeque::new(),
             left: 0,
             transfers: Transfers::new(config.queue_entries),
-            aside: Aside::default(),
+            stash: CapsuleStash::default(),
             config,
             plain_header: receive::NO_PLAIN_HEADER,
             in_capsule_max: config.in_capsule_bytes.max(ADMIN_IN_CAPSULE_BYTES),
@@ -176,7 +176,7 @@ impl Conn {
     #[inline]
     #[must_use]
     pub fn is_paused(&self) -> bool {
-        matches!(self.wire.receiving, Receiving::Standing(_))
+        matches!(self.wire.receiving, Receiving::PendingCapsule(_))
     }
 
     /// True when there may be events without a new batch: bytes are kept from an earlier one, or `fetch`
@@ -184,7 +184,7 @@ impl Conn {
     #[inline]
     #[must_use]
     pub fn has_unread(&self) -> bool {
-        self.wire.inbox.stashed() > 0 || self.wire.is_payload_whole() || self.aside.has_fetched()
+        self.wire.inbox.stashed() > 0 || self.wire.is_payload_whole() || self.stash.has_fetched()
     }
 
     /// The place of the rest of a payload that is being received, for the socket to read straight into; 0
@@ -227,7 +227,7 @@ impl Conn {
         while let Some(pdu) = self.wire.outbox.advance(&mut left) {
             pdu.body = Body::None;
             match pdu.key {
-                Some(UNSLOTTED) => self.left += 1,
+                Some(FAST_PATH) => self.left += 1,
                 Some(slot) => self.sent.push_back(slot),
                 None => {}
             }
@@ -304,7 +304,7 @@ impl Conn {
     /// Drop the buffers of requests.
     fn forget_requests(&mut self) {
         self.transfers.clear();
-        self.aside = Aside::default();
+        self.stash = CapsuleStash::default();
     }
 
     #[cold]
@@ -319,7 +319,7 @@ impl Conn {
     /// What comes of received bytes, in any state.
     #[inline(never)]
     fn next_received(&mut self) -> Option<Event> {
-        if let Some(fetched) = self.aside.next_fetched() {
+        if let Some(fetched) = self.stash.next_fetched() {
             return Some(fetched);
         }
         while self.wire.lifetime.is_open() {
@@ -367,21 +367,21 @@ impl Transport for Conn {
         if !self.wire.lifetime.is_open() {
             return;
         }
-        let Some(buf) = self.aside.fetch(slot, buf) else { return };
+        let Some(buf) = self.stash.fetch(slot, buf) else { return };
         match &self.wire.receiving {
             // The length is compared too: a host that has two commands of one CID gets its own data wrong,
             // not us.
-            Receiving::Standing(standing)
-                if standing.cid == cid && standing.frame.data_bytes as usize == buf.len() =>
+            Receiving::PendingCapsule(pending)
+                if pending.cid == cid && pending.frame.data_bytes as usize == buf.len() =>
             {
-                let payload = Payload::new(Source::Capsule(slot), buf, 0, &standing.frame);
+                let payload = Payload::new(Source::Capsule(slot), buf, 0, &pending.frame);
                 self.wire.receiving = Receiving::Payload(payload);
                 // At once, while it is in the batch: what is left of it there would be copied twice.
                 self.wire.copy_payload();
             }
-            Receiving::Standing(_) | Receiving::Header | Receiving::Payload(_) | Receiving::Skip(_) => {
+            Receiving::PendingCapsule(_) | Receiving::Header | Receiving::Payload(_) | Receiving::Skip(_) => {
                 let bytes = u32::try_from(buf.len()).unwrap_or(u32::MAX);
-                let place = Place::Here(buf);
+                let place = TransferTarget::Here(buf);
                 self.ask_host(Transfer { slot, cid, is_damaged: false, received: 0, bytes, place });
             }
         }
@@ -393,8 +393,8 @@ impl Transport for Conn {
 
     #[inline]
     fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
-        let Receiving::Standing(standing) = &self.wire.receiving else { return false };
-        let is_plain = !standing.frame.data_digest && standing.frame.data_bytes as usize == buf.len();
+        let Receiving::PendingCapsule(pending) = &self.wire.receiving else { return false };
+        let is_plain = !pending.frame.data_digest && pending.frame.data_bytes as usize == buf.len();
         if !is_plain || !self.wire.inbox.copy_whole_to(buf) {
             return false;
         }
@@ -407,24 +407,24 @@ impl Transport for Conn {
         self.peek_sqe()
     }
 
-    fn set_aside(&mut self, slot: Slot, cid: u16) {
-        if let Receiving::Standing(standing) = &self.wire.receiving
-            && standing.cid == cid
+    fn stash_capsule(&mut self, slot: Slot, cid: u16) {
+        if let Receiving::PendingCapsule(pending) = &self.wire.receiving
+            && pending.cid == cid
         {
-            let buf = self.aside.begin(slot, standing.frame.data_bytes);
-            let payload = Payload::new(Source::Aside(slot), buf, 0, &standing.frame);
+            let buf = self.stash.begin(slot, pending.frame.data_bytes);
+            let payload = Payload::new(Source::Stash(slot), buf, 0, &pending.frame);
             self.wire.receiving = Receiving::Payload(payload);
             self.wire.copy_payload();
         }
     }
 
     fn forget(&mut self, slot: Slot) {
-        self.aside.forget(slot);
+        self.stash.forget(slot);
     }
 
     fn ignore(&mut self) {
-        if let Receiving::Standing(standing) = &self.wire.receiving {
-            let frame = standing.frame;
+        if let Receiving::PendingCapsule(pending) = &self.wire.receiving {
+            let frame = pending.frame;
             self.wire.skip_data(&frame);
         }
     }
@@ -434,13 +434,13 @@ impl Transport for Conn {
         if !self.wire.lifetime.is_open() {
             return;
         }
-        if let Receiving::Standing(standing) = &self.wire.receiving
-            && standing.cid == reply.cqe.cid()
+        if let Receiving::PendingCapsule(pending) = &self.wire.receiving
+            && pending.cid == reply.cqe.cid()
         {
-            let frame = standing.frame;
+            let frame = pending.frame;
             self.wire.skip_data(&frame);
         }
-        self.aside.forget(reply.slot);
+        self.stash.forget(reply.slot);
         self.queue_reply(reply);
     }
 
@@ -461,7 +461,7 @@ impl Transport for Conn {
                     self.wire.drain();
                 }
             }
-            // Nobody is there.
+            // The host is gone.
             CloseReason::KeepAliveExpired | CloseReason::ConnectTimeout => self.abort(),
         }
     }

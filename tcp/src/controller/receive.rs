@@ -13,12 +13,12 @@ use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_reactor::slab::Slot;
 use spindle_transport::{DataPointer, Event};
 
-use super::transfers::{Place, Transfer};
+use super::transfers::{Transfer, TransferTarget};
 use super::{Conn, Source};
 use crate::frame::{Agreed, Frame, check_initialize};
 use crate::payload::{Filled, Payload};
 use crate::violation::Violation;
-use crate::wire::{Receiving, Standing, Stop};
+use crate::wire::{PendingCapsule, Receiving, Stop};
 
 /// CPDA: 0, data aligned to 4 bytes, which is all that a Linux host does (`nvme_tcp_init_connection`).
 const CPDA: u8 = 0;
@@ -61,7 +61,7 @@ impl Conn {
         let data = data_pointer(sqe, data_bytes);
         let frame = Frame { header_bytes: u32::from(COMMAND_BYTES_U8), data_bytes, data_digest: false };
         self.wire.receiving = match data {
-            Ok(_) => Receiving::Standing(Standing { cid: sqe.cid(), frame }),
+            Ok(_) => Receiving::PendingCapsule(PendingCapsule { cid: sqe.cid(), frame }),
             Err(_) => Receiving::Skip(data_bytes as usize),
         };
         let event = Event::Command { sqe: *sqe, data };
@@ -89,7 +89,9 @@ impl Conn {
             Receiving::Payload(Payload { key: Source::Capsule(slot), buf, .. }) => {
                 Some(Event::Fetched { slot, buf, result: Ok(()) })
             }
-            Receiving::Payload(_) | Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => None,
+            Receiving::Payload(_) | Receiving::Header | Receiving::PendingCapsule(_) | Receiving::Skip(_) => {
+                None
+            }
         }
     }
 
@@ -99,7 +101,7 @@ impl Conn {
         match &self.wire.receiving {
             Receiving::Header => self.step_header(),
             Receiving::Payload(_) => self.step_payload(),
-            Receiving::Standing(_) => Err(Stop::Wait),
+            Receiving::PendingCapsule(_) => Err(Stop::Wait),
             Receiving::Skip(_) => {
                 if self.wire.skip() {
                     Ok(None)
@@ -187,7 +189,9 @@ impl Conn {
         self.wire.inbox.consume(frame.header_bytes as usize);
         let data = data_pointer(&sqe, frame.data_bytes);
         match data {
-            Ok(_) => self.wire.receiving = Receiving::Standing(Standing { cid: sqe.cid(), frame }),
+            Ok(_) => {
+                self.wire.receiving = Receiving::PendingCapsule(PendingCapsule { cid: sqe.cid(), frame })
+            }
             Err(_) => self.wire.skip_data(&frame),
         }
         self.note_connect(&sqe);
@@ -232,14 +236,14 @@ impl Conn {
             let expected = "LAST_PDU on the last H2CData of an R2T and on no other";
             return Err(Violation::LastFlag { pdu_type, flags: ch.flags, expected }.into());
         }
-        match std::mem::replace(&mut transfer.place, Place::Filling) {
-            Place::Here(buf) => {
+        match std::mem::replace(&mut transfer.place, TransferTarget::Filling) {
+            TransferTarget::Here(buf) => {
                 self.wire.inbox.consume(frame.header_bytes as usize);
                 self.wire.receiving =
                     Receiving::Payload(Payload::new(Source::H2cData(ttag), buf, offset, &frame));
             }
-            Place::Nowhere => {
-                transfer.place = Place::Nowhere;
+            TransferTarget::Nowhere => {
+                transfer.place = TransferTarget::Nowhere;
                 transfer.received = end;
                 if end == length {
                     self.transfers.remove(ttag);
@@ -247,7 +251,7 @@ impl Conn {
                 self.wire.inbox.consume(frame.header_bytes as usize);
                 self.wire.skip_data(&frame);
             }
-            Place::Filling => return Err(Violation::Ttag { ttag }.into()),
+            TransferTarget::Filling => return Err(Violation::Ttag { ttag }.into()),
         }
         Ok(None)
     }
@@ -262,9 +266,9 @@ impl Conn {
                 Ok(Some(Event::Fetched { slot, buf: payload.buf, result }))
             }
             Source::H2cData(ttag) => Ok(self.end_h2c_data(ttag, payload, filled)),
-            Source::Aside(slot) => {
-                self.aside.end(slot, payload.buf, fetched(filled == Filled::Damaged));
-                Ok(self.aside.next_fetched())
+            Source::Stash(slot) => {
+                self.stash.end(slot, payload.buf, fetched(filled == Filled::Damaged));
+                Ok(self.stash.next_fetched())
             }
         }
     }
@@ -272,7 +276,7 @@ impl Conn {
     /// See [`Transport::cancel`](spindle_transport::Transport::cancel).
     #[cold]
     pub(super) fn cancel_fetch(&mut self, slot: Slot) -> bool {
-        if self.aside.cancel(slot) {
+        if self.stash.cancel(slot) {
             return true;
         }
         let ttag = self.transfers.tag_of(slot);
@@ -280,14 +284,14 @@ impl Conn {
             Receiving::Payload(payload) => match payload.key {
                 Source::Capsule(other) => (other == slot, false),
                 Source::H2cData(other) => (false, ttag == Some(other)),
-                Source::Aside(_) => (false, false),
+                Source::Stash(_) => (false, false),
             },
-            Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => (false, false),
+            Receiving::Header | Receiving::PendingCapsule(_) | Receiving::Skip(_) => (false, false),
         };
         let end = if is_of_capsule || is_of_host { self.wire.skip_payload() } else { None };
         let Some(ttag) = ttag else { return is_of_capsule };
         let Some(transfer) = self.transfers.get_mut(ttag) else { return false };
-        transfer.place = Place::Nowhere;
+        transfer.place = TransferTarget::Nowhere;
         transfer.received = end.unwrap_or(transfer.received);
         if transfer.received == transfer.bytes {
             self.transfers.remove(ttag);
@@ -300,7 +304,7 @@ impl Conn {
         transfer.received = payload.end();
         transfer.is_damaged |= filled == Filled::Damaged;
         if (transfer.received as usize) < payload.buf.len() {
-            transfer.place = Place::Here(payload.buf);
+            transfer.place = TransferTarget::Here(payload.buf);
             return None;
         }
         let Transfer { slot, is_damaged, .. } = self.transfers.remove(ttag)?;

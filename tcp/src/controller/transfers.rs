@@ -19,12 +19,12 @@ pub(super) struct Transfer {
     pub(super) received: u32,
     /// Bytes that were asked for.
     pub(super) bytes: u32,
-    pub(super) place: Place,
+    pub(super) place: TransferTarget,
 }
 
 /// Where the data of a transfer goes.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum TransferTarget {
     /// Into this buffer.
     Here(Buf),
     /// An H2CData is being received into the buffer.
@@ -110,8 +110,9 @@ impl Transfers {
     #[cold]
     pub(super) fn tag_of(&self, slot: Slot) -> Option<u16> {
         let is_it = |entry: &Entry| {
-            let wanted =
-                |transfer: &Transfer| transfer.slot == slot && !matches!(transfer.place, Place::Nowhere);
+            let wanted = |transfer: &Transfer| {
+                transfer.slot == slot && !matches!(transfer.place, TransferTarget::Nowhere)
+            };
             entry.transfer.as_ref().is_some_and(wanted)
         };
         let at = self.entries.iter().position(is_it)?;
@@ -160,7 +161,7 @@ mod tests {
             is_damaged: false,
             received: 0,
             bytes: 1,
-            place: Place::Filling,
+            place: TransferTarget::Filling,
         }
     }
 

@@ -26,7 +26,7 @@ use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, PDA_MAX, PduType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_transport::host;
-pub use spindle_transport::host::{Full, Host, HostData, Why};
+pub use spindle_transport::host::{Host, HostData, SubmitError, SubmitErrorKind};
 
 use crate::inbox::RxBatch;
 use crate::lifetime::Phase;
@@ -312,9 +312,9 @@ impl Host for Conn {
 
     /// In the capsule where the data fits, else by R2T or C2HData (NVMe/TCP 1.0, "Data Transfers").
     #[inline]
-    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), Full> {
+    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         if !self.is_open() {
-            return Err(Full { why: Why::Closed, data });
+            return Err(SubmitError { kind: SubmitErrorKind::Closed, data });
         }
         self.queue_command(sqe, data)
     }

@@ -22,7 +22,7 @@ impl Conn {
     pub(super) fn step(&mut self) -> Result<Option<HostEvent>, Stop> {
         match &self.wire.receiving {
             Receiving::Payload(_) => self.step_payload(),
-            Receiving::Header | Receiving::Standing(_) | Receiving::Skip(_) => self.step_header(),
+            Receiving::Header | Receiving::PendingCapsule(_) | Receiving::Skip(_) => self.step_header(),
         }
     }
 

@@ -6,7 +6,7 @@ use nvme_spec::{Sgl, Sqe};
 use spindle_reactor::mem::Buf;
 
 use super::commands::{Direction, State};
-use super::{Conn, Full, HEAD, HostData, TAIL, Why};
+use super::{Conn, HEAD, HostData, SubmitError, SubmitErrorKind, TAIL};
 use crate::digest;
 use crate::frame::Agreed;
 use crate::outbox::{Body, OutPdu};
@@ -24,7 +24,7 @@ impl Conn {
 
     /// Queue a command capsule (NVMe/TCP 1.0 section 3.6.2.5), and its data where that fits.
     #[inline]
-    pub(super) fn queue_command(&mut self, sqe: Sqe, data: HostData) -> Result<(), Full> {
+    pub(super) fn queue_command(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         let (direction, buf) = match data {
             HostData::None => (Direction::None, None),
             HostData::ToController(buf) => (Direction::ToController, Some(buf)),
@@ -32,7 +32,7 @@ impl Conn {
         };
         let bytes = buf.as_ref().map_or(0, |buf| u32::try_from(buf.len()).unwrap_or(u32::MAX));
         let Some(command) = self.commands.start(sqe.cid(), direction, bytes) else {
-            return Err(Full { why: Why::Cid, data: give_back(direction, buf) });
+            return Err(SubmitError { kind: SubmitErrorKind::Cid, data: give_back(direction, buf) });
         };
         let allowed = match sqe.is_fabrics() {
             true => self.config.in_capsule_bytes.max(ADMIN_IN_CAPSULE_BYTES),

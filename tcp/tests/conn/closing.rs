@@ -258,35 +258,38 @@ fn a_host_gets_every_command_back_from_every_state() {
 #[test]
 fn a_command_that_cannot_be_taken_comes_back_with_its_data() {
     use nvme_spec::Sqe;
-    use spindle_tcp::host::{Full, HostData, Why};
+    use spindle_tcp::host::{HostData, SubmitError, SubmitErrorKind};
     let config = HostConfig { queue_entries: 4, ..HostConfig::default() };
-    let refused = |rig: &mut Host, cid, expected: Why| {
+    let refused = |rig: &mut Host, cid, expected: SubmitErrorKind| {
         let buf = rig.pool.take(512).unwrap();
-        let Err(Full { why, data: HostData::FromController(buf) }) =
+        let Err(SubmitError { kind, data: HostData::FromController(buf) }) =
             rig.conn.submit(Sqe::new(READ, cid, 1), HostData::FromController(buf))
         else {
             panic!("taken")
         };
-        assert_eq!((why, buf.len()), (expected, 512));
+        assert_eq!((kind, buf.len()), (expected, 512));
     };
     let mut rig = Host::new(config);
-    refused(&mut rig, 0, Why::Closed);
+    refused(&mut rig, 0, SubmitErrorKind::Closed);
     let mut rig = Host::ready(config, 0, 4096);
     rig.read(1, 512);
-    refused(&mut rig, 1, Why::Cid);
-    refused(&mut rig, 4, Why::Cid);
-    refused(&mut rig, 0xffff, Why::Cid);
+    refused(&mut rig, 1, SubmitErrorKind::Cid);
+    refused(&mut rig, 4, SubmitErrorKind::Cid);
+    refused(&mut rig, 0xffff, SubmitErrorKind::Cid);
     rig.conn.close();
-    refused(&mut rig, 2, Why::Closed);
+    refused(&mut rig, 2, SubmitErrorKind::Closed);
     rig.conn.on_reset();
     rig.pull();
     rig.expect_closed();
     let buf = rig.pool.take(512).unwrap();
     let result = rig.conn.submit(Sqe::new(WRITE, 2, 1), HostData::ToController(buf));
-    assert!(matches!(result, Err(Full { why: Why::Closed, data: HostData::ToController(_) })));
+    assert!(matches!(
+        result,
+        Err(SubmitError { kind: SubmitErrorKind::Closed, data: HostData::ToController(_) })
+    ));
     assert!(matches!(
         rig.conn.submit(Sqe::new(0, 2, 1), HostData::None),
-        Err(Full { why: Why::Closed, data: HostData::None })
+        Err(SubmitError { kind: SubmitErrorKind::Closed, data: HostData::None })
     ));
 }
 

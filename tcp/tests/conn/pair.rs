@@ -438,7 +438,7 @@ fn a_close_at_any_step_from_either_side_loses_no_buffer_and_no_command() {
         for _ in 0..200 {
             sim.step();
         }
-        // Whoever is through closes; the other one sees it after what was sent.
+        // A side that is through closes; the other one sees it after what was sent.
         for _ in 0..100_000 {
             sim.step();
             let (host, controller) = (sim.host.phase(), sim.controller.phase());
@@ -528,7 +528,7 @@ fn bytes_that_are_changed_at_random_end_a_connection_at_worst() {
 }
 
 impl Sim {
-    /// As `step`, but the wire lies: what comes of it is nobody's concern, as long as nobody panics.
+    /// As `step`, but the wire lies: any outcome is right, as long as no side panics.
     fn step_or_damage(&mut self) {
         if self.rng.one_in(100) {
             let bytes = if self.rng.one_in(2) { &mut self.down } else { &mut self.up };

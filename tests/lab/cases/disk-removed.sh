@@ -38,7 +38,7 @@ within 20 second_gone
 ended() { ! kill -0 "$on_goes" 2>/dev/null; }
 within 30 ended
 ! wait "$on_goes" || fail 'fio on a disk that was taken away did not fail'
-# Nobody has its file any more.
+# No process has its file any more.
 within 15 flock -n "$FILE" true
 
 disks stays goes

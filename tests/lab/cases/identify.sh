@@ -32,7 +32,7 @@ for nsid in 1 2; do
     expect "nsze of $nsid" "$(($(field nsze <<<"$ns")))" $((mib << 11))
     expect "ncap of $nsid" "$(($(field ncap <<<"$ns")))" $((mib << 11))
     expect_match "the format in use of $nsid" "$(grep 'in use' <<<"$ns")" 'lbaf +0 : ms:0 +lbads:9 .*in use.*'
-    # Nobody's namespaces look alike.
+    # No two namespaces have the same identifier.
     nguid=$(field nguid <<<"$ns")
     descs=$(nvme ns-descs "/dev/$CTRL" -n "$nsid")
     uuid=$(field uuid <<<"$descs")

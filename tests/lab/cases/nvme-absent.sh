@@ -7,7 +7,7 @@ config_drives
 drive_unplug nv1
 drive_wait 60 drive_is_gone nv1
 start_target
-within 10 says_of "$DRIVE1" 'namespaces are left out until its drive is there'
+within 10 says_of "$DRIVE1" 'open failed .*next attempt in 60 s'
 connect
 wait_for_block 1
 verify_fio first --bs=16k --iodepth=8 --size=2M

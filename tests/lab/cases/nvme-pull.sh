@@ -1,4 +1,4 @@
-# a drive is pulled under load, and nobody was asked: the same as when it is unplugged
+# a drive is pulled under load, without a request to remove it: the same as when it is unplugged
 # limit: 600 s
 . "$LAB/nvme-serve.sh"
 drives_for_spindle

@@ -20,7 +20,7 @@ one "nvme = \"$DRIVE0\""
 refuses "disk\[0\].nvme = \"$DRIVE0\": must be .* its driver is nvme; spindle nvme bind $DRIVE0"
 drives_for_spindle
 one 'nvme = "0000:77:00.0"'
-# Served, as drives may be missing for a while; whoever checks is told.
+# Served, as drives may be missing for a while; `spindle check` reports it.
 refused 'disk\[0\].nvme = "0000:77:00.0": must be .* no such PCI function; spindle nvme list' "$SPINDLE" check "$CONFIG"
 one 'nvme = "0000:00:00.0"'
 refuses 'disk\[0\].nvme = "0000:00:00.0": .*class is 0x060000, that of an NVMe drive is 0x010802'

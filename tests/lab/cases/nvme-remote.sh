@@ -36,7 +36,7 @@ for transport in tcp rdma; do
         kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
         far_mend
         if [ "$transport" = rdma ] && ! rdma_manager_works; then
-            # Soft-RoCE's queue pair of the connection manager is in its error state, for good: nobody can connect.
+            # Soft-RoCE's queue pair of the connection manager is in its error state, for good: no host connects.
             echo "after $stall s soft-RoCE takes no connection any more" >&2
             kill "$fio"
             wait "$fio" || true

@@ -44,7 +44,7 @@ memory=0
 for round in 1 2 3; do
     sleep 1
     kill -0 "$fio" 2>/dev/null || fail 'fio is done too early'
-    # It comes back when nobody has the device any more.
+    # It returns when no process has the device any more.
     timeout 60 rdma link delete rxet || fail "round $round: the device cannot be removed"
     target_is_gone && fail 'the target has ended'
     of_target 0 || fail "round $round: the target keeps $(rdma resource show qp)"

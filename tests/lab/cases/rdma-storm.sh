@@ -1,6 +1,6 @@
 # connect storms: many hosts come and go at once, strangers among them; nothing is left of them
 # limit: 600 s
-# Whoever looks at a new block device is late for one of these, and so is a keep alive.
+# A process that looks at a new block device is late for one of these, and so is a keep alive.
 expect_kernel_log 'nvme nvme[0-9]+: (Removing|failed nvme_keep_alive_end_io)' "${lost[@]}" "${requeued[@]}"
 config_ram
 start_target

@@ -19,7 +19,7 @@ use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 
-use medium::{Loss, Medium};
+use medium::{LoggedDisk, Loss};
 
 const USAGE: &str = "\
 spindle-medium serve SOCKET [--forget NAME]... --lose all|half:SEED NAME=IMAGE...
@@ -27,7 +27,7 @@ spindle-medium serve SOCKET [--forget NAME]... --lose all|half:SEED NAME=IMAGE..
 spindle-medium write ACKS [NAME=DEVICE]...
     until killed: writes and flushes, all devices at once; ACKS/NAME.flush says which are durable
 spindle-medium noise [NAME=DEVICE]...
-    until killed: writes that nobody flushes
+    until killed: writes without a flush
 spindle-medium stamps ACKS NAME COUNT FOLDER
     the next COUNT writes with FUA, for somebody else to do: FOLDER/list has NUMBER OFFSET,
     FOLDER/NUMBER the bytes
@@ -84,9 +84,9 @@ fn serve(socket: &Path, mut words: &[&str]) -> Result<(), Box<dyn Error>> {
         words = rest;
     }
     let media = pairs(words)?.into_iter().map(|(name, image)| {
-        let medium = Medium::open(image, forgetful.contains(&name));
+        let medium = LoggedDisk::open(image, forgetful.contains(&name));
         Ok((name.to_owned(), medium.map_err(|error| format!("{}: {error}", image.display()))?))
     });
-    let media: Result<Vec<(String, Medium)>, String> = media.collect();
+    let media: Result<Vec<(String, LoggedDisk)>, String> = media.collect();
     Ok(nbd::serve(socket, media?, loss)?)
 }

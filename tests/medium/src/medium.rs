@@ -1,4 +1,4 @@
-//! [`Medium`]: an image file behind a volatile write cache.
+//! [`LoggedDisk`]: an image file behind a volatile write cache.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -47,7 +47,7 @@ pub struct Cut {
 
 /// An image file, and what was written and not flushed, which only this process has.
 #[derive(Debug)]
-pub struct Medium {
+pub struct LoggedDisk {
     image: File,
     bytes: u64,
     volatile: BTreeMap<u64, Sector>,
@@ -55,12 +55,12 @@ pub struct Medium {
     is_forgetful: bool,
 }
 
-impl Medium {
+impl LoggedDisk {
     /// The image, whose size is that of the medium.
-    pub fn open(image: &Path, is_forgetful: bool) -> io::Result<Medium> {
+    pub fn open(image: &Path, is_forgetful: bool) -> io::Result<LoggedDisk> {
         let image = File::options().read(true).write(true).open(image)?;
         let bytes = image.metadata()?.len();
-        Ok(Medium { image, bytes, volatile: BTreeMap::new(), is_forgetful })
+        Ok(LoggedDisk { image, bytes, volatile: BTreeMap::new(), is_forgetful })
     }
 
     /// Its size.
@@ -140,16 +140,16 @@ pub mod tests {
     use super::*;
 
     /// An image of so many sectors of zeroes, which nothing but the medium has by name.
-    pub fn medium(sectors: u64, is_forgetful: bool) -> Medium {
+    pub fn medium(sectors: u64, is_forgetful: bool) -> LoggedDisk {
         let name = format!("spindle-medium-{}-{:?}", std::process::id(), std::thread::current().id());
         let path = std::env::temp_dir().join(name);
         File::create(&path).expect("a file").set_len(sectors * 512).expect("its size");
-        let medium = Medium::open(&path, is_forgetful).expect("an image");
+        let medium = LoggedDisk::open(&path, is_forgetful).expect("an image");
         std::fs::remove_file(path).expect("it is there");
         medium
     }
 
-    fn sector(medium: &Medium, place: u64) -> u8 {
+    fn sector(medium: &LoggedDisk, place: u64) -> u8 {
         let mut sector = [0; SECTOR_BYTES];
         medium.read(place * 512, &mut sector).expect("it is there");
         assert!(sector.iter().all(|byte| *byte == sector[0]), "sectors are whole");

@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::medium::{Loss, Medium};
+use crate::medium::{LoggedDisk, Loss};
 
 const GREETING: &[u8; 16] = b"NBDMAGICIHAVEOPT";
 const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
@@ -44,10 +44,10 @@ const EINVAL: u32 = 22;
 const OPTION_BYTES_MAX: u32 = 4096;
 const TRANSFER_BYTES_MAX: u32 = 32 << 20;
 
-type Exports = BTreeMap<String, Mutex<Medium>>;
+type Exports = BTreeMap<String, Mutex<LoggedDisk>>;
 
 /// Serve these at this socket until the process is ended.
-pub fn serve(socket: &Path, media: Vec<(String, Medium)>, loss: Loss) -> io::Result<()> {
+pub fn serve(socket: &Path, media: Vec<(String, LoggedDisk)>, loss: Loss) -> io::Result<()> {
     let listener = UnixListener::bind(socket)?;
     let exports = media.into_iter().map(|(name, medium)| (name, Mutex::new(medium))).collect();
     let exports: Arc<Exports> = Arc::new(exports);
@@ -173,7 +173,7 @@ fn reply_option(stream: &mut impl Write, option: u32, kind: u32, data: &[u8]) ->
 }
 
 /// Requests, one after another, until the client goes.
-fn transmit(stream: &mut (impl Read + Write), medium: &mut Medium) -> io::Result<()> {
+fn transmit(stream: &mut (impl Read + Write), medium: &mut LoggedDisk) -> io::Result<()> {
     loop {
         must_be("the magic of a request", u32_of(stream)?.into(), REQUEST_MAGIC.into())?;
         let (flags, kind) = (u16_of(stream)?, u16_of(stream)?);

@@ -157,7 +157,7 @@ impl Acks {
         }
     }
 
-    /// The last line may be half of one: whoever wrote it was killed.
+    /// The last line may be half of one: its writer was killed.
     fn parse(text: &str) -> Option<Acks> {
         let mut acks = Acks::default();
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
@@ -252,8 +252,8 @@ fn put(device: &File, writes: Writes, number: u64, memory: &mut Aligned) -> io::
     device.write_all_at(bytes, writes.offset(writes.blocks(number).start))
 }
 
-/// The next `count` writes with FUA, as files in `folder`: `list` has their numbers and offsets. Whoever
-/// writes them adds to `ACKS/NAME.fua`, in which they are begun here.
+/// The next `count` writes with FUA, as files in `folder`: `list` has their numbers and offsets. Their writer
+/// adds to `ACKS/NAME.fua`, in which they are begun here.
 pub fn prepare(acks: &Path, name: &str, count: u64, folder: &Path) -> io::Result<()> {
     let writes = Writes::new(name, Region::Fua);
     let begin = Acks::read(acks, name, Region::Fua)?.next();
@@ -330,7 +330,7 @@ impl Verdict {
             (Some(_), Some(_)) => self.sectors += 1,
             (Some(_), None) => {}
             (None, None) if sector.iter().all(|byte| *byte == 0) => {}
-            (None, None) => self.wrong.push(format!("{region} at {offset}: something that nobody wrote")),
+            (None, None) => self.wrong.push(format!("{region} at {offset}: something never written")),
             (None, Some(durable)) => {
                 let found = if sector.iter().all(|byte| *byte == 0) { "zeroes" } else { "damage" };
                 self.wrong.push(format!("{region} at {offset}: {found}, but {durable} is durable"));
@@ -344,18 +344,18 @@ mod tests {
     use super::*;
 
     /// A device of zeroes and a folder for what is acknowledged.
-    struct Place {
+    struct TestDevice {
         folder: std::path::PathBuf,
         device: File,
     }
 
-    impl Place {
-        fn new(test: &str) -> Place {
+    impl TestDevice {
+        fn new(test: &str) -> TestDevice {
             let folder = std::env::temp_dir().join(format!("spindle-stamps-{}-{test}", std::process::id()));
             std::fs::create_dir(&folder).expect("a folder");
             let device = File::create(folder.join("device")).expect("a file");
             device.set_len(64 * MIB).expect("its size");
-            Place { folder, device }
+            TestDevice { folder, device }
         }
 
         fn put(&self, region: Region, numbers: std::ops::Range<u64>) {
@@ -375,7 +375,7 @@ mod tests {
         }
     }
 
-    impl Drop for Place {
+    impl Drop for TestDevice {
         fn drop(&mut self) {
             std::fs::remove_dir_all(&self.folder).expect("it is there");
         }
@@ -383,12 +383,12 @@ mod tests {
 
     #[test]
     fn what_is_durable_and_there_is_fine_whatever_came_later() {
-        let place = Place::new("fine");
-        place.put(Region::Flush, 100..350);
-        place.put(Region::Fua, 7..20);
-        place.acks(Region::Flush, "begin 100\nkept 150\nkept 300\nkept 3");
-        place.acks(Region::Fua, "begin 7\nkept 19\n");
-        let verdict = place.check();
+        let device = TestDevice::new("fine");
+        device.put(Region::Flush, 100..350);
+        device.put(Region::Fua, 7..20);
+        device.acks(Region::Flush, "begin 100\nkept 150\nkept 300\nkept 3");
+        device.acks(Region::Fua, "begin 7\nkept 19\n");
+        let verdict = device.check();
         assert!(verdict.is_fine(), "{verdict}");
         assert_eq!(verdict.durable, [201, 13]);
         assert!(verdict.sectors > 1000);
@@ -396,47 +396,47 @@ mod tests {
 
     #[test]
     fn what_is_durable_and_not_there_is_found() {
-        let place = Place::new("lost");
-        place.put(Region::Flush, 100..300);
-        place.acks(Region::Flush, "begin 100\nkept 300\n");
-        assert!(place.check().wrong[0].contains("300 is durable"), "{}", place.check());
-        place.acks(Region::Fua, "begin 7\nkept 7\n");
-        assert!(place.check().wrong.iter().any(|wrong| wrong.contains("zeroes, but 7 is durable")));
+        let device = TestDevice::new("lost");
+        device.put(Region::Flush, 100..300);
+        device.acks(Region::Flush, "begin 100\nkept 300\n");
+        assert!(device.check().wrong[0].contains("300 is durable"), "{}", device.check());
+        device.acks(Region::Fua, "begin 7\nkept 7\n");
+        assert!(device.check().wrong.iter().any(|wrong| wrong.contains("zeroes, but 7 is durable")));
     }
 
     #[test]
     fn an_older_write_and_a_damaged_sector_are_found() {
-        let place = Place::new("older");
-        place.put(Region::Flush, 100..300);
-        place.acks(Region::Flush, "begin 100\nkept 299\n");
-        assert!(place.check().is_fine());
+        let device = TestDevice::new("older");
+        device.put(Region::Flush, 100..300);
+        device.acks(Region::Flush, "begin 100\nkept 299\n");
+        assert!(device.check().is_fine());
         let writes = Writes::new("a", Region::Flush);
         let offset = writes.offset(writes.blocks(299).start);
-        place.device.write_all_at(&[1; 1], offset + 511).expect("written");
-        assert!(place.check().wrong[0].contains("damage"), "{}", place.check());
+        device.device.write_all_at(&[1; 1], offset + 511).expect("written");
+        assert!(device.check().wrong[0].contains("damage"), "{}", device.check());
         let older =
             (1..).find(|number| writes.blocks(*number).contains(&writes.blocks(299).start)).expect("one");
-        place.device.write_all_at(&writes.sector(older, offset), offset).expect("written");
-        assert!(place.check().wrong[0].contains(&format!("write {older}, but 299")), "{}", place.check());
+        device.device.write_all_at(&writes.sector(older, offset), offset).expect("written");
+        assert!(device.check().wrong[0].contains(&format!("write {older}, but 299")), "{}", device.check());
     }
 
     #[test]
     fn numbers_go_on_behind_those_that_were_begun() {
-        let place = Place::new("next");
-        place.acks(Region::Flush, "begin 100\nkept 120\nbegin 5000\n");
-        let acks = Acks::read(&place.folder, "a", Region::Flush).expect("it can be read");
+        let device = TestDevice::new("next");
+        device.acks(Region::Flush, "begin 100\nkept 120\nbegin 5000\n");
+        let acks = Acks::read(&device.folder, "a", Region::Flush).expect("it can be read");
         assert!(acks.next() > 5000);
         assert_eq!(acks.numbers().count(), 21);
-        std::fs::create_dir(place.folder.join("fua")).expect("a folder");
-        prepare(&place.folder, "a", 30, &place.folder.join("fua")).expect("prepared");
-        let list = std::fs::read_to_string(place.folder.join("fua/list")).expect("a list");
+        std::fs::create_dir(device.folder.join("fua")).expect("a folder");
+        prepare(&device.folder, "a", 30, &device.folder.join("fua")).expect("prepared");
+        let list = std::fs::read_to_string(device.folder.join("fua/list")).expect("a list");
         assert_eq!(list.lines().count(), 30);
         for line in list.lines() {
             let (number, offset) = line.split_once(' ').expect("two words");
-            let bytes = std::fs::read(place.folder.join("fua").join(number)).expect("its bytes");
-            place.device.write_all_at(&bytes, offset.parse().expect("a number")).expect("written");
-            place.acks(Region::Fua, &format!("kept {number}\n"));
+            let bytes = std::fs::read(device.folder.join("fua").join(number)).expect("its bytes");
+            device.device.write_all_at(&bytes, offset.parse().expect("a number")).expect("written");
+            device.acks(Region::Fua, &format!("kept {number}\n"));
         }
-        assert!(place.check().wrong.iter().all(|wrong| wrong.starts_with("flush")), "{}", place.check());
+        assert!(device.check().wrong.iter().all(|wrong| wrong.starts_with("flush")), "{}", device.check());
     }
 }

@@ -236,7 +236,7 @@ impl Versions {
             let may_be = |version: &Version| version.gone.is_none_or(|gone| gone >= began);
             let is_allowed = block.iter().any(|version| Some(version.tag) == tag && may_be(version));
             assert!(is_allowed, "block {at}: read {tag:x?} from {began} to {now}, possible {block:#x?}");
-            // Nobody has changed it meanwhile: what was read is what it is.
+            // It was not changed meanwhile: what was read is what it is.
             let settled = |version: &Version| version.ended.is_some_and(|ended| ended < began);
             if block.iter().all(|version| version.gone.is_some() || settled(version)) && self.cut < began {
                 for version in block.iter_mut().filter(|version| Some(version.tag) != tag) {

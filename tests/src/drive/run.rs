@@ -135,7 +135,7 @@ impl Sim {
     }
 
     fn turn(&mut self) {
-        // While nobody is there they only fail.
+        // While the drive is away they only fail.
         let most = if self.in_flight.len() > IN_FLIGHT_MAX {
             0
         } else if self.absence == Absence::No || self.rng.permille(30) {

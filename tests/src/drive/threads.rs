@@ -35,7 +35,7 @@ impl Threads {
         let run = move || {
             while !its.load(Ordering::Relaxed) {
                 // Held over the step, so that none goes on behind a pause.
-                let is_paused = paused.lock().expect("nobody panics with it");
+                let is_paused = paused.lock().expect("no thread panics with it");
                 if !*is_paused {
                     drive.step();
                 }
@@ -60,12 +60,12 @@ impl Threads {
 
     /// From now on the drive takes no command and ends none.
     pub fn pause(&self) {
-        *self.is_paused.lock().expect("nobody panics with it") = true;
+        *self.is_paused.lock().expect("no thread panics with it") = true;
     }
 
     /// It goes on.
     pub fn go_on(&self) {
-        *self.is_paused.lock().expect("nobody panics with it") = false;
+        *self.is_paused.lock().expect("no thread panics with it") = false;
     }
 }
 

@@ -206,7 +206,7 @@ pub fn end(link: &mut Link, core: &mut TargetCore<Conn>, rng: &mut Rng) {
 }
 
 impl Link {
-    /// What the host sends arrives, and nobody has said that the connection is established.
+    /// What the host sends arrives before an event says that the connection is established.
     pub fn before_established(&mut self, core: &mut TargetCore<Conn>, rng: &mut Rng) {
         self.host_posts(rng);
         while self.host_starts() {}

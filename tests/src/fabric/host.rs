@@ -3,7 +3,7 @@
 use nvme_spec::sqe::SglKind;
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use nvme_spec::{Cqe, SQE_BYTES, Sqe};
-use spindle_rdma::host::{CloseCause, Full, Host, HostEvent, Registered, Why};
+use spindle_rdma::host::{CloseCause, Host, HostEvent, Registered, SubmitError, SubmitErrorKind};
 use spindle_rdma::work::Op;
 
 use spindle_transport::host::HostData;
@@ -31,8 +31,8 @@ impl Link {
             let keys = self.memory.register(&buf, access, pieces, rng);
             Registered { buf, keys }
         });
-        self.host.submit(sqe, data).map_err(|Full { why, data }| {
-            assert_eq!(why, Why::Closed, "the host's end refused a command that fits");
+        self.host.submit(sqe, data).map_err(|SubmitError { kind, data }| {
+            assert_eq!(kind, SubmitErrorKind::Closed, "the host's end refused a command that fits");
             data.map(|Registered { buf, keys }| {
                 self.memory.deregister(&keys);
                 buf
@@ -127,7 +127,7 @@ impl Link {
         self.host_receives -= 1;
         if let Some(key) = message.invalidate {
             let is_known = self.memory.invalidate(key);
-            assert!(is_known, "a key was invalidated that nobody has: {key:x}");
+            assert!(is_known, "an unknown key was invalidated: {key:x}");
         }
         self.host_arrived.push_back(message);
         true

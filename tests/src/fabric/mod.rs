@@ -244,7 +244,7 @@ impl Link {
         }
     }
 
-    /// The link is lost: both ends are told by what fails, or nobody by anything.
+    /// The link is lost: both ends are told by what fails, or neither is told.
     pub fn lose(&mut self, is_told: bool) {
         self.is_connected = false;
         self.is_excused = true;
@@ -256,7 +256,7 @@ impl Link {
         }
     }
 
-    /// The host is gone, and nobody will ever say so: its machine has lost its power. A queue pair notices
+    /// The host is gone, and no event ever says so: its machine has lost its power. A queue pair notices
     /// when what it has posted has been repeated in vain, and only then.
     pub fn vanish(&mut self) {
         self.lose(false);

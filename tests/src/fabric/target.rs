@@ -101,7 +101,7 @@ impl Link {
         }
         let conn = core.transport(id).expect("as before");
         let is_drained = self.down.is_idle() && self.arrived.is_empty();
-        assert!(!is_drained || conn.posted() == 0, "{} places that nobody gives back", conn.posted());
+        assert!(!is_drained || conn.posted() == 0, "{} places are not given back", conn.posted());
         // It is not waited for without end.
         if conn.posted() == 0 || rng.permille(20) {
             self.destroy_target(core);
@@ -159,12 +159,12 @@ impl Link {
         match &mut posted.carried {
             Carried::Send { message, .. } => self.to_host.push_back(message.take().expect("once")),
             Carried::Read { .. } => assert!(conn.buffer(posted.chain).is_some(), "the chain owns it"),
-            // Nothing is moved, and nobody looks at the key.
+            // Nothing is moved, and the key is not looked at.
             Carried::Write { local: Span { bytes: 0, .. }, .. } => {}
             Carried::Write { local, remote, is_refused, .. } => {
                 let from = conn.buffer(posted.chain).expect("the chain owns it");
                 if !self.setting.is_honest && remote.key % 2 == 1 {
-                    return true; // memory that nobody looks at
+                    return true; // memory that is not looked at
                 }
                 let Some((chain, at)) = self.memory.look_up(*remote, local.bytes, Access::Write) else {
                     assert!(!self.setting.is_honest, "access is refused: {remote:?} {local:?}");
@@ -230,7 +230,7 @@ impl Link {
         while let Some(buf) = conn.next_buffer() {
             self.receives.push(buf);
         }
-        assert_eq!(conn.buffers_held(), 0, "buffers of capsules that nobody gives back");
+        assert_eq!(conn.buffers_held(), 0, "buffers of capsules are not given back");
         assert_eq!(self.receives.len(), self.receives_max, "receives are lost");
         conn.on_destroyed();
         core.step_sent(id);

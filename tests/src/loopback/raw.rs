@@ -71,7 +71,7 @@ impl RawHost {
     /// A connection, without a word yet.
     ///
     /// # Panics
-    /// When nobody listens.
+    /// When no target listens.
     #[must_use]
     pub fn open(address: SocketAddr) -> RawHost {
         let socket = TcpStream::connect(address).expect("somebody listens");
@@ -82,7 +82,7 @@ impl RawHost {
     /// The same from this address of the machine.
     ///
     /// # Panics
-    /// When nobody listens, or the address is not the machine's.
+    /// When no target listens, or the address is not the machine's.
     #[must_use]
     pub fn open_from(from: IpAddr, address: SocketAddr) -> RawHost {
         use rustix::net::{AddressFamily, SocketType, bind, connect, socket};

@@ -93,7 +93,7 @@ impl Command {
         overlap(self.range, other.range)
     }
 
-    /// Whoever waited for its data waits no more.
+    /// When the wait for its answer ended.
     fn answered(&self) -> Option<Time> {
         let done = self.done.map(|(at, _)| at);
         [done, self.forgotten, self.dropped].into_iter().flatten().min()
@@ -141,7 +141,7 @@ pub struct Book {
     unsettled: Vec<u64>,
     /// Errors of the far target that a core has taken for commands which write nothing.
     read_errors: BTreeMap<usize, u64>,
-    patience: Nanos,
+    fence_timeout: Nanos,
     over: u64,
     time: Time,
 }
@@ -149,7 +149,7 @@ pub struct Book {
 impl Book {
     /// Nothing has happened.
     #[must_use]
-    pub fn new(blocks: u64, patience: Nanos) -> Book {
+    pub fn new(blocks: u64, fence_timeout: Nanos) -> Book {
         Book {
             commands: BTreeMap::new(),
             history: History::new(0, index(blocks), 0..0),
@@ -158,7 +158,7 @@ impl Book {
             suspects: Vec::new(),
             unsettled: Vec::new(),
             read_errors: BTreeMap::new(),
-            patience,
+            fence_timeout,
             over: 0,
             time: 1,
         }
@@ -323,7 +323,7 @@ impl Book {
     pub fn expire(&mut self, now: Nanos) {
         for id in self.unsettled.clone() {
             let command = self.commands.get_mut(&id).expect("known");
-            if command.lost.is_some_and(|(_, at)| now >= at + self.patience) {
+            if command.lost.is_some_and(|(_, at)| now >= at + self.fence_timeout) {
                 command.lost = None;
                 self.counts.hit("waited out");
             }
@@ -421,7 +421,8 @@ impl Book {
     pub fn check_time(&self, id: u64, now: Nanos, hung_until: Nanos) {
         let command = &self.commands[&id];
         // What is left of one whose host is gone is waited for.
-        let more = if command.forgotten.is_some() { self.patience + COMMAND_TIMEOUT } else { Nanos::ZERO };
+        let more =
+            if command.forgotten.is_some() { self.fence_timeout + COMMAND_TIMEOUT } else { Nanos::ZERO };
         let last = (command.begun + COMMAND_TIMEOUT).max(hung_until) + more + SLACK;
         if now > last {
             self.fail(id, &format!("not ended at {now}, begun at {}", command.begun));
@@ -519,7 +520,7 @@ impl Book {
     }
 
     /// A write that was repeated and answered may be seen to come back over one that was cut short: of both,
-    /// something was left over at the same time, and nobody waits for the latter.
+    /// something was left over at the same time, and no request waits for the latter.
     fn may_reappear(&self, id: u64, answer: Time) -> bool {
         let command = &self.commands[&id];
         self.suspects.iter().map(|other| &self.commands[other]).any(|other| {

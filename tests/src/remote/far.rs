@@ -6,7 +6,7 @@
 //!   queue lost:  left over, or not    goes on, or not                                   never comes
 //! ```
 //! What is left over of a lost queue may be executed until the far target has ended its association, and at
-//! the latest within the patience that the near side has after it has noticed.
+//! the latest within the fence time that the near side has after it has noticed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -142,7 +142,7 @@ pub struct World {
     numbers: u64,
     /// Another disk is there.
     is_moved: bool,
-    /// Nobody can connect until then.
+    /// No core can connect until then.
     away: Nanos,
 }
 
@@ -153,7 +153,7 @@ impl World {
         Arc::new(Mutex::new(World {
             now: Nanos::from_ms(1),
             rng: Rng::new(seed ^ 0xfa_7fa7),
-            book: Book::new(plan.blocks, plan.patience),
+            book: Book::new(plan.blocks, plan.fence_timeout),
             disk: vec![0; index(plan.blocks)],
             is_healed: false,
             polled: vec![Nanos::ZERO; plan.cores],
@@ -335,7 +335,7 @@ impl World {
         self.associations.insert(number, association);
     }
 
-    /// Nobody is there, or somebody else.
+    /// No target is there, or another one.
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.now < self.away || self.is_moved
@@ -386,7 +386,7 @@ impl World {
             self.book.sent(command, sent.range);
         }
         if is_broken {
-            // Nobody is there to get it.
+            // The target is not there to get it.
             return command;
         }
         let blocks = sent.range.blocks as usize;
@@ -413,7 +413,7 @@ impl World {
     fn command_of(&self, core: usize, sent: &Sent) -> u64 {
         let first = sent.tags.first().copied().unwrap_or(0);
         let found = if first == 0 { self.book.zeroes(core, sent.range) } else { Some(first >> 32) };
-        let id = found.unwrap_or_else(|| panic!("core {core} sends {sent:?}, which nobody asked for"));
+        let id = found.unwrap_or_else(|| panic!("core {core} sends {sent:?}, which was not asked for"));
         let command = &self.book.commands[&id];
         let from = sent.range.lba.checked_sub(command.range.lba).map(index);
         let own = from.and_then(|from| command.tags.get(from..from + sent.range.blocks as usize));
@@ -470,7 +470,7 @@ impl World {
     }
 
     /// A core leaves a queue, and has lost these writes with it. What is left over of them comes to an end
-    /// within the patience that it has.
+    /// within the fence time that it has.
     pub fn leave(&mut self, queue: usize, lost: impl Iterator<Item = (u64, BlockRange)>) {
         self.break_queue(queue);
         let Queue { association, core, .. } = self.queues[queue];
@@ -480,7 +480,7 @@ impl World {
         for (command, piece) in lost {
             self.book.lose(command, piece, association, noticed);
         }
-        let latest = noticed + self.plan.patience - Nanos::from_ms(100);
+        let latest = noticed + self.plan.fence_timeout - Nanos::from_ms(100);
         for id in self.tries_of(|it| it.queue == queue) {
             let it = self.tries.get_mut(&id).expect("known");
             it.latest = latest;

@@ -64,7 +64,7 @@ pub struct Plan {
     /// Who the far target is.
     pub kind: Kind,
     /// After so long a lost association is over.
-    pub patience: Nanos,
+    pub fence_timeout: Nanos,
     /// What the namespace says that it can do.
     pub abilities: Oncs,
     /// Write Zeroes is refused all the same.
@@ -87,7 +87,7 @@ impl Plan {
         let rng = &mut rng;
         let kind = if rng.permille(600) { Kind::Spindle } else { Kind::Other };
         let quiesce = Nanos::from_ms(rng.pick(&[1000, 5000, 15_000]));
-        let patience = match kind {
+        let fence_timeout = match kind {
             Kind::Spindle => KEEP_ALIVE_TWICE + SLOWEST + quiesce,
             Kind::Other => KEEP_ALIVE_TWICE + quiesce,
         };
@@ -112,7 +112,7 @@ impl Plan {
             transfer_blocks: rng.pick(&[1, 4, 8, 32]),
             pieces_max: rng.pick(&[1, 16, 16]),
             kind,
-            patience,
+            fence_timeout,
             abilities: Oncs::new()
                 .with_write_zeroes(rng.permille(700))
                 .with_dataset_management(rng.permille(700))

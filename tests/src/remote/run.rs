@@ -143,7 +143,7 @@ impl Sim {
         };
         let shape = Shape { geometry, must_fua: false };
         let (source, control) = RemoteDisk::with_far("far", &spec(&plan), facts(), shape, plan.abilities);
-        control.set_patience(plan.patience);
+        control.set_fence_timeout(plan.fence_timeout);
         let limits = Limits {
             block_bytes: plan.block_bytes,
             transfer_blocks: plan.transfer_blocks,
@@ -417,7 +417,7 @@ impl Sim {
         let expected = world.book.forget(owner);
         world.book.counts.hit("forgets");
         drop(world);
-        let count = self.cores[core].disk.as_mut().expect("open").forget(Owner(owner));
+        let count = self.cores[core].disk.as_mut().expect("open").cancel_owner(Owner(owner));
         assert_eq!(count, expected, "commands of owner {owner} that are to come back");
     }
 

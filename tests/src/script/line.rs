@@ -7,7 +7,7 @@ use std::rc::Rc;
 use nvme_spec::Status;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_transport::{CloseReason, Event, Limits, Reply, Transport, UNSLOTTED};
+use spindle_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 
 /// Data that the target has asked for and that has not been brought.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl Line {
 
     /// The reply to this request, or one without a slot, has left.
     pub fn left(&self, slot: Slot) {
-        if slot == UNSLOTTED {
+        if slot == FAST_PATH {
             self.0.borrow_mut().left += 1;
         } else {
             self.push(Event::Sent { slot });
@@ -118,7 +118,7 @@ impl Line {
         self.0.borrow_mut().in_capsule = Some(data.to_vec());
     }
 
-    /// True while nobody has taken that data.
+    /// True while that data is not taken.
     #[must_use]
     pub fn has_in_capsule(&self) -> bool {
         self.0.borrow().in_capsule.is_some()
@@ -250,7 +250,7 @@ impl Transport for Line {
     fn set_slot(&mut self, slot: Slot) {
         let slots = &mut self.0.borrow_mut().slots;
         let count = slots.len().max(slot.index() + 1);
-        slots.resize(count, UNSLOTTED);
+        slots.resize(count, FAST_PATH);
         slots[slot.index()] = slot;
     }
 
@@ -290,7 +290,7 @@ impl Transport for Line {
     fn forget(&mut self, slot: Slot) {
         let mut wire = self.0.borrow_mut();
         assert_eq!(wire.slots.get(slot.index()), Some(&slot), "it has another name");
-        wire.slots[slot.index()] = UNSLOTTED;
+        wire.slots[slot.index()] = FAST_PATH;
         wire.forgotten.push(slot);
     }
 
@@ -299,7 +299,7 @@ impl Transport for Line {
         let is_failure_with_data = !reply.cqe.status().is_success() && reply.data.is_some();
         assert!(!is_failure_with_data, "data with a failure: {:?}", reply.cqe);
         let slot = reply.slot;
-        let is_known = slot == UNSLOTTED || wire.slots.get(slot.index()) == Some(&slot);
+        let is_known = slot == FAST_PATH || wire.slots.get(slot.index()) == Some(&slot);
         assert!(is_known, "an answer in a name that its command does not have: {slot:?}");
         if wire.closed.is_none() {
             wire.replies.push_back(reply);

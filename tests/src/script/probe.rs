@@ -164,8 +164,8 @@ impl Disk for ProbeCore {
         self.inner.poll(now, done)
     }
 
-    fn forget(&mut self, owner: Owner) -> usize {
-        self.inner.forget(owner)
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
+        self.inner.cancel_owner(owner)
     }
 
     fn in_flight(&self) -> usize {

@@ -40,7 +40,7 @@ impl<W: Carrier> Queue<W> {
         let Asked { want, place, begin, may_abort, .. } = asked;
         let is_ok = status.is_success();
         let is_aborted = status.code() == Status::ABORTED_BY_REQUEST;
-        assert!(!is_aborted || may_abort, "aborted, but nobody asked");
+        assert!(!is_aborted || may_abort, "aborted, but not asked to");
         let is_refused = begin <= issue.places[place].changed_until && is_change(status);
         let is_excused = is_aborted || is_refused || (issue.has_faults && is_disk_error(status));
         if !is_ok && is_excused {

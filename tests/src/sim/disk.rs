@@ -151,7 +151,7 @@ impl Disk for PoolCore {
         false
     }
 
-    fn forget(&mut self, _owner: Owner) -> usize {
+    fn cancel_owner(&mut self, _owner: Owner) -> usize {
         0
     }
 

@@ -13,7 +13,7 @@ use spindle_transport::host::HostData;
 use super::carrier::{Carrier, Happened};
 use super::counts::Counts;
 use super::history::Time;
-use super::place::Place;
+use super::place::SimNamespace;
 use super::rng::Rng;
 
 /// What a command's answer may be, and what it means for the blocks.
@@ -173,7 +173,7 @@ pub struct Issue<'a> {
     /// Chance.
     pub rng: &'a mut Rng,
     /// The namespaces.
-    pub places: &'a mut [Place],
+    pub places: &'a mut [SimNamespace],
     /// The hosts' own buffers.
     pub pool: &'a Pool,
     /// The count of begins and ends.

@@ -118,7 +118,7 @@ impl<W: Carrier> Queue<W> {
         self.submit(issue, sqe, HostData::ToController(buf), place, want(false));
     }
 
-    /// What is expected of a block: what was seen there last, or what nobody writes.
+    /// What is expected of a block: what was seen there last, or what is never written.
     fn expected(issue: &mut Issue<'_>, place: usize, block: usize) -> u64 {
         let place = &mut issue.places[place];
         if issue.rng.permille(900) { place.guess[block] } else { place.fresh_tag(block) }

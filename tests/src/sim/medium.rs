@@ -1,4 +1,4 @@
-//! [`Medium`]: a drive in small: its commands take several polls and touch one block after the other in any
+//! [`SimDisk`]: a drive in small: its commands take several polls and touch one block after the other in any
 //! order, so that commands tear each other and power cuts tear them; what is not flushed may be lost. A
 //! [`Plant`] makes it wrong in one way, to show that the judge sees it.
 
@@ -67,7 +67,7 @@ pub struct Spec {
 }
 
 /// The drive, shared by all cores.
-pub struct Medium {
+pub struct SimDisk {
     spec: Spec,
     state: Arc<Mutex<State>>,
 }
@@ -157,10 +157,10 @@ impl State {
     }
 }
 
-impl Medium {
+impl SimDisk {
     /// All zeroes.
     #[must_use]
-    pub fn new(spec: Spec) -> Medium {
+    pub fn new(spec: Spec) -> SimDisk {
         let bytes = spec.blocks * spec.block_bytes as usize;
         let state = State {
             blocks: spec.blocks,
@@ -174,7 +174,7 @@ impl Medium {
             torn: 0,
             lost: 0,
         };
-        Medium { spec, state: Arc::new(Mutex::new(state)) }
+        SimDisk { spec, state: Arc::new(Mutex::new(state)) }
     }
 
     /// The power is gone, and with it some of what was not flushed. What is left.
@@ -231,7 +231,7 @@ fn geometry(spec: &Spec, blocks: usize) -> Geometry {
     }
 }
 
-impl DiskSource for Medium {
+impl DiskSource for SimDisk {
     fn name(&self) -> &'static str {
         "medium"
     }
@@ -245,7 +245,7 @@ impl DiskSource for Medium {
     }
 
     fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(MediumCore {
+        Ok(Box::new(SimDiskCore {
             spec: self.spec,
             state: Arc::clone(&self.state),
             running: Vec::new(),
@@ -301,7 +301,7 @@ struct Running {
     not_before: u64,
 }
 
-struct MediumCore {
+struct SimDiskCore {
     spec: Spec,
     state: Arc<Mutex<State>>,
     running: Vec<Running>,
@@ -309,7 +309,7 @@ struct MediumCore {
     polls: u64,
 }
 
-impl MediumCore {
+impl SimDiskCore {
     fn begin(&mut self, mut running: Running) -> Option<Done> {
         let is_slow = lock(&self.state).rng.permille(self.spec.slow_permille);
         if is_slow {
@@ -437,7 +437,7 @@ fn bytes_of(spec: &Spec, buf: &Buf, at: usize) -> Vec<u8> {
     bytes
 }
 
-impl Disk for MediumCore {
+impl Disk for SimDiskCore {
     fn geometry(&self) -> Geometry {
         geometry(&self.spec, lock(&self.state).blocks)
     }
@@ -511,7 +511,7 @@ impl Disk for MediumCore {
     }
 
     /// Some end where they are, the others go on to their end, as a drive's do.
-    fn forget(&mut self, owner: Owner) -> usize {
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
         if self.spec.plant == Some(Plant::Unforgotten) {
             return 0;
         }

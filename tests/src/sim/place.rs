@@ -1,4 +1,4 @@
-//! [`Place`]: a namespace of the simulator: its disk, and what the judge knows of it.
+//! [`SimNamespace`]: a namespace of the simulator: its disk, and what the judge knows of it.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool};
 
 use super::history::{History, Left, NEVER, Time, What};
-use super::medium::{Medium, Plant, Spec};
+use super::medium::{Plant, SimDisk, Spec};
 use super::model::tag_of;
 use super::rng::Rng;
 use super::swarm::Swarm;
 
 /// A namespace.
-pub struct Place {
+pub struct SimNamespace {
     /// Its number.
     pub nsid: u32,
     /// As the target sees it.
@@ -29,7 +29,7 @@ pub struct Place {
     /// Its disk, without the faults.
     inner: Arc<dyn DiskSource>,
     /// When it is such a one.
-    pub medium: Option<Arc<Medium>>,
+    pub medium: Option<Arc<SimDisk>>,
     /// The configuration has it.
     pub is_there: bool,
     /// Index of its disk in the configuration.
@@ -46,7 +46,7 @@ pub struct Place {
 }
 
 /// The disk of namespace `index` as drawn.
-fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn DiskSource>, Option<Arc<Medium>>) {
+fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn DiskSource>, Option<Arc<SimDisk>>) {
     // One of each kind, where there are several.
     let slack = if index % 2 == 1 && swarm.slack_bytes.is_some() { None } else { swarm.slack_bytes };
     if let Some(slack) = slack {
@@ -55,7 +55,7 @@ fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn DiskSource>, Option<Arc<M
         return (Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a RAM disk")), None);
     }
     let has = |bit: u64| swarm.seed >> bit & 1 == 1;
-    let medium = Arc::new(Medium::new(Spec {
+    let medium = Arc::new(SimDisk::new(Spec {
         block_bytes: swarm.block_bytes,
         blocks: swarm.blocks,
         abilities: Abilities { compare: has(0), verify: has(1), copy: has(2), reads_in_place: false },
@@ -101,16 +101,16 @@ fn with_faults(swarm: &Swarm, inner: &Arc<dyn DiskSource>) -> (Arc<dyn DiskSourc
     (if is_bare { Arc::clone(inner) } else { source }, control)
 }
 
-impl Place {
+impl SimNamespace {
     /// As drawn, all zeroes.
     #[must_use]
-    pub fn new(swarm: &Swarm, index: usize) -> Place {
+    pub fn new(swarm: &Swarm, index: usize) -> SimNamespace {
         let (inner, medium) = inner_disk(swarm, index);
         let Dressed { source, control, cache } = dressed(swarm, &inner, medium.is_none());
         // Copy copies from one part of the disk to the other.
         let middle = swarm.blocks / 2;
         let sources = if swarm.seed >> 3 & 1 == 1 { 0..middle } else { middle..swarm.blocks };
-        Place {
+        SimNamespace {
             nsid: u32::try_from(index + 1).expect("few"),
             source,
             control,

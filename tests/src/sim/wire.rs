@@ -13,7 +13,7 @@ use spindle_target::core::TargetCore;
 use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::host::{self, HostConfig};
 use spindle_tcp::{Phase, RxBatch};
-use spindle_transport::host::{Full, Host, HostData, HostEvent, Why};
+use spindle_transport::host::{Host, HostData, HostEvent, SubmitError, SubmitErrorKind};
 use spindle_transport::{Connections, Peer, TransportKind};
 
 use super::carrier::{Carrier, Happened};
@@ -198,8 +198,8 @@ impl Carrier for Wire {
     }
 
     fn submit(&mut self, sqe: Sqe, data: HostData) {
-        let Err(Full { why, data }) = self.host.submit(sqe, data) else { return };
-        assert_eq!(why, Why::Closed, "the host's connection refused a command that fits");
+        let Err(SubmitError { kind, data }) = self.host.submit(sqe, data) else { return };
+        assert_eq!(kind, SubmitErrorKind::Closed, "the host's connection refused a command that fits");
         assert!(self.host.phase() != Phase::Open, "a command before the connection is ready");
         let buf = data.into_buffer();
         self.refused.push((sqe.cid(), buf));

@@ -23,7 +23,7 @@ use super::carrier::Carrier;
 use super::counts::Counts;
 use super::history::{NEVER, Overlaps, Time};
 use super::host::{Issue, Queue, Stage, Who};
-use super::place::Place;
+use super::place::SimNamespace;
 use super::rng::Rng;
 use super::swarm::Swarm;
 
@@ -67,7 +67,7 @@ pub struct World<W: Carrier> {
     pub(super) hosts: Vec<SimHost<W>>,
     /// Connections whose host is gone, and whose end the target has not seen yet; with their associations.
     pub(super) ending: Vec<(usize, W)>,
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<SimNamespace>,
     pool: Pool,
     pub(super) registry: Arc<Registry>,
     pub(super) subsystem: Nqn,
@@ -96,12 +96,12 @@ fn nqn(text: &str) -> Nqn {
 
 fn snapshot(
     swarm: &Swarm,
-    places: &[Place],
+    places: &[SimNamespace],
     generation: u64,
     disks: usize,
     transport: TransportKind,
 ) -> Arc<Snapshot> {
-    let namespace = |place: &Place| {
+    let namespace = |place: &SimNamespace| {
         place.is_there.then(|| {
             let id = u8::try_from(place.nsid).expect("few");
             Arc::new(Namespace {
@@ -157,7 +157,7 @@ impl<W: Carrier> World<W> {
     /// A world as drawn, with all hosts about to connect.
     #[must_use]
     pub fn new(swarm: Swarm) -> World<W> {
-        let places: Vec<_> = (0..swarm.namespaces).map(|index| Place::new(&swarm, index)).collect();
+        let places: Vec<_> = (0..swarm.namespaces).map(|index| SimNamespace::new(&swarm, index)).collect();
         let mut zones = vec![zone(4096, 2000), zone(1 << 16, 1000)];
         if swarm.transfer_bytes > 1 << 17 {
             zones.push(zone(swarm.transfer_bytes, 200));

@@ -12,7 +12,7 @@ use spindle_initiator::nvme_spec::feature::FeatureId;
 use spindle_initiator::nvme_spec::tcp::{DigestBits, IcReq, PduType};
 use spindle_initiator::nvme_spec::zerocopy::IntoBytes;
 use spindle_tests::loopback::raw::{End, RawHost, capsule, connect_capsule, h2c_data, with_transport_data};
-use spindle_tests::loopback::{Folder, LONG, Served, config, free_port};
+use spindle_tests::loopback::{Folder, LONG, SpindleProcess, config, free_port};
 
 use super::{RAM, V4, buf, bytes, connect, done, pool};
 
@@ -232,7 +232,7 @@ fn all_admin_buffers_are_there(address: SocketAddr) {
 }
 
 /// One file disk and one in memory, and as little of everything as may be.
-fn serve(folder: &Folder, cores: usize, address: SocketAddr) -> Served {
+fn serve(folder: &Folder, cores: usize, address: SocketAddr) -> SpindleProcess {
     let disks = [RAM.to_owned(), folder.file_disk("disk", "16MiB")];
     let scarce = format!(
         "[control]\nsocket = \"\"\n[limits]\nconnections = {CONNECTIONS}\n[pool]\nadmin_count = {BUFFERS}\n\

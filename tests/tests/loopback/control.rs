@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use spindle_initiator::{Controller, Options};
-use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, Served, binary, config, free_port, target};
+use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, binary, config, free_port, target};
 
 use super::namespaces::wait_for_notice;
 use super::{RAM, V4, buf, connect, done, pool};
@@ -247,7 +247,7 @@ fn after_kill_9_in_the_middle_of_changes_the_file_is_one_that_was_there_before_o
             break;
         }
         let delay = delays.next().unwrap_or_default();
-        let mut served = Served::start(&file);
+        let mut served = SpindleProcess::start(&file);
         let mut client = Client::new(&socket);
         let bdevs = client.done("bdev_get_bdevs", json!({}));
         assert_eq!(bdevs.as_array().map(Vec::len), Some(kept), "a restart serves what the file says");
@@ -335,7 +335,7 @@ fn an_operator_calls_methods_by_spindle_ctl() {
     let host = "nqn.2026-01.io.spindle:host";
     assert!(ctl(&socket, &["nvmf_subsystem_allow_any_host", "--nqn", SUBSYSTEM, "--allow-any-host=false"]).0);
     let refused =
-        Controller::connect(&target(address), &Options::default()).map(drop).expect_err("nobody is allowed");
+        Controller::connect(&target(address), &Options::default()).map(drop).expect_err("no host is allowed");
     assert!(refused.to_string().contains("Connect"), "{refused}");
     assert!(ctl(&socket, &["nvmf_subsystem_add_host", "--nqn", SUBSYSTEM, "--host", host]).0);
     let (is_done, said) = ctl(&socket, &["nvmf_get_subsystems", "--nqn", SUBSYSTEM]);

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use spindle_initiator::nvme_spec::Sqe;
 use spindle_initiator::{Failure, Pages, Pool, Ticket, ZoneSpec};
 use spindle_tests::loopback::raw::{RawHost, h2c_data, with_transport_data};
-use spindle_tests::loopback::{Folder, LONG, Served, config, free_port};
+use spindle_tests::loopback::{Folder, LONG, SpindleProcess, config, free_port};
 
 use super::{V4, connect};
 
@@ -26,7 +26,7 @@ fn begin_write(address: SocketAddr) -> (RawHost, RawHost, spindle_initiator::nvm
 }
 
 /// SIGTERM; returns when the (only) core drains: it takes no connection any more.
-fn begin_drain(served: &mut Served, address: SocketAddr) {
+fn begin_drain(served: &mut SpindleProcess, address: SocketAddr) {
     served.signal(Signal::TERM);
     served.wait_for("shutting down");
     let begin = Instant::now();

@@ -110,8 +110,8 @@ fn a_listener_changes_between_all_addresses_and_one_in_one_reload() {
         served.signal(Signal::HUP);
         served.wait_for("configuration read again");
         // By then the other one is closed.
-        let is_heard = |line: String| line.contains(&address.to_string());
-        while is_waited_for && !is_heard(served.wait_for("listening (NVMe/TCP")) {}
+        let is_bound = |line: String| line.contains(&address.to_string());
+        while is_waited_for && !is_bound(served.wait_for("listening (NVMe/TCP")) {}
     };
     for _ in 0..3 {
         change_to(all, true);

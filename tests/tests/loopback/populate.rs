@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use spindle_tests::loopback::{Folder, LONG, Served, config, free_port};
+use spindle_tests::loopback::{Folder, LONG, SpindleProcess, config, free_port};
 
 use super::{V4, buf, bytes, connect, done, pool};
 
 const MIB: u64 = 1 << 20;
 
 /// What the process holds of the machine's memory.
-fn resident_mib(served: &Served) -> u64 {
+fn resident_mib(served: &SpindleProcess) -> u64 {
     let status = format!("/proc/{}/status", served.pid().as_raw_nonzero());
     let text = std::fs::read_to_string(status).expect("the process is there");
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line of it");
@@ -29,7 +29,7 @@ fn a_ram_disk_may_have_all_of_its_memory_before_it_is_written() {
     let address = free_port(V4);
     let lazy = folder.serve(&config(1, address, &[ram.to_owned()]));
     let before = resident_mib(&lazy);
-    assert!(before < 256, "{before} MiB of a disk that nobody has written");
+    assert!(before < 256, "{before} MiB of a disk that was never written");
     lazy.terminate();
 
     let mut served = folder.serve(&config(1, address, &[format!("{ram}populate = true")]));

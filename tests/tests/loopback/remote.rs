@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use spindle_initiator::nvme_spec::vendor::END_FORMER_ASSOCIATIONS;
 use spindle_initiator::{BlockRange, Controller, Failure, IoQueue, Options, Ticket};
-use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, Served, config, free_port, target};
+use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, config, free_port, target};
 
 use super::{RAM, V4, buf, bytes, connect, done, pool, round_pool, write_round};
 
@@ -56,14 +56,14 @@ pub(super) fn remote(far: SocketAddr) -> String {
 }
 
 /// A target in front of the one at `far`, whose commands wait for 3 s.
-pub(super) fn impatient_front(folder: &Folder, far: SocketAddr) -> (Served, SocketAddr) {
+pub(super) fn impatient_front(folder: &Folder, far: SocketAddr) -> (SpindleProcess, SocketAddr) {
     let address = free_port(V4);
     let disk = format!("{}\ncommand_timeout_ms = 3000", remote(far));
     (folder.serve(&config(1, address, &[disk])), address)
 }
 
 /// A target in front of the one at `far`.
-pub(super) fn front(folder: &Folder, far: SocketAddr) -> (Served, SocketAddr) {
+pub(super) fn front(folder: &Folder, far: SocketAddr) -> (SpindleProcess, SocketAddr) {
     let address = free_port(V4);
     (folder.serve(&config(1, address, &[remote(far)])), address)
 }
@@ -333,8 +333,8 @@ fn a_disk_with_another_uuid_is_another_disk_whatever_its_nguid_says() {
 struct Stopped {
     /// Of the far target and of the front one.
     folders: [Folder; 2],
-    far: Served,
-    front: Served,
+    far: SpindleProcess,
+    front: SpindleProcess,
     address: SocketAddr,
     controller: Controller,
     queue: IoQueue,

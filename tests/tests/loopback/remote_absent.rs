@@ -8,13 +8,13 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 use spindle_initiator::Identity;
-use spindle_tests::loopback::{Folder, LONG, Served, config, free_port};
+use spindle_tests::loopback::{Folder, LONG, SpindleProcess, config, free_port};
 
 use super::namespaces::wait_for_notice;
 use super::remote::{front, remote};
 use super::{NULL, RAM, V4, buf, connect, done, pool};
 
-const LEFT_OUT: &str = "left out until its far target is there";
+const OPEN_FAILED: &str = "its namespaces are offline, next attempt in 2 s";
 
 /// By what hosts know a namespace.
 fn identity(address: SocketAddr, nsid: u32) -> Identity {
@@ -42,7 +42,7 @@ fn wait_until_shown(address: SocketAddr, nsids: &[u32]) {
     }
 }
 
-fn kill(served: &mut Served) {
+fn kill(served: &mut SpindleProcess) {
     served.signal(Signal::KILL);
     served.end();
 }
@@ -61,7 +61,7 @@ fn a_far_target_that_is_away_at_the_start_is_served_when_it_comes() {
     let ticket = queue.write(&namespace, 0, buf(&pool(), 4096, 1), true).expect("taken");
     done(&mut queue, ticket);
     front_served.wait_for("serving, as the far namespace is now");
-    let told = front_served.log.iter().filter(|line| line.contains(LEFT_OUT));
+    let told = front_served.log.iter().filter(|line| line.contains(OPEN_FAILED));
     assert_eq!(told.count(), 1, "however often it was tried:\n{}", front_served.log.join("\n"));
     front_served.terminate();
     far_served.terminate();
@@ -181,7 +181,7 @@ fn a_far_target_with_another_medium_is_left_out_until_it_has_the_right_one() {
     let mut far_served = folders[0].serve(&wrong);
     let disk = format!("{}\nmedium_id = \"eui.{nguid}\"", remote(far));
     let mut front_served = folders[1].serve(&config(1, address, &[disk]));
-    let said = front_served.log.iter().find(|line| line.contains(LEFT_OUT)).expect("it is left out");
+    let said = front_served.log.iter().find(|line| line.contains(OPEN_FAILED)).expect("it says why");
     let is_named = said.contains(&format!("medium_id = \"eui.{nguid}\": must be a name of the medium"));
     assert!(is_named, "{said}");
     kill(&mut far_served);

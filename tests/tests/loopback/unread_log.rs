@@ -1,4 +1,4 @@
-//! A log that nobody reads stops nobody.
+//! A log without a reader does not stop a core.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -31,7 +31,7 @@ impl Drop for Unread {
     }
 }
 
-/// `serve` with a standard error that is a pipe which nobody reads, once it listens.
+/// `serve` with a standard error that is a pipe without a reader, once it listens.
 fn serve_unread(folder: &Folder) -> (Unread, SocketAddr) {
     let address = free_port(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let text = config(1, address, &[RAM.to_owned()]) + "[log]\npeer_lines_per_s = 100000\n";

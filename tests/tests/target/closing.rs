@@ -25,7 +25,7 @@ const STATES: [State; 10] = [
     State::Fused,
     State::Held,
     State::Aborting,
-    State::Barred,
+    State::ConnectBlocked,
     State::Replying,
 ];
 
@@ -96,14 +96,14 @@ fn enter(fixture: &mut Fixture, state: State) -> Queue {
             rig.is_mail_held = true;
             rig.send(&host.admin, Sqe::abort(1, 1, 99), 0);
         }
-        State::Barred => {
+        State::ConnectBlocked => {
             control.set_all(Fault::Drop, 1_000_000);
             rig.send(&io, Sqe::read(1, 1, 0, 1), 512);
             rig.hang_up(&io);
             let queue = rig.accept(0);
             rig.send(&queue, connect_sqe(Want::admin()), 1024);
             rig.bring(&queue, 0, &connect_data(Want::admin(), HOST));
-            assert_eq!(rig.states(&queue), [(State::Barred, 1)]);
+            assert_eq!(rig.states(&queue), [(State::ConnectBlocked, 1)]);
             return queue;
         }
         State::Replying => rig.send(&io, Sqe::read(1, 1, 0, 1), 512),

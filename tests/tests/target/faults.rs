@@ -104,7 +104,7 @@ fn media_errors_are_counted_and_every_failure_but_a_difference_is_noted_with_its
             | Notice::ConnectionRefused { .. }
             | Notice::Violation { .. }
             | Notice::KeepAliveExpired { .. }
-            | Notice::Leftover { .. }
+            | Notice::Orphan { .. }
             | Notice::OtherHostId { .. }
             | Notice::FormerEnded { .. }
             | Notice::DiskOpen { .. } => None,

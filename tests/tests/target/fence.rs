@@ -11,8 +11,8 @@ use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_reactor::clock::Nanos;
 use spindle_target::env::Message;
-use spindle_target::leftovers::LEFTOVER_MAX;
 use spindle_target::notice::Notice;
+use spindle_target::orphaned_commands::ORPHAN_MAX;
 use spindle_target::qpair::request::State;
 use spindle_tests::direct::name;
 use spindle_tests::script::{
@@ -142,7 +142,7 @@ fn a_former_controller_with_a_write_at_a_disk_is_ended_and_waited_for_and_what_i
         // Other commands go on meanwhile.
         assert_ok(&it.rig.run(&admin, Sqe::keep_alive(5), &[]));
         it.rig.pass(Nanos::from_secs(5));
-        assert_eq!(it.rig.states(&admin), [(State::Barred, 1)]);
+        assert_eq!(it.rig.states(&admin), [(State::ConnectBlocked, 1)]);
         it.release();
         let answer = it.rig.answer(&admin).expect("nothing is at the disk any more");
         assert_ok(&answer);
@@ -204,7 +204,7 @@ fn other_tokens_hosts_and_host_identifiers_are_left_alone() {
         let (admin, cntlid) = admin_of(&mut it.rig, 1, host, id);
         if let Some(token) = token {
             begin(&mut it.rig, &admin, token);
-            assert_eq!(answer(&mut it.rig, &admin).expect("nobody is ended").result, over(0));
+            assert_eq!(answer(&mut it.rig, &admin).expect("none is ended").result, over(0));
         }
         (admin, cntlid)
     });
@@ -240,12 +240,12 @@ fn a_disk_that_never_answers_is_waited_for_with_a_bound_and_the_answer_says_so()
     let mut it = fixture(2);
     let (admin, _) = admin_of(&mut it.rig, 0, HOST, HOST_ID);
     begin(&mut it.rig, &admin, TOKEN);
-    it.rig.pass(Nanos(LEFTOVER_MAX.0 - A_MOMENT.0));
+    it.rig.pass(Nanos(ORPHAN_MAX.0 - A_MOMENT.0));
     assert_eq!(it.rig.answer(&admin), None);
     let late = answer(&mut it.rig, &admin).or_else(|| answer(&mut it.rig, &admin)).expect("let through");
     assert_ok(&late);
     assert_eq!(late.result, may_land(1));
-    // Who asks later is told the same, at once: nobody waits for it a second time.
+    // A later request is told the same, at once: the target does not wait for it a second time.
     ends(&mut it.rig, &admin, TOKEN, may_land(0));
     let (next, _) = admin_of(&mut it.rig, 0, HOST, HOST_ID);
     ends(&mut it.rig, &next, OTHER_TOKEN, may_land(0));
@@ -264,7 +264,7 @@ fn a_core_that_never_answers_is_waited_for_with_the_same_bound() {
     it.rig.is_mail_held = true;
     let (admin, _) = admin_of(&mut it.rig, 0, HOST, HOST_ID);
     begin(&mut it.rig, &admin, TOKEN);
-    it.rig.pass(Nanos(LEFTOVER_MAX.0 - A_MOMENT.0));
+    it.rig.pass(Nanos(ORPHAN_MAX.0 - A_MOMENT.0));
     assert_eq!(it.rig.answer(&admin), None);
     it.rig.pass(A_MOMENT);
     assert_eq!(answer(&mut it.rig, &admin).expect("let through").result, may_land(1));
@@ -328,7 +328,7 @@ fn of_two_that_end_each_other_one_stays_and_nobody_waits_for_ever() {
         it.rig.turn();
         assert_eq!(it.host.admin.line.closed(), if is_mail_held { None } else { closed });
         begin(&mut it.rig, &second, TOKEN);
-        // One that is ended and has not heard of it ends nobody, and is closed.
+        // One that is ended and has not heard of it ends no other, and is closed.
         it.rig.send(&it.host.admin, Sqe::end_former_associations(9, TOKEN), 0);
         assert_eq!(it.host.admin.line.closed(), closed);
         it.rig.is_mail_held = false;

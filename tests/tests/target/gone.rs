@@ -7,8 +7,8 @@ use nvme_spec::register::{CC, CSTS, ShutdownNotification};
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_reactor::clock::Nanos;
-use spindle_target::leftovers::LEFTOVER_MAX;
 use spindle_target::notice::Notice;
+use spindle_target::orphaned_commands::ORPHAN_MAX;
 use spindle_target::qpair::request::State;
 use spindle_tests::script::{
     Answer, CC_DISABLED, CC_ENABLED, HOST, Host, Queue, Rig, SUBSYSTEM, Setup, Want, connect_data,
@@ -198,14 +198,14 @@ fn a_disk_that_never_answers_is_waited_for_with_a_bound() {
     it.rig.hang_up(&it.host.admin);
     let (queue, answer) = begin_connect(&mut it.rig, 0, HOST);
     assert_eq!(answer, None);
-    it.rig.pass(Nanos(LEFTOVER_MAX.0 - 2 * A_MOMENT.0));
+    it.rig.pass(Nanos(ORPHAN_MAX.0 - 2 * A_MOMENT.0));
     assert_eq!(it.rig.answer(&queue), None);
     it.rig.pass(Nanos(4 * A_MOMENT.0));
     assert_ok(&it.rig.answer(&queue).expect("let through"));
-    let told: Vec<_> = it.rig.notices.iter().filter(|it| matches!(it, Notice::Leftover { .. })).collect();
-    let [Notice::Leftover { host, subsystem, commands: 1 }] = told[..] else { panic!("{told:?}") };
+    let told: Vec<_> = it.rig.notices.iter().filter(|it| matches!(it, Notice::Orphan { .. })).collect();
+    let [Notice::Orphan { host, subsystem, commands: 1 }] = told[..] else { panic!("{told:?}") };
     assert_eq!((host.as_str(), subsystem.as_str()), (HOST, SUBSYSTEM));
-    // What comes back after all is for nobody.
+    // What comes back after all has no receiver.
     it.release();
     it.rig.finish();
 }
@@ -215,7 +215,7 @@ fn a_connect_that_waits_holds_none_of_the_few_buffers_for_connects() {
     let mut it = fixture(1);
     it.rig.hang_up(&it.host.io);
     let waiting: Vec<Queue> = (0..4).map(|_| begin_connect(&mut it.rig, 0, HOST).0).collect();
-    assert!(waiting.iter().all(|queue| it.rig.states(queue) == [(State::Barred, 1)]));
+    assert!(waiting.iter().all(|queue| it.rig.states(queue) == [(State::ConnectBlocked, 1)]));
     let (_, answer) = begin_connect(&mut it.rig, 0, "nqn.2026-01.io.spindle:other");
     assert_ok(&answer.expect("at once"));
     // Nor does the end of the target wait for them.

@@ -212,8 +212,7 @@ fn copies_and_verifies_of_many_pieces_take_turns_with_others() {
 
 #[test]
 fn copies_that_wait_for_memory_hold_none_of_it() {
-    // Once each kept what it had read. Where writes overwrote just that, no memory came free any more, for
-    // nobody.
+    // If each kept what it had read, and writes overwrote just that, no memory would come free any more.
     let zones = vec![(4096, 64), (128 << 10, 4)];
     let mut rig = Rig::new(Setup { zones, connections: 128, ..Setup::small(vec![ram_disk(4096)]) });
     let queue = |rig: &mut Rig| {

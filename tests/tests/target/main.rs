@@ -2,13 +2,13 @@
 #![forbid(unsafe_code)]
 
 mod aborts;
-mod at_once;
 mod bulk;
 mod busy;
 mod closing;
 mod commands;
 mod drain;
 mod drives;
+mod fast_path;
 mod faults;
 mod fence;
 mod fused;

@@ -305,7 +305,7 @@ fn counters_and_identities_live_through_a_change_that_does_not_concern_them() {
     let host = rig.host();
     rig.send(&host.admin, Sqe::async_event_request(0x300), 0);
     rig.publish();
-    assert_eq!(rig.answer(&host.admin), None, "nothing has changed, nobody is told");
+    assert_eq!(rig.answer(&host.admin), None, "nothing has changed, no event is sent");
     assert!(changed_list(&mut rig, &host.admin).is_empty());
     assert_ok(&rig.read(&host.io, Sqe::read(1, 1, 0, 1), 512));
     rig.finish();

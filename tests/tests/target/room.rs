@@ -107,7 +107,7 @@ fn with_waiting_connect(connections: usize) -> (Rig, Queue, Arc<FaultControl>) {
 fn begin_connect(rig: &mut Rig, queue: &Queue) {
     rig.send(queue, connect_sqe(Want::admin()), 1024);
     rig.bring(queue, 0, &connect_data(Want::admin(), HOST));
-    assert_eq!(rig.states(queue), [(State::Barred, 1)]);
+    assert_eq!(rig.states(queue), [(State::ConnectBlocked, 1)]);
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn who_is_above_its_share_waits_alone_and_the_core_may_sleep() {
     assert_eq!(rig.states(greedy), [(State::NeedBuffer, 15), (State::Fetching, 5)]);
     rig.turn();
     assert!(rig.cores[0].is_quiet(), "only the greedy one's own buffers would help it");
-    // Nobody else lines up behind it.
+    // No other queue lines up behind it.
     for cid in 0..3 {
         rig.send(second, write(cid), 512);
     }

@@ -423,7 +423,7 @@ mod tests {
         let (serving, _requesting) = connect_pair(&listener, None).expect("connects");
         let ring = Ring::new(1);
         drop(ring.closing(None));
-        let error = hand_over(&plan(), &serving, &ring, None).expect_err("nobody delivers");
+        let error = hand_over(&plan(), &serving, &ring, None).expect_err("the ring is closed");
         assert_eq!(error.kind(), ErrorKind::BrokenPipe);
     }
 

@@ -13,7 +13,7 @@ use super::end::{End, Role};
 use super::requester::{Outcome, Requester};
 use super::ring::RingEnd;
 use super::server::Server;
-use super::{LimitError, Plan, Way, pin};
+use super::{LimitError, Plan, SocketApi, pin};
 use crate::report::{PROGRESS_PERIOD, Progress};
 
 /// Run the exchange that `plan` asks for.
@@ -91,12 +91,12 @@ fn run_end<R: Role>(
     is_ready: impl FnOnce(),
 ) -> Result<R, LimitError> {
     match plan.way {
-        Way::Sockets => {
+        SocketApi::Sockets => {
             let end = End::new(role, sockets, plan.block_bytes)?;
             is_ready();
             end.run()
         }
-        Way::IoUring => {
+        SocketApi::IoUring => {
             let end = RingEnd::new(role, sockets, plan)?;
             is_ready();
             end.run()
@@ -175,7 +175,7 @@ pub(super) fn small_plan(access: crate::bench::Access) -> Plan {
         congestion: None,
         socket_buffer_bytes: 0,
         cores: None,
-        way: Way::Sockets,
+        way: SocketApi::Sockets,
         warm_up: Duration::from_millis(2),
         measured: Duration::from_millis(20),
     }
@@ -204,10 +204,16 @@ mod tests {
                 Plan { socket_buffer_bytes: 64 << 10, block_bytes: 1 << 20, ..plan.clone() },
                 Plan { block_bytes: 128 << 10, ..plan.clone() },
                 Plan { block_bytes: 777, depth: 1500, ..plan.clone() },
-                Plan { way: Way::IoUring, ..plan.clone() },
-                Plan { way: Way::IoUring, depth: 40, connections: 5, ..plan.clone() },
-                Plan { way: Way::IoUring, depth: 300, connections: 100, block_bytes: 777, ..plan.clone() },
-                Plan { way: Way::IoUring, socket_buffer_bytes: 64 << 10, block_bytes: 1 << 20, ..plan },
+                Plan { way: SocketApi::IoUring, ..plan.clone() },
+                Plan { way: SocketApi::IoUring, depth: 40, connections: 5, ..plan.clone() },
+                Plan {
+                    way: SocketApi::IoUring,
+                    depth: 300,
+                    connections: 100,
+                    block_bytes: 777,
+                    ..plan.clone()
+                },
+                Plan { way: SocketApi::IoUring, socket_buffer_bytes: 64 << 10, block_bytes: 1 << 20, ..plan },
             ] {
                 let outcome = run_hidden(&plan).expect("runs");
                 assert!(outcome.operations > 0, "{plan:?}");

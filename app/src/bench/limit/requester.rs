@@ -14,7 +14,7 @@ use super::Plan;
 use super::end::Role;
 use super::message::{Kind, Piece};
 use super::outbox::{Outbox, Stock};
-use super::server::Random;
+use crate::bench::random::Random;
 use crate::report::Latencies;
 
 /// Memory that payload lands in at most; beyond it blocks are shared.
@@ -148,7 +148,7 @@ impl<'shared> Requester<'shared> {
             links: (0..plan.connections).map(in_flight).collect(),
             reads_percent: usize::from(plan.reads_percent),
             write,
-            random: Random::new(),
+            random: Random::new(1),
             started: Instant::now(),
             warm_up: nanoseconds(plan.warm_up),
             measured: nanoseconds(plan.measured),
@@ -193,7 +193,7 @@ impl<'shared> Requester<'shared> {
             0 => outbox.push(self.write, credits, &self.stock),
             percent => {
                 for _ in 0..credits {
-                    let is_read = self.random.below(100) < percent;
+                    let is_read = self.random.below(100) < percent as u64;
                     reads += usize::from(is_read);
                     outbox.push(if is_read { Kind::Read } else { self.write }, 1, &self.stock);
                 }

@@ -4,6 +4,7 @@ use super::Plan;
 use super::end::Role;
 use super::message::{Kind, Piece};
 use super::outbox::{Outbox, Stock};
+use crate::bench::random::Random;
 
 /// Messages of a kind that the stock has in a row; more in one turn take a second slice.
 const RUN_SLOTS: usize = 512;
@@ -96,37 +97,17 @@ struct Picker {
 
 impl Picker {
     fn new(is_random: bool, blocks: usize) -> Picker {
-        Picker { is_random, random: Random::new(), next: 0, blocks }
+        Picker { is_random, random: Random::new(1), next: 0, blocks }
     }
 
     #[inline]
     fn pick(&mut self) -> usize {
         if self.is_random {
-            return self.random.below(self.blocks);
+            return usize::try_from(self.random.below(self.blocks as u64)).unwrap_or(0);
         }
         let block = self.next;
         self.next = if block + 1 == self.blocks { 0 } else { block + 1 };
         block
-    }
-}
-
-/// Marsaglia's xorshift64: a nanosecond a number, and even enough to defeat caches.
-#[derive(Debug)]
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new() -> Random {
-        Random(88_172_645_463_325_252)
-    }
-
-    /// A number below `bound`, which is at most 2^32.
-    #[inline]
-    pub(super) fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        let high = usize::try_from(self.0 >> 32).unwrap_or(0);
-        (high * bound) >> 32
     }
 }
 

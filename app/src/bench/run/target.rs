@@ -7,14 +7,14 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use initiator::nvme_spec::Nqn;
 use initiator::nvme_spec::log::{SubsystemType, TransportType};
 use initiator::{
-    Controller, Host, IoQueue, NVME_RDMA_PORT, NVME_TCP_PORT, Namespace, Options, RegistrationLimits,
-    RegistrationMode, Target, TransportKind,
+    Controller, Host, IoQueue, NVME_RDMA_PORT, NVME_TCP_PORT, Namespace, Options, RegistrationLimits, Target,
+    TransportKind,
 };
 use spindle_initiator as initiator;
 
 use super::{BenchError, Plan, WARM_UP};
 use crate::bench::verify;
-use crate::cli::{BenchTargetArgs, Registration};
+use crate::cli::BenchTargetArgs;
 use crate::size::Bytes;
 
 /// Commands that a queue is made for that has none to send: as many as a Linux host makes its queues for.
@@ -48,7 +48,10 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
         header_digest: args.header_digest,
         data_digest: args.data_digest,
         in_capsule_bytes_max: in_capsule(args),
-        registration: registration(args),
+        registration: RegistrationLimits {
+            bytes: args.registration_bytes.as_len(),
+            ..RegistrationLimits::default()
+        },
         ..Options::default()
     };
     let target = find(args, &host, &options)?;
@@ -84,15 +87,6 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
 /// Most bytes of a write that go with their command.
 fn in_capsule(args: &BenchTargetArgs) -> u32 {
     args.in_capsule.map_or(u32::MAX, |bytes| u32::try_from(bytes.get()).unwrap_or(u32::MAX))
-}
-
-fn registration(args: &BenchTargetArgs) -> RegistrationLimits {
-    let mode = match args.registration {
-        Registration::Off => RegistrationMode::Off,
-        Registration::PinDown => RegistrationMode::PinDown,
-        Registration::Batched => RegistrationMode::Batched,
-    };
-    RegistrationLimits { mode, bytes: args.registration_bytes.as_len(), ..RegistrationLimits::default() }
 }
 
 /// Who asks.

@@ -202,8 +202,8 @@ static CACHE: &[Key] = &[
         "sole_writer",
         FLAG,
         Preset::Is("false"),
-        "remote: must be true there. It declares that nobody else writes to the far namespace: what others \
-         write is not seen until the page is evicted.",
+        "remote: must be true there. It declares that only this target writes to the far namespace: what \
+         others write is not seen until the page is evicted.",
     ),
 ];
 

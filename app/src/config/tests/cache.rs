@@ -92,7 +92,7 @@ fn caches_that_devices_reach_are_held_against_what_may_be_locked() {
         assert!(found.len() == 1 && found[0].contains(&words), "{found:?}");
         assert!(found[0].contains("(ulimit -l)") && found[0].contains("LimitMEMLOCK=infinity"), "{found:?}");
     }
-    // Whoever only looks may have another limit.
+    // `spindle check` may run with another limit than the service.
     let notes = plan_on(&over_rdma, &Machine { is_to_start: false, ..small.clone() }).notes.join("\n");
     assert!(notes.contains("a process with this limit would not start"), "{notes}");
     // Nothing but the kernel reaches it, or nothing keeps data.

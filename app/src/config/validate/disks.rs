@@ -10,8 +10,8 @@ use spindle_initiator::{Host, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::mem::Pages;
 
-use super::super::document::{Errors, Node, Place};
-use super::super::machine::{self, Machine, Medium, PathState};
+use super::super::document::{Errors, Location, Node};
+use super::super::machine::{self, BackingFile, Machine, PathState};
 use super::super::plan::{CachePlan, DelayPlan, DiskKind, DiskPlan};
 use super::super::schema;
 use super::super::tree::At;
@@ -23,14 +23,15 @@ pub const NOT_SERVED: &str = "must be a kind that this version serves";
 /// The disks of the file.
 pub fn plan(nodes: &[Node], machine: &Machine, errors: &Errors) -> Vec<DiskPlan> {
     let mut names: Vec<At<String>> = Vec::new();
-    let mut media: Vec<((u64, u64), Place, bool)> = Vec::new();
-    let mut drives: Vec<((PciAddress, u32), Place)> = Vec::new();
-    let mut remotes: Vec<((SocketAddr, Nqn, u32), Place)> = Vec::new();
+    let mut media: Vec<((u64, u64), Location, bool)> = Vec::new();
+    let mut drives: Vec<((PciAddress, u32), Location)> = Vec::new();
+    let mut remotes: Vec<((SocketAddr, Nqn, u32), Location)> = Vec::new();
     let mut disks = Vec::new();
     for node in nodes {
         if let Some(name) = node.find::<String>("name") {
             if let Some(other) = names.iter().find(|other| other.value == name.value) {
-                name.place.refuse(errors, format!("also the name of the disk in line {}", other.place.line));
+                name.location
+                    .refuse(errors, format!("also the name of the disk in line {}", other.location.line));
             }
             names.push(name);
         }
@@ -40,26 +41,26 @@ pub fn plan(nodes: &[Node], machine: &Machine, errors: &Errors) -> Vec<DiskPlan>
             plan.delay = delay(node, errors);
         }
         if let Some(DiskKind::Nvme { address, namespace }) = plan.as_ref().map(|plan| &plan.kind)
-            && let Some(place) = node.given::<PciAddress>("nvme").map(|at| at.place)
+            && let Some(location) = node.given::<PciAddress>("nvme").map(|at| at.location)
         {
             if let Some((_, other)) = drives.iter().find(|(drive, _)| *drive == (*address, *namespace)) {
                 let line = other.line;
                 let words =
                     format!("namespace {namespace} is also the disk in line {line}; two would destroy it");
-                place.refuse(errors, words);
+                location.refuse(errors, words);
             }
-            drives.push(((*address, *namespace), place));
+            drives.push(((*address, *namespace), location));
         }
         if let Some(DiskKind::Remote { target, namespace, .. }) = plan.as_ref().map(|plan| &plan.kind)
-            && let Some(place) = node.given::<Nqn>("nqn").map(|at| at.place)
+            && let Some(location) = node.given::<Nqn>("nqn").map(|at| at.location)
         {
             let key = (target.address, target.nqn, *namespace);
             if let Some((_, other)) = remotes.iter().find(|(known, _)| *known == key) {
                 let line = other.line;
                 let words = format!("its namespace {namespace} is also the disk in line {line}");
-                place.refuse(errors, format!("{words}; two would destroy it"));
+                location.refuse(errors, format!("{words}; two would destroy it"));
             }
-            remotes.push((key, place));
+            remotes.push((key, location));
         }
         disks.extend(plan);
     }
@@ -69,7 +70,7 @@ pub fn plan(nodes: &[Node], machine: &Machine, errors: &Errors) -> Vec<DiskPlan>
 fn disk(
     node: &Node,
     machine: &Machine,
-    media: &mut Vec<((u64, u64), Place, bool)>,
+    media: &mut Vec<((u64, u64), Location, bool)>,
     errors: &Errors,
 ) -> Option<DiskPlan> {
     let kind = kind_of(node, errors)?;
@@ -86,7 +87,7 @@ fn disk(
         "remote" => remote(node, errors),
         // No file reaches it: the schema refuses every other word. A test holds this list to the schema.
         _ => {
-            node.place.inside("kind").refuse(errors, NOT_SERVED);
+            node.location.inside("kind").refuse(errors, NOT_SERVED);
             None
         }
     }
@@ -99,7 +100,7 @@ fn shape(node: &Node, errors: &Errors) -> (Option<At<u64>>, Option<u32>) {
     if let (Some(size), Some(block_bytes)) = (&size, block_bytes)
         && !size.value.is_multiple_of(block_bytes.into())
     {
-        size.place.refuse(errors, format!("must be a multiple of block_bytes = {block_bytes}"));
+        size.location.refuse(errors, format!("must be a multiple of block_bytes = {block_bytes}"));
     }
     (size, block_bytes)
 }
@@ -115,13 +116,17 @@ fn memory(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan> {
     let (size, block_bytes) = shape(node, errors);
     if size.is_none() && node.is_absent("size") {
         let words = format!("missing; a {} disk needs one, like \"1GiB\"", kind.name());
-        node.place.inside("size").refuse(errors, words);
+        node.location.inside("size").refuse(errors, words);
     }
     Some(bare(node, (block_bytes?, size?.value), kind))
 }
 
 /// A regular file or a block device.
-fn file_disk(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) -> Option<DiskPlan> {
+fn file_disk(
+    node: &Node,
+    media: &mut Vec<((u64, u64), Location, bool)>,
+    errors: &Errors,
+) -> Option<DiskPlan> {
     let (size, block_bytes) = shape(node, errors);
     let (path, bytes) = file(node, size, block_bytes.unwrap_or(512), media, errors)?;
     let (is_read_only, create) = (node.get("read_only"), node.get("create"));
@@ -141,7 +146,7 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
         }
         if ["kind", "nvme", "ng"].iter().all(|key| node.is_absent(key)) {
             let words = "missing; it must be \"ram\", \"null\", \"file\", \"nvme\", \"ng\" or \"remote\"";
-            node.place.inside("kind").refuse(errors, words);
+            node.location.inside("kind").refuse(errors, words);
         }
         return None;
     };
@@ -149,11 +154,11 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
 }
 
 /// A namespace of a drive. What it is is known when it is open. A drive that is missing does not keep the
-/// other disks from being served; whoever only looks is told.
+/// other disks from being served; `spindle check` reports it.
 fn nvme(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("nvme") {
         let words = "missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\"";
-        node.place.inside("nvme").refuse(errors, words);
+        node.location.inside("nvme").refuse(errors, words);
     }
     let address = node.find::<PciAddress>("nvme")?;
     let found = match machine::look_at_function(address.value) {
@@ -163,26 +168,26 @@ fn nvme(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
         found => found,
     };
     if let Err(error) = found {
-        address.place.refuse(errors, format!("must be a drive of this machine: {error}"));
+        address.location.refuse(errors, format!("must be a drive of this machine: {error}"));
     }
     let kind = DiskKind::Nvme { address: address.value, namespace: node.get("namespace") };
     Some(bare(node, (0, 0), kind))
 }
 
 /// A namespace of a drive with the kernel. What it is is known when it is open.
-fn ng(node: &Node, media: &mut Vec<((u64, u64), Place, bool)>, errors: &Errors) -> Option<DiskPlan> {
+fn ng(node: &Node, media: &mut Vec<((u64, u64), Location, bool)>, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("ng") {
         let words = "missing; an ng disk needs the generic device of its namespace, like \"/dev/ng0n1\"";
-        node.place.inside("ng").refuse(errors, words);
+        node.location.inside("ng").refuse(errors, words);
     }
     let path = node.find::<PathBuf>("ng")?;
     let is_read_only: bool = node.get("read_only");
     match spindle_disk::ng::look_at(&path.value) {
         // The block device and the generic one are one medium.
-        Ok(place) => check_medium(&path, (u64::MAX, place.block_number), is_read_only, media, errors),
+        Ok(location) => check_medium(&path, (u64::MAX, location.block_number), is_read_only, media, errors),
         Err(error) => {
             let words = format!("must be the generic device of an NVMe namespace, like /dev/ng0n1: {error}");
-            path.place.refuse(errors, words);
+            path.location.refuse(errors, words);
         }
     }
     check_medium_id(node, &path.value, errors);
@@ -196,12 +201,12 @@ fn remote(node: &Node, errors: &Errors) -> Option<DiskPlan> {
     for (key, example) in [("address", "192.0.2.7:4420"), ("nqn", "nqn.2026-01.io.spindle:far")] {
         if node.is_absent(key) {
             let words = format!("missing; a remote disk needs that of the other target, like \"{example}\"");
-            node.place.inside(key).refuse(errors, words);
+            node.location.inside(key).refuse(errors, words);
         }
     }
     let (address, nqn) = (node.find::<SocketAddr>("address")?, node.find::<Nqn>("nqn")?);
     if nqn.value.is_discovery() {
-        nqn.place.refuse(errors, "must be a subsystem with namespaces; this is the discovery service");
+        nqn.location.refuse(errors, "must be a subsystem with namespaces; this is the discovery service");
     }
     let host =
         node.given::<Nqn>("host_nqn").map_or_else(Host::of_this_machine, |at| Host::from_nqn(at.value));
@@ -230,23 +235,23 @@ fn cache(node: &Node, kind: &DiskKind, errors: &Errors) -> Option<CachePlan> {
     if let Some(why) = refusal {
         let allowed = "a cache is for kind = \"file\", \"nvme\", \"ng\" or \"remote\"";
         let words = format!("a {} disk {why}; {allowed}", kind.name());
-        section.place.refuse(errors, words);
+        section.location.refuse(errors, words);
     }
     let is_remote = matches!(kind, DiskKind::Remote { .. });
     match (section.get::<bool>("sole_writer"), is_remote) {
         (false, true) => {
-            let words = "must be true for a remote disk: it says that nobody but this process writes to the \
-                         far namespace, as the cache would not see it";
-            section.place.inside("sole_writer").refuse(errors, words);
+            let words = "must be true for a remote disk: it says that only this process writes to the far \
+                         namespace, as the cache does not see other writes";
+            section.location.inside("sole_writer").refuse(errors, words);
         }
         (true, false) => {
             let words = format!("a {} disk has no such key; it is for kind = \"remote\"", kind.name());
-            section.place.inside("sole_writer").refuse(errors, words);
+            section.location.inside("sole_writer").refuse(errors, words);
         }
         _ => {}
     }
     if section.is_absent("size") {
-        section.place.inside("size").refuse(errors, "missing; a cache needs one, like \"1GiB\"");
+        section.location.inside("size").refuse(errors, "missing; a cache needs one, like \"1GiB\"");
     }
     let policy = match section.get::<String>("policy").as_str() {
         "lru" => PolicyKind::Lru,
@@ -276,19 +281,19 @@ fn delay(node: &Node, errors: &Errors) -> Option<DelayPlan> {
     if latency_us == 0 && seek_us == 0 && bandwidth.is_none() && !is_wrong {
         let words =
             "delays nothing; set latency_us or seek_us above 0, or bandwidth, or leave the section out";
-        section.place.refuse(errors, words);
+        section.location.refuse(errors, words);
     }
     Some(DelayPlan { latency_us, bandwidth, seek_us })
 }
 
-/// Keys that the file gives and that this kind has no use for: whoever wrote them expects something of them.
+/// Keys that the file gives and that this kind has no use for: the user expects an effect of them.
 fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
-    let flag = |key| node.given::<bool>(key).map(|at| at.place);
-    let path = |key| node.given::<PathBuf>(key).map(|at| at.place);
-    let text = |key| node.given::<String>(key).map(|at| at.place);
-    let nqn = |key| node.given::<Nqn>(key).map(|at| at.place);
-    let number = |key| node.given::<u64>(key).map(|at| at.place);
-    for (key, place, of) in [
+    let flag = |key| node.given::<bool>(key).map(|at| at.location);
+    let path = |key| node.given::<PathBuf>(key).map(|at| at.location);
+    let text = |key| node.given::<String>(key).map(|at| at.location);
+    let nqn = |key| node.given::<Nqn>(key).map(|at| at.location);
+    let number = |key| node.given::<u64>(key).map(|at| at.location);
+    for (key, location, of) in [
         ("path", path("path"), &["file"][..]),
         ("populate", flag("populate"), &["ram"]),
         ("read_only", flag("read_only"), &["file", "ng"]),
@@ -297,34 +302,34 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
         ("poll", flag("poll"), &["file"]),
         ("ng", path("ng"), &["ng"]),
         ("medium_id", text("medium_id"), &["file", "nvme", "ng", "remote"]),
-        ("nvme", node.given::<PciAddress>("nvme").map(|at| at.place), &["nvme"]),
-        ("namespace", node.given::<u32>("namespace").map(|at| at.place), &["nvme", "remote"]),
-        ("address", node.given::<SocketAddr>("address").map(|at| at.place), &["remote"]),
+        ("nvme", node.given::<PciAddress>("nvme").map(|at| at.location), &["nvme"]),
+        ("namespace", node.given::<u32>("namespace").map(|at| at.location), &["nvme", "remote"]),
+        ("address", node.given::<SocketAddr>("address").map(|at| at.location), &["remote"]),
         ("transport", text("transport"), &["remote"]),
         ("nqn", nqn("nqn"), &["remote"]),
         ("host_nqn", nqn("host_nqn"), &["remote"]),
         ("command_timeout_ms", number("command_timeout_ms"), &["remote"]),
         ("quiesce_ms", number("quiesce_ms"), &["remote"]),
     ] {
-        if let Some(place) = place.filter(|_| !of.contains(&kind)) {
+        if let Some(location) = location.filter(|_| !of.contains(&kind)) {
             let of: Vec<String> = of.iter().map(|kind| format!("{kind:?}")).collect();
             let of = of.join(" or ");
-            place.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = {of}"));
+            location.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = {of}"));
         }
     }
     let of_drive_itself = [
-        ("size", node.given::<u64>("size").map(|at| at.place)),
-        ("block_bytes", node.given::<u32>("block_bytes").map(|at| at.place)),
+        ("size", node.given::<u64>("size").map(|at| at.location)),
+        ("block_bytes", node.given::<u32>("block_bytes").map(|at| at.location)),
     ];
-    for (key, place) in of_drive_itself {
+    for (key, location) in of_drive_itself {
         let by = if kind == "remote" { "other target" } else { "drive" };
-        if let Some(place) = place.filter(|_| ["nvme", "ng", "remote"].contains(&kind)) {
-            place.refuse(errors, format!("the {by} says the {key} of its namespace; leave it out"));
+        if let Some(location) = location.filter(|_| ["nvme", "ng", "remote"].contains(&kind)) {
+            location.refuse(errors, format!("the {by} says the {key} of its namespace; leave it out"));
         }
     }
     if let Some(huge_pages) = node.given::<bool>("huge_pages").filter(|_| kind != "ram") {
         huge_pages
-            .place
+            .location
             .refuse(errors, format!("a {kind} disk has no memory of its own; it is for kind = \"ram\""));
     }
 }
@@ -334,11 +339,11 @@ fn file(
     node: &Node,
     size: Option<At<u64>>,
     block_bytes: u32,
-    media: &mut Vec<((u64, u64), Place, bool)>,
+    media: &mut Vec<((u64, u64), Location, bool)>,
     errors: &Errors,
 ) -> Option<(PathBuf, u64)> {
     if node.is_absent("path") {
-        node.place
+        node.location
             .inside("path")
             .refuse(errors, "missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\"");
     }
@@ -346,7 +351,7 @@ fn file(
     let state = match machine::look_at(&path.value) {
         Ok(state) => state,
         Err(error) => {
-            path.place
+            path.location
                 .refuse(errors, format!("must be a file or block device that can be looked at: {error}"));
             return None;
         }
@@ -356,7 +361,7 @@ fn file(
     let bytes = match &state {
         PathState::Missing { has_directory } => return missing(node, &path, size, *has_directory, errors),
         PathState::Other(what) => {
-            path.place.refuse(errors, format!("must be a regular file or a block device; this is {what}"));
+            path.location.refuse(errors, format!("must be a regular file or a block device; this is {what}"));
             return None;
         }
         PathState::Regular(medium) => {
@@ -366,7 +371,7 @@ fn file(
             if let Some(size) = size.as_ref().filter(|_| is_cut) {
                 let what =
                     format!("the file has {} bytes, and a smaller disk would cut off its end", medium.bytes);
-                size.place
+                size.location
                     .refuse(errors, format!("{what}; leave the size out, or shorten the file yourself"));
             }
             let bytes = size.as_ref().map_or(medium.bytes, |size| size.value);
@@ -375,19 +380,19 @@ fn file(
                 let what = format!(
                     "the file has {bytes} bytes, which are not a multiple of block_bytes = {block_bytes}"
                 );
-                path.place.refuse(errors, format!("{what}, at least one block; give it a size that is"));
+                path.location.refuse(errors, format!("{what}, at least one block; give it a size that is"));
             }
             bytes
         }
         PathState::Block(medium) => {
             check_end(&path, size.as_ref(), size.as_ref().map_or(0, |size| size.value), medium, true, errors);
-            // A device may end with a part of a block, which nobody sees.
+            // A device may end with a part of a block, which no host sees.
             size.as_ref().map_or(medium.bytes - medium.bytes % u64::from(block_bytes), |size| size.value)
         }
     };
     if let Err(error) = machine::may_open(&path.value, is_read_only) {
         let verb = if is_read_only { "read" } else { "read and write" };
-        path.place.refuse(errors, format!("must be one that this process may {verb}: {error}"));
+        path.location.refuse(errors, format!("must be one that this process may {verb}: {error}"));
     }
     check_medium_id(node, &path.value, errors);
     if let PathState::Regular(medium) | PathState::Block(medium) = state {
@@ -412,7 +417,7 @@ fn check_medium_id(node: &Node, path: &Path, errors: &Errors) {
         return;
     }
     if !ids.contains(&wanted.value) {
-        wanted.place.refuse(errors, medium_refusal(&path.display().to_string(), &ids));
+        wanted.location.refuse(errors, medium_refusal(&path.display().to_string(), &ids));
     }
 }
 
@@ -430,9 +435,9 @@ pub fn medium_refusal(what: &str, ids: &[String]) -> String {
 fn refuse_poll(node: &Node, state: &PathState, errors: &Errors) {
     let Some(poll) = node.given::<bool>("poll").filter(|poll| poll.value) else { return };
     if !matches!(state, PathState::Block(_)) {
-        poll.place.refuse(errors, "must be false for what is no block device");
+        poll.location.refuse(errors, "must be false for what is no block device");
     } else if !node.get::<bool>("direct") {
-        poll.place.refuse(errors, "must be false with direct = false");
+        poll.location.refuse(errors, "must be false with direct = false");
     }
 }
 
@@ -441,13 +446,13 @@ fn check_end(
     path: &At<PathBuf>,
     size: Option<&At<u64>>,
     bytes: u64,
-    medium: &Medium,
+    medium: &BackingFile,
     is_fixed: bool,
     errors: &Errors,
 ) {
     if let Some(size) = size.filter(|_| is_fixed && bytes > medium.bytes) {
         let path = path.value.display();
-        size.place.refuse(
+        size.location.refuse(
             errors,
             format!("{path} has {} bytes and does not grow; leave the size out", medium.bytes),
         );
@@ -459,18 +464,18 @@ fn check_medium(
     path: &At<PathBuf>,
     identity: (u64, u64),
     is_read_only: bool,
-    media: &mut Vec<((u64, u64), Place, bool)>,
+    media: &mut Vec<((u64, u64), Location, bool)>,
     errors: &Errors,
 ) {
     let other =
         media.iter().find(|(other, _, is_shared)| *other == identity && !(*is_shared && is_read_only));
     if let Some((_, other, _)) = other {
-        path.place.refuse(
+        path.location.refuse(
             errors,
             format!("also the path of the disk in line {}; two would destroy it", other.line),
         );
     }
-    media.push((identity, path.place.clone(), is_read_only));
+    media.push((identity, path.location.clone(), is_read_only));
 }
 
 fn missing(
@@ -482,20 +487,20 @@ fn missing(
 ) -> Option<(PathBuf, u64)> {
     let create = node.find::<bool>("create")?;
     if !create.value {
-        path.place.refuse(errors, "there is no such file; create = true with a size makes a sparse one");
+        path.location.refuse(errors, "there is no such file; create = true with a size makes a sparse one");
         return None;
     }
     if !has_directory {
         let directory = path.value.parent().unwrap_or(Path::new("/")).display();
-        path.place.refuse(errors, format!("cannot be made: there is no directory {directory}"));
+        path.location.refuse(errors, format!("cannot be made: there is no directory {directory}"));
     }
     if let Some(wanted) = node.given::<String>("medium_id") {
-        wanted.place.refuse(errors, "a file that is to be made has no name yet; leave the key out");
+        wanted.location.refuse(errors, "a file that is to be made has no name yet; leave the key out");
     }
     if size.is_none() && node.is_absent("size") {
         let size = Bytes::new(1 << 30);
         create
-            .place
+            .location
             .refuse(errors, format!("a file that is made needs a size as well, like size = \"{size}\""));
     }
     Some((path.value.clone(), size?.value))

@@ -22,7 +22,7 @@ use spindle_tcp::controller::ConnConfig;
 use spindle_tcp::shell::ShellConfig;
 use spindle_transport::TransportKind;
 
-use super::document::{Errors, Node, Place};
+use super::document::{Errors, Location, Node};
 use super::machine::Machine;
 use super::memory;
 use super::plan::{
@@ -102,14 +102,14 @@ fn reactor(node: &Node, machine: &Machine, errors: &Errors, notes: &mut Vec<Stri
     match node.find::<Vec<At<usize>>>("cores") {
         Some(list) => {
             if list.value.is_empty() {
-                list.place.refuse(errors, "must name at least one core");
+                list.location.refuse(errors, "must name at least one core");
             }
             for core in list.value {
                 if !machine.cores.contains(&core.value) {
-                    core.place
+                    core.location
                         .refuse(errors, format!("must be a core that this process may use: {}", allowed()));
                 } else if cores.contains(&core.value) {
-                    core.place.refuse(errors, "the same core twice; each core has one thread");
+                    core.location.refuse(errors, "the same core twice; each core has one thread");
                 }
                 cores.push(core.value);
             }
@@ -137,7 +137,7 @@ fn limits(root: &Node, errors: &Errors) -> LimitsPlan {
     {
         let (below, above) = (1 << transfer.value.ilog2(), transfer.value.next_power_of_two());
         let (below, above) = (Bytes::new(below), Bytes::new(above.min(schema::TRANSFER_BYTES_MAX)));
-        transfer.place.refuse(errors, format!("must be a power of two, like \"{below}\" or \"{above}\""));
+        transfer.location.refuse(errors, format!("must be a power of two, like \"{below}\" or \"{above}\""));
     }
     LimitsPlan {
         controller: ControllerLimits {
@@ -160,7 +160,7 @@ fn pool(root: &Node, errors: &Errors) -> PoolPlan {
     let nodes = node.sections("zone");
     let mut zones = zones(nodes, errors);
     if nodes.len() > ZONES_MAX {
-        nodes[ZONES_MAX].place.refuse(errors, format!("there may be at most {ZONES_MAX} zones"));
+        nodes[ZONES_MAX].location.refuse(errors, format!("there may be at most {ZONES_MAX} zones"));
     }
     if nodes.is_empty() {
         zones.extend(ZONES_DEFAULT);
@@ -174,7 +174,7 @@ fn pool(root: &Node, errors: &Errors) -> PoolPlan {
         let what = format!(
             "the largest buffer must hold a whole transfer, limits.transfer = {asked}, and has {has}"
         );
-        last.find::<u64>("buffer").map_or(last.place.clone(), |at| at.place).refuse(errors, what);
+        last.find::<u64>("buffer").map_or(last.location.clone(), |at| at.location).refuse(errors, what);
     }
     PoolPlan {
         pages: match node.get::<String>("pages").as_str() {
@@ -200,14 +200,14 @@ fn zones(nodes: &[Node], errors: &Errors) -> Vec<ZoneSpec> {
         if let Some(previous) = zones.last().filter(|previous| previous.buffer_bytes >= spec.buffer_bytes) {
             let previous = Bytes::new(previous.buffer_bytes.into());
             buffer
-                .place
+                .location
                 .refuse(errors, format!("must be more than {previous} of the zone before; zones ascend"));
         }
         if u64::from(spec.buffer_bytes) * u64::from(spec.count) > ZONE_BYTES_MAX {
             let most = ZONE_BYTES_MAX / u64::from(spec.buffer_bytes);
             let each = Bytes::new(spec.buffer_bytes.into());
             count
-                .place
+                .location
                 .refuse(errors, format!("a zone has at most 1 GiB, which is {most} buffers of {each}"));
         }
         zones.push(spec);
@@ -297,7 +297,7 @@ fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
     );
     let node = root.section("pool");
     let zone = node.sections("zone").last().and_then(|zone| zone.find::<u32>("count"));
-    zone.map_or(node.place.clone(), |count| count.place).refuse(errors, what);
+    zone.map_or(node.location.clone(), |count| count.location).refuse(errors, what);
 }
 
 /// What is taken at the start must fit the memory that there is; with full RAM disks, that which is
@@ -310,14 +310,15 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
         let what = format!("all that is taken at the start comes to {asked}, and the machine has {has}");
         let of_disks: Vec<_> = sums.iter().filter(|sum| sum.reason.starts_with("disk ")).cloned().collect();
         if memory::total(&of_disks, memory::When::Start) > at_start / 2
-            && let Some(place) = largest_ram_disk(root, plan)
+            && let Some(location) = largest_ram_disk(root, plan)
         {
-            place.refuse(errors, format!("{what}, most of it for the tables of RAM disks; make it smaller"));
+            location
+                .refuse(errors, format!("{what}, most of it for the tables of RAM disks; make it smaller"));
             return;
         }
         let (node, what) = (root.section("pool"), format!("{what}; take fewer buffers"));
         let zone = node.sections("zone").last().and_then(|zone| zone.find::<u32>("count"));
-        zone.map_or(node.place.clone(), |count| count.place).refuse(errors, what);
+        zone.map_or(node.location.clone(), |count| count.location).refuse(errors, what);
         return;
     }
     let (huge, ordinary) = memory::huge_and_ordinary(plan, &sums, machine.huge_bytes, notes);
@@ -346,8 +347,8 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
         return;
     };
     let what = format!("{asked}, and {has}; make it smaller, or set limits.memory_overcommit = true");
-    let place = largest_ram_disk(root, plan);
-    place.unwrap_or_else(|| root.section("pool").place.clone()).refuse(errors, what);
+    let location = largest_ram_disk(root, plan);
+    location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, what);
 }
 
 /// Caches that devices reach are locked as a whole, and the process may be allowed less.
@@ -368,18 +369,18 @@ fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, 
     }
     let mut disks = root.sections("disk").iter().zip(&plan.disks);
     let size = disks.find(|(_, disk)| disk.name == largest.name);
-    let place = size.and_then(|(node, _)| Some(node.section("cache").find::<u64>("size")?.place));
+    let location = size.and_then(|(node, _)| Some(node.section("cache").find::<u64>("size")?.location));
     let words = format!("{words}; make it smaller, or raise the limit (LimitMEMLOCK=infinity of a service)");
-    place.unwrap_or_else(|| root.section("pool").place.clone()).refuse(errors, words);
+    location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, words);
 }
 
 /// Where the size of the largest RAM disk stands.
-fn largest_ram_disk(root: &Node, plan: &Plan) -> Option<Place> {
+fn largest_ram_disk(root: &Node, plan: &Plan) -> Option<Location> {
     let disks = root.sections("disk").iter().zip(&plan.disks);
     let (node, _) = disks
         .filter(|(_, disk)| matches!(disk.kind, DiskKind::Ram { .. }))
         .max_by_key(|(_, disk)| disk.bytes)?;
-    Some(node.find::<u64>("size")?.place)
+    Some(node.find::<u64>("size")?.location)
 }
 
 /// RAM disks that would come back empty under an identity that hosts know.
@@ -414,7 +415,7 @@ fn remark_on_subsystems(plan: &Plan, notes: &mut Vec<String>) {
         }
         if matches!(&subsystem.hosts, spindle_target::snapshot::AllowedHosts::Only(hosts) if hosts.is_empty())
         {
-            notes.push(format!("subsystem {}: hosts is empty, so nobody may connect", subsystem.nqn));
+            notes.push(format!("subsystem {}: hosts is empty, so no host may connect", subsystem.nqn));
         }
         if subsystem.listeners.is_empty() && !plan.listeners.is_empty() {
             notes.push(format!("subsystem {}: listeners is empty, so no host finds it", subsystem.nqn));

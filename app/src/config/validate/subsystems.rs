@@ -8,7 +8,7 @@ use nvme_spec::nqn::Nqn;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_transport::TransportKind;
 
-use super::super::document::{Errors, Node, Place};
+use super::super::document::{Errors, Location, Node};
 use super::super::plan::{ListenerPlan, NamespacePlan, ReferralPlan, SubsystemPlan};
 use super::super::schema;
 use super::super::tree::At;
@@ -27,12 +27,12 @@ pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<Lis
             *kind == transport && are_the_same(other.value, address.value)
         };
         if let Some((_, other)) = addresses.iter().find(is_taken) {
-            let (with, line) = (other.value, other.place.line);
-            address.place.refuse(errors, format!("already listened on by {with} in line {line}"));
+            let (with, line) = (other.value, other.location.line);
+            address.location.refuse(errors, format!("already listened on by {with} in line {line}"));
         }
         let name = node.find::<String>("name");
         if let Some(name) = &name {
-            names.take(name.value.clone(), &name.place, "listener", errors);
+            names.take(name.value.clone(), &name.location, "listener", errors);
         }
         listeners.push(ListenerPlan {
             name: name.map_or_else(|| named_by(transport, address.value), |name| name.value),
@@ -83,10 +83,11 @@ pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> V
         .filter_map(|node| subsystem(node, listeners, &mut taken, errors))
         .collect();
     // As when a disk that was renamed keeps its identity, and a new one gets its name.
-    for (identity, place) in &taken.given {
+    for (identity, location) in &taken.given {
         if let Some((_, other)) = taken.derived.iter().find(|(derived, _)| derived == identity) {
             let line = other.line;
-            place.refuse(errors, format!("also what the namespace in line {line} has when it is given none"));
+            location
+                .refuse(errors, format!("also what the namespace in line {line} has when it is given none"));
         }
     }
     subsystems
@@ -99,17 +100,17 @@ pub fn referrals(root: &Node, errors: &Errors) -> Vec<ReferralPlan> {
         let (transport, address) = (transport(node), node.find::<SocketAddr>("address")?);
         if address.value.ip().is_unspecified() {
             let allowed = "must be an address at which hosts reach that service, which this is none of";
-            address.place.refuse(errors, allowed);
+            address.location.refuse(errors, allowed);
         }
         // Hosts would be told of it twice.
-        known.take((transport == TransportKind::Rdma, address.value), &address.place, "referral", errors);
+        known.take((transport == TransportKind::Rdma, address.value), &address.location, "referral", errors);
         Some(ReferralPlan { transport, address: address.value })
     };
     root.sections("referral").iter().filter_map(&mut referral).collect()
 }
 
-/// Values that may be there once, with the place where each is.
-struct Unique<T>(HashMap<T, Place>);
+/// Values that may be there once, with the location where each is.
+struct Unique<T>(HashMap<T, Location>);
 
 impl<T> Default for Unique<T> {
     fn default() -> Self {
@@ -118,10 +119,12 @@ impl<T> Default for Unique<T> {
 }
 
 impl<T: Eq + Hash> Unique<T> {
-    fn take(&mut self, value: T, place: &Place, whose: &str, errors: &Errors) {
+    fn take(&mut self, value: T, location: &Location, whose: &str, errors: &Errors) {
         match self.0.get(&value) {
-            Some(other) => place.refuse(errors, format!("also that of the {whose} in line {}", other.line)),
-            None => drop(self.0.insert(value, place.clone())),
+            Some(other) => {
+                location.refuse(errors, format!("also that of the {whose} in line {}", other.line))
+            }
+            None => drop(self.0.insert(value, location.clone())),
         }
     }
 }
@@ -139,8 +142,8 @@ struct Taken {
     uuids: Unique<[u8; 16]>,
     nguids: Unique<[u8; 16]>,
     /// UUIDs and NGUIDs that the file gives, and those that are derived.
-    given: Vec<([u8; 16], Place)>,
-    derived: Vec<([u8; 16], Place)>,
+    given: Vec<([u8; 16], Location)>,
+    derived: Vec<([u8; 16], Location)>,
 }
 
 fn subsystem(
@@ -156,15 +159,15 @@ fn subsystem(
     let nqn = node.find::<Nqn>("nqn");
     if let Some(nqn) = &nqn {
         if nqn.value.is_discovery() {
-            nqn.place
+            nqn.location
                 .refuse(errors, "is the discovery service's, which every listener has; choose another name");
         }
-        taken.nqns.take(nqn.value, &nqn.place, "subsystem", errors);
+        taken.nqns.take(nqn.value, &nqn.location, "subsystem", errors);
     }
     let name = nqn.as_ref().map_or_else(Nqn::discovery, |nqn| nqn.value);
     let serial = node.find::<String>("serial");
     if let Some(serial) = &serial {
-        taken.serials.take(serial.value.clone(), &serial.place, "subsystem", errors);
+        taken.serials.take(serial.value.clone(), &serial.location, "subsystem", errors);
     }
     let serial = serial.map_or_else(|| identity::serial(&name), |serial| serial.value);
     let namespaces = namespaces(node, &name, taken, errors);
@@ -184,7 +187,7 @@ fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
     let is_any = node.find::<bool>("allow_any_host");
     match (hosts, is_any) {
         (Some(hosts), Some(is_any)) if is_any.value && !hosts.value.is_empty() => {
-            is_any.place.refuse(errors, "hosts lists who may connect; leave one of the two out");
+            is_any.location.refuse(errors, "hosts lists who may connect; leave one of the two out");
             AllowedHosts::Any
         }
         (_, Some(is_any)) if is_any.value => AllowedHosts::Any,
@@ -195,7 +198,7 @@ fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
         (None, is_any) => {
             if is_any.is_some() && node.is_absent("hosts") {
                 let what = "missing; say who may connect: a list of host NQNs, or allow_any_host = true";
-                node.place.inside("hosts").refuse(errors, what);
+                node.location.inside("hosts").refuse(errors, what);
             }
             AllowedHosts::Only(Vec::new())
         }
@@ -209,7 +212,7 @@ fn offered_at(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<S
     for name in &list.value {
         if !listeners.iter().any(|listener| listener.name == name.value) {
             let all = schema::alternatives(listeners.iter().map(|listener| format!("{:?}", listener.name)));
-            name.place.refuse(errors, format!("must be the name of a [[listener]]; there is {all}"));
+            name.location.refuse(errors, format!("must be the name of a [[listener]]; there is {all}"));
         }
     }
     each_once(&list.value, "listener", errors);
@@ -220,7 +223,7 @@ fn offered_at(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<S
 fn each_once<T: Clone + Eq + Hash>(list: &[At<T>], what: &str, errors: &Errors) {
     let mut known = HashSet::new();
     for at in list.iter().filter(|at| !known.insert(at.value.clone())) {
-        at.place.refuse(errors, format!("the same {what} twice; it must be another one, or be left out"));
+        at.location.refuse(errors, format!("the same {what} twice; it must be another one, or be left out"));
     }
 }
 
@@ -229,8 +232,8 @@ fn cntlid_range(node: &Node, errors: &Errors) -> (u16, u16) {
     if let (Some(min), Some(max)) = (&min, &max)
         && min.value > max.value
     {
-        let place = if node.given::<u16>("cntlid_max").is_some() { &max.place } else { &min.place };
-        place.refuse(errors, format!("the range is empty: {} to {}", min.value, max.value));
+        let location = if node.given::<u16>("cntlid_max").is_some() { &max.location } else { &min.location };
+        location.refuse(errors, format!("the range is empty: {} to {}", min.value, max.value));
     }
     (min.map_or(1, |min| min.value), max.map_or(1, |max| max.value))
 }
@@ -241,19 +244,19 @@ fn namespaces(subsystem: &Node, nqn: &Nqn, taken: &mut Taken, errors: &Errors) -
     for node in subsystem.sections("namespace") {
         let (nsid, disk) = (node.find::<u32>("nsid"), node.find::<String>("disk"));
         if let Some(nsid) = &nsid {
-            nsids.take(nsid.value, &nsid.place, "namespace", errors);
+            nsids.take(nsid.value, &nsid.location, "namespace", errors);
         }
         if let (Some(disk), Some(disks)) = (&disk, &taken.disks) {
             if disks.contains(&disk.value) {
-                taken.used.take(disk.value.clone(), &disk.place, "namespace", errors);
+                taken.used.take(disk.value.clone(), &disk.location, "namespace", errors);
             } else {
                 let all = schema::alternatives(disks.iter().map(|name| format!("{name:?}")));
-                disk.place.refuse(errors, format!("must be the name of a [[disk]]; there is {all}"));
+                disk.location.refuse(errors, format!("must be the name of a [[disk]]; there is {all}"));
             }
         }
         let identity = |name: &str, taken: &mut Unique<[u8; 16]>| {
             let identity = node.find::<[u8; 16]>(name)?;
-            taken.take(identity.value, &identity.place, "namespace", errors);
+            taken.take(identity.value, &identity.location, "namespace", errors);
             Some(identity)
         };
         let (uuid, nguid) = (identity("uuid", &mut taken.uuids), identity("nguid", &mut taken.nguids));
@@ -262,12 +265,12 @@ fn namespaces(subsystem: &Node, nqn: &Nqn, taken: &mut Taken, errors: &Errors) -
         let is_known_later = taken.known_later.contains(&disk);
         let mut settle = |given: Option<At<[u8; 16]>>, derived: [u8; 16]| match given {
             Some(given) => {
-                taken.given.push((given.value, given.place));
+                taken.given.push((given.value, given.location));
                 Some(given.value)
             }
             None if is_known_later => None,
             None => {
-                taken.derived.push((derived, node.place.clone()));
+                taken.derived.push((derived, node.location.clone()));
                 Some(derived)
             }
         };

@@ -109,7 +109,7 @@ fn a_dry_run_prints_the_steps_of_the_real_one_and_makes_none() {
     assert_eq!(printed.lines().collect::<Vec<_>>(), made);
     assert_eq!(made.len(), 1 + 2 * 3 + 1 + 4, "{printed}");
     assert_eq!(done(&fake, &format!("{arguments} --dry-run")), "nothing to change");
-    // Nobody needs to be root to see them.
+    // They are shown without root, too.
     fake.is_root.set(false);
     assert_eq!(done(&fake, "bind 01:00.0 --dry-run"), "nothing to change");
 }
@@ -346,7 +346,7 @@ fn a_rule_takes_only_the_drive_that_it_was_made_for() {
 
 #[test]
 fn a_rule_waits_for_a_drive_that_is_not_ready_but_not_for_ever() {
-    // Plugged in a moment ago: nobody has it yet.
+    // Plugged in a moment ago: no driver has it yet.
     let fake = Fake::empty();
     fake.function(A, "0x010802");
     fake.file(RULE_A, "# serial: S0000\n");

@@ -136,8 +136,8 @@ impl Poller<Core, CoreMessage> for Acceptor {
 
     fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
         // Hosts are told at the same time.
-        if core.target.shown().generation != self.as_of {
-            let shown = std::sync::Arc::clone(core.target.shown());
+        if core.target.advertised_snapshot().generation != self.as_of {
+            let shown = std::sync::Arc::clone(core.target.advertised_snapshot());
             self.change(&shown);
         }
         let is_ready = std::mem::take(&mut self.is_ready);

@@ -152,8 +152,8 @@ impl Poller<Core, CoreMessage> for Adapters {
 
     fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
         // Hosts are told at the same time.
-        if core.target.shown().generation != self.as_of {
-            self.change(core.target.shown());
+        if core.target.advertised_snapshot().generation != self.as_of {
+            self.change(core.target.advertised_snapshot());
         }
         let mut has_worked = self.shell.poll(&mut core.target, turn.now);
         while let Some(message) = self.shell.next_message() {

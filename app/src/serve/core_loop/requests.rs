@@ -86,7 +86,7 @@ fn log(core: usize, notice: &Notice) {
         | Notice::OtherHostId { .. }
         | Notice::FormerEnded { .. }
         | Notice::KeepAliveExpired { .. } => tracing::warn!(core, "{notice}"),
-        Notice::DiskOpen { .. } | Notice::DiskError { .. } | Notice::Leftover { .. } => {
+        Notice::DiskOpen { .. } | Notice::DiskError { .. } | Notice::Orphan { .. } => {
             tracing::error!(core, "{notice}")
         }
     }

@@ -32,7 +32,7 @@ pub struct Core {
     /// Connections of each core.
     loads: Arc<[AtomicUsize]>,
     /// Generation of the configuration that hosts of each core are shown.
-    shown: Arc<[AtomicU64]>,
+    advertised: Arc<[AtomicU64]>,
     admission: Arc<Admission>,
     refused_log: RateLimit,
     /// When a long turn may be told again, and how many were not.
@@ -45,7 +45,7 @@ impl Core {
     pub fn new(
         target: TargetCore<Conn>,
         core: usize,
-        (loads, shown): (Arc<[AtomicUsize]>, Arc<[AtomicU64]>),
+        (loads, advertised): (Arc<[AtomicUsize]>, Arc<[AtomicU64]>),
         admission: Arc<Admission>,
     ) -> Core {
         Core {
@@ -54,7 +54,7 @@ impl Core {
             arrivals: Arrivals::new(),
             core,
             loads,
-            shown,
+            advertised,
             admission,
             refused_log: RateLimit::new(1, 5),
             long_log: (Nanos::ZERO, 0),
@@ -107,7 +107,7 @@ impl Core {
 
     /// Tell who waits for it which configuration hosts are shown.
     pub fn tell_shown(&self) {
-        self.shown[self.core].store(self.target.shown().generation, Ordering::Release);
+        self.advertised[self.core].store(self.target.advertised_snapshot().generation, Ordering::Release);
     }
 
     /// See [`TargetCore::make_room`]. `evict` says whether the connection was one of its own; if not, the

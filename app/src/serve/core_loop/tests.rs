@@ -27,7 +27,7 @@ fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
         registry: Arc::default(),
         listeners: vec![(Arc::new(listener), 0)],
         loads: Arc::new([AtomicUsize::new(0)]),
-        shown: Arc::new([AtomicU64::new(0)]),
+        advertised: Arc::new([AtomicU64::new(0)]),
         admission: Admission::new(per_address),
         shell: plan.tcp.shell,
         conn: plan.tcp.conn,

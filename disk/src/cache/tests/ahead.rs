@@ -159,7 +159,7 @@ fn the_end_of_the_disk_failures_writes_and_cores_that_go_leave_nothing_behind() 
     assert!(other.disk.in_flight() > 0);
     drop(other);
     rig.control.holds_reads.store(false, SeqCst);
-    // What the disk had is lost with the core's handle, and nobody waits for it.
+    // What the disk had is lost with the core's handle, and no request waits for it.
     for page in 0..40 {
         assert_eq!(rig.data(page * PAGE, 512)[0], if page == 5 { 0xee } else { page.to_le_bytes()[0] });
     }

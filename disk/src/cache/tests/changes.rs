@@ -99,7 +99,7 @@ fn writes_are_announced_until_no_core_finds_pages() {
     rig.control.holds_reads.store(true, SeqCst);
     assert!(reader.begin(1, read(2 * PAGE, PAGE)).is_none());
     tell(&mut [&mut rig, &mut reader]);
-    // Its fill may be found by nobody any more.
+    // No core may find its fill any more.
     rig.write(2, 2 * PAGE, PAGE, 0xee);
     assert_eq!(rig.wait(2).result, Ok(()));
     rig.control.holds_reads.store(false, SeqCst);
@@ -124,7 +124,7 @@ fn what_is_held_is_cancelled_with_its_submitter() {
     let zeroes = IoRequest::new(Op::WriteZeroes { deallocate: false, fua: false }, range(3 * PAGE, PAGE));
     assert!(rig.disk.submit(Token(owned(2, 1)), &zeroes, None).is_none());
     assert_eq!(rig.disk.in_flight(), 3);
-    assert_eq!(rig.disk.forget(Owner(1)), 2);
+    assert_eq!(rig.disk.cancel_owner(Owner(1)), 2);
     assert_eq!(rig.wait(owned(1, 2)).result, Err(DiskError::Cancelled));
     rig.control.holds_writes.store(false, SeqCst);
     assert_eq!(rig.wait(owned(1, 1)).result, Ok(()));

@@ -172,7 +172,7 @@ impl Disk for HeldCore {
         self.control.lingers.load(Ordering::SeqCst)
     }
 
-    fn forget(&mut self, owner: Owner) -> usize {
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
         self.pending.iter().filter(|(_, done)| done.token.owner() == owner).count()
     }
 

@@ -322,7 +322,7 @@ fn long_writes_beyond_those_that_the_cache_knows_wait() {
     (0..100).for_each(|_| _ = rig.poll());
     (0..100).for_each(|_| _ = other.poll());
     assert_eq!(rig.data(PAGE, PAGE), [0; PAGE]);
-    assert_eq!(other.disk.forget(Owner(0)), 1);
+    assert_eq!(other.disk.cancel_owner(Owner(0)), 1);
     assert_eq!(other.wait(40).result, Err(DiskError::Cancelled), "it is not begun");
     rig.control.holds_writes.store(false, SeqCst);
     (0..33).for_each(|token| assert_eq!(rig.wait(token).result, Ok(())));
@@ -430,7 +430,7 @@ fn a_submitter_that_goes_does_not_end_a_fill_for_others() {
     assert!(rig.begin(owned(1, 1), read(PAGE, PAGE)).is_none());
     assert!(rig.begin(owned(2, 1), read(PAGE, PAGE)).is_none());
     rig.write(owned(1, 2), 8 * PAGE, PAGE, 9);
-    assert_eq!(rig.disk.forget(Owner(1)), 2);
+    assert_eq!(rig.disk.cancel_owner(Owner(1)), 2);
     assert_eq!(rig.wait(owned(1, 1)).result, Err(DiskError::Cancelled));
     rig.control.holds_writes.store(false, SeqCst);
     rig.control.holds_reads.store(false, SeqCst);

@@ -11,14 +11,14 @@ use loom::sync::Arc;
 use loom::sync::Mutex;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
-use spindle_reactor::mem::{Filling, FrameWords, Shard, Word};
+use spindle_reactor::mem::{AtomicWord, Filling, FrameWords, Shard};
 
 use crate::cache::index::{Found, Index, Inserted, Write};
 use crate::cache::sweeps::Sweeps;
 
 struct Modelled(AtomicU64);
 
-impl Word for Modelled {
+impl AtomicWord for Modelled {
     fn new(value: u64) -> Self {
         Modelled(AtomicU64::new(value))
     }
@@ -84,7 +84,7 @@ impl World {
     }
 
     fn look(&self, page: usize) -> Option<u64> {
-        match self.index.find(&self.words, self.index.place(page as u64)) {
+        match self.index.find(&self.words, self.index.buckets(page as u64)) {
             Found::Present(pin) => {
                 let content = self.content[pin.frame() as usize].load(Relaxed);
                 assert_eq!(content >> 32, page as u64, "another page's bytes");
@@ -95,16 +95,16 @@ impl World {
     }
 
     fn enter(&self, page: usize, write: Option<Write>) -> Option<Filling<'_, Modelled>> {
-        let place = self.index.place(page as u64);
+        let buckets = self.index.buckets(page as u64);
         let mut shard = self.shard.lock().expect("no panic");
-        if !matches!(self.index.find(&self.words, place), Found::Missing) {
+        if !matches!(self.index.find(&self.words, buckets), Found::Missing) {
             return None;
         }
         let filling = self.words.allocate(&mut shard, page as u64)?;
-        assert_ne!(self.index.insert(&self.words, place, &filling, write), Inserted::Full);
+        assert_ne!(self.index.insert(&self.words, buckets, &filling, write), Inserted::Full);
         if write.is_none() && self.sweeps.covers(page as u64) {
             filling.doom();
-            self.index.remove(&self.words, place, filling.frame());
+            self.index.remove(&self.words, buckets, filling.frame());
         }
         Some(filling)
     }
@@ -117,7 +117,7 @@ impl World {
     fn publish(&self, page: usize, version: u64, filling: Filling<'_, Modelled>) -> u64 {
         self.content[filling.frame() as usize].store((page as u64) << 32 | version, Relaxed);
         if let Err(filling) = filling.publish() {
-            self.index.remove(&self.words, self.index.place(page as u64), filling.frame());
+            self.index.remove(&self.words, self.index.buckets(page as u64), filling.frame());
             let pin = filling.detach();
             let own = self.content[pin.frame() as usize].load(Relaxed);
             assert_eq!(own, (page as u64) << 32 | version, "a frame changes under its filler's pin");
@@ -127,8 +127,8 @@ impl World {
 
     /// A write of the next version, acknowledged.
     fn write(&self, page: usize, version: u64, stays: bool) {
-        let place = self.index.place(page as u64);
-        let write = self.index.begin_write(&self.words, place);
+        let buckets = self.index.buckets(page as u64);
+        let write = self.index.begin_write(&self.words, buckets);
         self.disk[page].store(version, Relaxed);
         if stays
             && write.is_alone
@@ -137,7 +137,7 @@ impl World {
         {
             self.publish(page, version, filling);
         }
-        self.index.end_write(place);
+        self.index.end_write(buckets);
         self.acknowledged[page].store(version, Ordering::Release);
     }
 
@@ -146,7 +146,7 @@ impl World {
         let at = page as u64;
         let mut sweep = self.sweeps.begin(at..at + 1).expect("it is the only one");
         if is_by_page {
-            self.index.sweep_page(&self.words, self.index.place(at));
+            self.index.sweep_page(&self.words, self.index.buckets(at));
         } else {
             assert!(self.sweeps.step(&mut sweep, &self.index, &self.words), "two frames are one step");
         }
@@ -155,13 +155,13 @@ impl World {
         self.acknowledged[page].store(version, Ordering::Release);
     }
 
-    /// Take a page out, if nobody has it.
+    /// Take a page out, if no other thread has it pinned.
     fn evict(&self, page: usize) {
-        let place = self.index.place(page as u64);
-        if let Found::Present(pin) = self.index.find(&self.words, place)
+        let buckets = self.index.buckets(page as u64);
+        if let Found::Present(pin) = self.index.find(&self.words, buckets)
             && pin.evict().is_some()
         {
-            self.index.remove(&self.words, place, pin.frame());
+            self.index.remove(&self.words, buckets, pin.frame());
         }
     }
 

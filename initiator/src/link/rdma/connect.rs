@@ -31,7 +31,7 @@ const INLINE_BYTES: u32 = 64;
 const SEND_SGE: u32 = 4;
 /// Room in the send queue beyond the commands: for those whose end was not asked for.
 const SEND_SPARE: u32 = 16;
-/// Reasons of a reject in the connection manager's numbers: nobody listens at the service's number; and the
+/// Reasons of a reject in the connection manager's numbers: no listener has the service's number; and the
 /// same over iWARP.
 const REJECT_NO_SERVICE: i32 = 8;
 const REJECT_REFUSED: i32 = -111;
@@ -190,7 +190,7 @@ impl Attempt {
     fn refusal(&self, step: &'static str, event: &CmEvent) -> Error {
         let address = self.address;
         if event.kind == CmEventKind::Rejected {
-            // Nobody who listens: the connection manager itself refuses, without NVMe's words.
+            // No listener: the connection manager itself refuses, without NVMe's words.
             let why = match CmReject::parse(&event.private_data) {
                 _ if [REJECT_NO_SERVICE, REJECT_REFUSED].contains(&event.status) => RdmaRefusal::Nobody,
                 Some(reject) => RdmaRefusal::Status(reject.status()),
@@ -198,7 +198,7 @@ impl Attempt {
             };
             return Error::RdmaRefused { address, why };
         }
-        // A system's error; where there is none, that nobody answered.
+        // A system's error; where there is none, that the target did not answer.
         let errno = event.status.saturating_neg();
         let errno = if errno > 0 { errno } else { rustix::io::Errno::HOSTUNREACH.raw_os_error() };
         let verb = if event.kind == CmEventKind::AddressError {

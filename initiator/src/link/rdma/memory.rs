@@ -98,7 +98,7 @@ impl Registrations {
         keys.pieces().iter().for_each(|piece| cache.release(piece.lease));
     }
 
-    /// Once a turn, when the commands are on their way. What nobody needs any more (its pool is gone) is let
+    /// Once a turn, when the commands are on their way. What is not needed any more (its pool is gone) is let
     /// go here: a registration keeps its memory mapped, so that a lookup cannot find another's.
     #[inline]
     pub(super) fn tidy(&self) {

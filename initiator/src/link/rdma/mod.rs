@@ -9,9 +9,9 @@
 //! ```
 //! What comes back from the device is a receive's number, or a command's chain with its generation.
 //!
-//! The head memory is written again when its entry is: see `spindle_rdma::host` for why that is allowed. A
-//! buffer is read or written by nobody here while its command is outstanding; it is given back when the
-//! command is over, or the queue pair is destroyed.
+//! The head memory is written again when its entry is: see `spindle_rdma::host` for why that is allowed.
+//! Nothing here reads or writes a buffer while its command is outstanding; it is given back when the command
+//! is over, or the queue pair is destroyed.
 
 mod connect;
 mod memory;
@@ -151,12 +151,12 @@ impl RdmaLink {
     }
 
     #[cold]
-    fn give_back(&self, full: host::Full) -> (Why, HostData) {
+    fn give_back(&self, full: host::SubmitError) -> (Why, HostData) {
         let data = full.data.map(|Registered { buf, keys }| {
             self.registrations.release(&keys);
             buf
         });
-        (full.why.into(), data)
+        (full.kind.into(), data)
     }
 
     /// True while commands can be submitted.
@@ -324,7 +324,7 @@ impl RdmaLink {
         }
     }
 
-    /// Say goodbye, and destroy the queue pair. Nobody touches a buffer afterwards.
+    /// Say goodbye, and destroy the queue pair. The device touches no buffer afterwards.
     #[cold]
     fn tear_down(&mut self) {
         if let Some(verbs) = self.verbs.take() {

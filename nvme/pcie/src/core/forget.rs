@@ -10,7 +10,7 @@ impl NvmeCore {
     /// The rest is marked, so that nothing more is made of it; how much it is.
     #[cold]
     pub(super) fn forget_all(&mut self, owner: Owner) -> usize {
-        self.end_swaps(Some(owner), DiskError::Cancelled);
+        self.end_compare_and_writes(Some(owner), DiskError::Cancelled);
         for _ in 0..self.pending.len() {
             let Some(request) = self.pending.pop_front() else { break };
             if request.token.owner() == owner {

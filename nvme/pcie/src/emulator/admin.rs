@@ -276,7 +276,7 @@ impl Controller {
             FeatureId::VOLATILE_WRITE_CACHE => {
                 self.admin.is_cache_on = VolatileWriteCache::from_bits(value).enabled();
                 if !self.admin.is_cache_on {
-                    self.media.iter_mut().for_each(super::medium::Medium::flush);
+                    self.media.iter_mut().for_each(super::medium::EmulatedMedia::flush);
                 }
             }
             _ => {

@@ -9,7 +9,7 @@ use super::faults::{Counters, FaultState, Injection};
 use super::held::Held;
 use super::identify::page;
 use super::log::Health;
-use super::medium::Medium;
+use super::medium::EmulatedMedia;
 use super::memory::{HostMemory, Registers};
 use super::pointers::Pointers;
 use super::queues::{Cq, Shadow, Sq};
@@ -51,7 +51,7 @@ pub(super) struct Controller {
     pub(super) queue_pairs: u16,
     pub(super) shadow: Option<Shadow>,
     pub(super) admin: Admin,
-    pub(super) media: Vec<Medium>,
+    pub(super) media: Vec<EmulatedMedia>,
     pub(super) faults: FaultState,
     pub(super) held: Vec<Held>,
     pub(super) counters: Counters,
@@ -307,10 +307,10 @@ pub(super) fn bar_bytes(spec: &EmulatorSpec) -> usize {
     usize::try_from(end.next_multiple_of(4096).max(8192)).unwrap_or(8192)
 }
 
-fn media(spec: &EmulatorSpec) -> Vec<Medium> {
+fn media(spec: &EmulatorSpec) -> Vec<EmulatedMedia> {
     let medium = |namespace: &super::spec::NamespaceSpec| {
         let fill = if namespace.dlfeat.read_behavior() == Dlfeat::READS_ONES { 0xff } else { 0 };
-        Medium::new(namespace.blocks, namespace.block_bytes, fill)
+        EmulatedMedia::new(namespace.blocks, namespace.block_bytes, fill)
     };
     spec.namespaces.iter().map(medium).collect()
 }

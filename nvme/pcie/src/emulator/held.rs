@@ -87,7 +87,7 @@ impl Controller {
             if is_due && (held.sqid != 0 || has_data) || has_data && matches!(held.rest, Rest::Swallowed) {
                 held.rest = Rest::Dropped;
                 let (sqid, sqe) = (held.sqid, held.sqe);
-                // Nobody is told how it ended.
+                // Its status is dropped.
                 let _ = self.execute(sqid, &sqe);
             }
         }

@@ -61,7 +61,7 @@ impl Controller {
 
     /// Bytes of the data of an I/O command.
     pub(super) fn io_bytes(&self, sqe: &Sqe) -> u64 {
-        let block = |medium: &super::medium::Medium| u64::from(medium.block_bytes);
+        let block = |medium: &super::medium::EmulatedMedia| u64::from(medium.block_bytes);
         let block_bytes = self.index(sqe.nsid()).and_then(|at| self.media.get(at)).map_or(0, block);
         match sqe.io_opcode() {
             IoOpcode::READ | IoOpcode::WRITE | IoOpcode::COMPARE => u64::from(sqe.blocks()) * block_bytes,
@@ -83,7 +83,7 @@ impl Controller {
 
     fn flush(&mut self, nsid: u32) -> Outcome {
         if nsid == NSID_ALL {
-            self.media.iter_mut().for_each(super::medium::Medium::flush);
+            self.media.iter_mut().for_each(super::medium::EmulatedMedia::flush);
             return Ok(0);
         }
         let index = self.namespace(nsid)?;

@@ -1,4 +1,4 @@
-//! [`Medium`]: the blocks of a namespace, and what of them is only in the volatile write cache.
+//! [`EmulatedMedia`]: the blocks of a namespace, and what of them is only in the volatile write cache.
 //!
 //! Memory is taken by the first write of 64 KiB, and kept. A chunk remembers beside its newest data the data
 //! that would be there after a loss of power, for the blocks that were written since the last flush.
@@ -24,7 +24,7 @@ struct Chunk {
 }
 
 /// The blocks of one namespace.
-pub(super) struct Medium {
+pub(super) struct EmulatedMedia {
     pub(super) blocks: u64,
     pub(super) block_bytes: u32,
     /// What blocks read as that were never written.
@@ -61,9 +61,9 @@ fn blocks_of_chunk(block_bytes: u32) -> u64 {
     (CHUNK_BYTES / block_bytes as usize) as u64
 }
 
-impl Medium {
-    pub(super) fn new(blocks: u64, block_bytes: u32, fill: u8) -> Medium {
-        Medium { blocks, block_bytes, fill, chunks: BTreeMap::new(), dirty: Vec::new() }
+impl EmulatedMedia {
+    pub(super) fn new(blocks: u64, block_bytes: u32, fill: u8) -> EmulatedMedia {
+        EmulatedMedia { blocks, block_bytes, fill, chunks: BTreeMap::new(), dirty: Vec::new() }
     }
 
     fn parts(&self, lba: u64, blocks: u64) -> impl Iterator<Item = Part> + use<> {
@@ -208,7 +208,7 @@ impl Chunk {
 mod tests {
     use super::*;
 
-    fn bytes(medium: &Medium, lba: u64, blocks: u64) -> Vec<u8> {
+    fn bytes(medium: &EmulatedMedia, lba: u64, blocks: u64) -> Vec<u8> {
         let mut found = Vec::new();
         medium.look(lba, blocks, |data| {
             found.extend_from_slice(data);
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_also_across_chunks() {
-        let mut medium = Medium::new(1000, 512, 0xff);
+        let mut medium = EmulatedMedia::new(1000, 512, 0xff);
         assert_eq!(bytes(&medium, 120, 20), vec![0xff; 20 * 512]);
         let mut count = 0;
         medium.change(120, 20, false, |data| {
@@ -241,7 +241,7 @@ mod tests {
         let mut random = Random::new(5);
         let (mut kept, mut lost) = (0, 0);
         for round in 0..50 {
-            let mut medium = Medium::new(64, 4096, 0);
+            let mut medium = EmulatedMedia::new(64, 4096, 0);
             medium.change(0, 64, true, |data| data.fill(1));
             medium.flush();
             medium.change(0, 40, true, |data| data.fill(2));

@@ -53,7 +53,7 @@ impl Registers {
     fn word(&self, offset: u64) -> Option<&AtomicU32> {
         let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(4))?;
         let base: *const AtomicU64 = self.words.get(offset / 8)?;
-        // SAFETY: one of the two halves of a word that is there; whoever else sees it sees atomics.
+        // SAFETY: one of the two halves of a word that is there; all other accesses are atomic.
         Some(unsafe { &*base.cast::<AtomicU32>().add(offset % 8 / 4) })
     }
 

@@ -240,8 +240,8 @@ impl Emulator {
         self.vanish();
     }
 
-    /// It is up again, after a hot reset: whoever had the function open sees the registers of a controller
-    /// that is disabled, and the drive reaches no memory before bus mastering is turned on.
+    /// It is up again, after a hot reset: a driver that had the function open sees the registers of a
+    /// disabled controller, and the drive reaches no memory before bus mastering is turned on.
     pub fn link_up(&self) {
         let mut controller = self.lock();
         controller.is_gone = false;
@@ -280,7 +280,7 @@ impl Emulator {
 
     /// What is in the volatile write cache is lost, all of it, and nothing else happens.
     pub fn lose_write_cache(&self) {
-        self.lock().media.iter_mut().for_each(medium::Medium::lose_all);
+        self.lock().media.iter_mut().for_each(medium::EmulatedMedia::lose_all);
     }
 
     /// The newest data of blocks, as a read would give it.
@@ -344,7 +344,7 @@ impl Emulator {
     pub fn format_namespace(&self, nsid: u32, block_bytes: u32) {
         let mut controller = self.lock();
         let blocks = controller.blocks_of(nsid, 0, 0).blocks;
-        *controller.blocks_of(nsid, 0, 0) = medium::Medium::new(blocks, block_bytes, 0);
+        *controller.blocks_of(nsid, 0, 0) = medium::EmulatedMedia::new(blocks, block_bytes, 0);
         let index = controller.namespace(nsid).expect("a namespace of the emulator");
         controller.spec.namespaces.get_mut(index).expect("a namespace").block_bytes = block_bytes;
         controller.note_changed(nsid);
@@ -364,7 +364,7 @@ impl Emulator {
 
 impl Controller {
     /// The medium that a test names.
-    fn blocks_of(&mut self, nsid: u32, lba: u64, blocks: u64) -> &mut medium::Medium {
+    fn blocks_of(&mut self, nsid: u32, lba: u64, blocks: u64) -> &mut medium::EmulatedMedia {
         let index = self.namespace(nsid).expect("a namespace of the emulator");
         let medium = self.media.get_mut(index).expect("each namespace has its medium");
         let end = lba.checked_add(blocks).expect("blocks of the namespace");

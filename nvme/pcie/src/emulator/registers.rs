@@ -72,7 +72,7 @@ impl Controller {
         if self.shutdown.is_some_and(|at| at <= self.now) {
             self.shutdown = None;
             self.shst = ShutdownStatus::COMPLETE.0;
-            self.media.iter_mut().for_each(super::medium::Medium::flush);
+            self.media.iter_mut().for_each(super::medium::EmulatedMedia::flush);
         }
     }
 
@@ -123,7 +123,7 @@ impl Controller {
     /// The firmware begins anew.
     pub(super) fn lose_cache(&mut self) {
         if self.spec.loses_cache_at_reset {
-            self.media.iter_mut().for_each(super::medium::Medium::lose_all);
+            self.media.iter_mut().for_each(super::medium::EmulatedMedia::lose_all);
         }
     }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::queues::Place;
+use super::queues::QueueSlot;
 use super::{Life, Trouble, look, wait};
 use crate::bar::Bar;
+use crate::core_queue::{CoreQueue, QueueCommand};
 use crate::function::Function;
-use crate::member::{Member, Order};
 
 /// A core that has not answered for so long is told of. When it starts, its memory may take seconds.
 const ANSWER_MS: u64 = 30_000;
@@ -26,23 +26,23 @@ pub(super) enum Absence {
     /// Requests wait, until then.
     Waiting(u64),
     /// Requests fail, as this order says.
-    Over(Order),
+    Over(QueueCommand),
 }
 
 impl Life {
     /// What cores are told when the function is closed.
-    pub(super) fn order_for(&mut self, end: &Trouble) -> Order {
+    pub(super) fn order_for(&mut self, end: &Trouble) -> QueueCommand {
         let is_another =
             matches!(end, Trouble::Another { .. } | Trouble::Unfit { .. } | Trouble::Namespace(_));
         let order = if is_another {
-            Order::Gone
+            QueueCommand::Gone
         } else if matches!(end, Trouble::Removal) {
             // It was asked for, by somebody who means it.
-            Order::Absent
+            QueueCommand::Absent
         } else {
             self.begin_absence();
             match self.absence.get() {
-                Absence::Waiting(_) | Absence::No => return Order::Rewind,
+                Absence::Waiting(_) | Absence::No => return QueueCommand::Rewind,
                 Absence::Over(order) => order,
             }
         };
@@ -57,7 +57,11 @@ impl Life {
         let until = since.saturating_add(limit);
         // Tried once more, and in vain: that it is over was said.
         let is_known = matches!(self.absence.get(), Absence::Over(_)) && self.now.get() >= until;
-        self.absence.set(if is_known { Absence::Over(Order::Absent) } else { Absence::Waiting(until) });
+        self.absence.set(if is_known {
+            Absence::Over(QueueCommand::Absent)
+        } else {
+            Absence::Waiting(until)
+        });
         self.end_absence();
     }
 
@@ -67,12 +71,12 @@ impl Life {
             && self.now.get() >= until
         {
             tracing::error!(drive = %self.shared.address, "drive is away for too long: requests fail");
-            self.absence.set(Absence::Over(Order::Absent));
+            self.absence.set(Absence::Over(QueueCommand::Absent));
         }
         let Absence::Over(order) = self.absence.get() else { return };
-        for member in &self.shared.state().members {
-            if matches!(member.word().order(), Order::Wait | Order::Rewind) {
-                member.order(order);
+        for core_queue in &self.shared.state().core_queues {
+            if matches!(core_queue.word().order(), QueueCommand::Wait | QueueCommand::Rewind) {
+                core_queue.order(order);
             }
         }
     }
@@ -91,20 +95,20 @@ impl Life {
         let limit = settings.command_timeout.saturating_add(settings.abort_timeout);
         let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX).saturating_add(STOP_MS);
         now.saturating_sub(since) >= limit_ms
-            || self.shared.state().members.iter().all(|member| member.is_closed())
+            || self.shared.state().core_queues.iter().all(|core_queue| core_queue.is_closed())
     }
 
     /// The drive reaches no memory: cores take back what they have, and wait for it.
     pub(super) async fn hold_all(&mut self, may_lose_cache: bool) {
         self.may_lose_cache(may_lose_cache);
-        self.tell_all(Order::Rewind);
+        self.tell_all(QueueCommand::Rewind);
         self.begin_absence();
-        self.answered_or_left(Place::leave_absent).await;
+        self.answered_or_left(QueueSlot::leave_absent).await;
     }
 
     /// The same, and every core lets go of the registers and its queue; then the function is closed. With
-    /// [`Order::Gone`] or [`Order::Absent`] requests fail instead.
-    pub(super) async fn let_go(&mut self, order: Order) {
+    /// [`QueueCommand::Gone`] or [`QueueCommand::Absent`] requests fail instead.
+    pub(super) async fn let_go(&mut self, order: QueueCommand) {
         let (prepared, fronts) = {
             let mut state = self.shared.state();
             state.function = None;
@@ -113,7 +117,7 @@ impl Life {
         drop(prepared);
         // The drive is off or cut off, and every core has stopped. Should the system have failed at both, the
         // drive loses the cores' memory here, before the buffers in it are given back.
-        self.places.iter_mut().for_each(Place::unmap);
+        self.queue_slots.iter_mut().for_each(QueueSlot::unmap);
         self.shared.let_released_go();
         fronts.iter().flat_map(|fronts| fronts.attached()).for_each(|attached| attached.unmap());
         drop(fronts);
@@ -121,57 +125,60 @@ impl Life {
         self.tell_all(order);
         // Also one that was left behind: it has the registers, and with them the function.
         self.all_answered().await;
-        for place in &mut self.places {
-            place.let_go();
+        for queue_slot in &mut self.queue_slots {
+            queue_slot.let_go();
         }
         self.drop_closed();
     }
 
     /// Only while the drive reaches no memory: each of these orders makes cores give buffers back.
-    fn tell_all(&mut self, order: Order) {
-        for place in &mut self.places {
-            place.take_late_stop();
-            let now = place.member.word().order();
-            place.member.put_setup(None);
-            drop(place.member.take_guests());
+    fn tell_all(&mut self, order: QueueCommand) {
+        for queue_slot in &mut self.queue_slots {
+            queue_slot.take_late_stop();
+            let now = queue_slot.core_queue.word().order();
+            queue_slot.core_queue.put_setup(None);
+            drop(queue_slot.core_queue.take_sharers());
             let order = match (order, now) {
                 // One whose requests fail already is to hear of what was lost since, and no more.
-                (Order::Rewind, Order::Gone | Order::Absent) => now,
+                (QueueCommand::Rewind, QueueCommand::Gone | QueueCommand::Absent) => now,
                 // One that was left behind repeats nothing: the others do not wait for it.
-                (Order::Rewind, _) if place.is_left => Order::Absent,
+                (QueueCommand::Rewind, _) if queue_slot.is_left => QueueCommand::Absent,
                 _ => order,
             };
-            place.member.order(order);
+            queue_slot.core_queue.order(order);
         }
     }
 
     /// Nothing of a core touches its queue any more, but of one that hangs.
     pub(super) async fn stop_all(&mut self) {
-        for place in self.places.iter().filter(|place| place.is_live()) {
-            place.member.order(Order::Stop);
+        for queue_slot in self.queue_slots.iter().filter(|queue_slot| queue_slot.is_live()) {
+            queue_slot.core_queue.order(QueueCommand::Stop);
         }
-        self.answered_or_left(Place::leave).await;
+        self.answered_or_left(QueueSlot::leave).await;
     }
 
     /// Wait until every core has done it; one that does not for too long is left behind.
-    async fn answered_or_left(&mut self, leave: fn(&mut Place)) {
+    async fn answered_or_left(&mut self, leave: fn(&mut QueueSlot)) {
         let until = self.now.get().saturating_add(STOP_MS);
-        for index in 0..self.places.len() {
-            let Some(place) = self.places.get(index).filter(|place| !place.is_left) else { continue };
-            let member = Arc::clone(&place.member);
-            wait(|| (member.has_answered() || self.now.get() >= until).then_some(())).await;
-            if !member.has_answered()
-                && let Some(place) = self.places.get_mut(index)
+        for index in 0..self.queue_slots.len() {
+            let Some(queue_slot) = self.queue_slots.get(index).filter(|queue_slot| !queue_slot.is_left)
+            else {
+                continue;
+            };
+            let core_queue = Arc::clone(&queue_slot.core_queue);
+            wait(|| (core_queue.has_answered() || self.now.get() >= until).then_some(())).await;
+            if !core_queue.has_answered()
+                && let Some(queue_slot) = self.queue_slots.get_mut(index)
             {
-                leave(place);
-                self.tell_left(&member);
+                leave(queue_slot);
+                self.tell_left(&core_queue);
             }
         }
     }
 
     /// A core was left behind.
-    pub(super) fn tell_left(&self, member: &Member) {
-        let (drive, core) = (&self.shared.address, member.core);
+    pub(super) fn tell_left(&self, core_queue: &CoreQueue) {
+        let (drive, core) = (&self.shared.address, core_queue.core);
         tracing::error!(%drive, core, "core does not answer: the others go on without it, and what it had \
             with the drive fails when it does");
     }
@@ -179,14 +186,14 @@ impl Life {
     /// Wait until every core has done it. Meanwhile requests of the others may have waited for too long.
     async fn all_answered(&self) {
         let mut tell_from = self.answer_limit();
-        for place in &self.places {
-            let member = Arc::clone(&place.member);
+        for queue_slot in &self.queue_slots {
+            let core_queue = Arc::clone(&queue_slot.core_queue);
             wait(|| {
-                if member.has_answered() {
+                if core_queue.has_answered() {
                     return Some(());
                 }
                 self.end_absence();
-                self.tell_hung(&member, &mut tell_from);
+                self.tell_hung(&core_queue, &mut tell_from);
                 None
             })
             .await;
@@ -199,10 +206,10 @@ impl Life {
     }
 
     /// One line about a core that does not answer.
-    pub(super) fn tell_hung(&self, member: &Member, tell_from: &mut Option<u64>) {
+    pub(super) fn tell_hung(&self, core_queue: &CoreQueue, tell_from: &mut Option<u64>) {
         if tell_from.is_some_and(|from| self.now.get() >= from) {
             *tell_from = None;
-            let (drive, core, order) = (&self.shared.address, member.core, member.word().order());
+            let (drive, core, order) = (&self.shared.address, core_queue.core, core_queue.word().order());
             tracing::error!(%drive, core, ?order, "core does not answer");
         }
     }

@@ -223,7 +223,11 @@ impl Life {
 
     /// A core has this namespace open.
     pub(super) fn is_used(&self, nsid: u32) -> bool {
-        self.shared.state().members.iter().any(|member| member.nsid == nsid && !member.is_closed())
+        self.shared
+            .state()
+            .core_queues
+            .iter()
+            .any(|core_queue| core_queue.nsid == nsid && !core_queue.is_closed())
     }
 
     /// Take over what the drive is; refuse another one than before.
@@ -251,7 +255,10 @@ impl Life {
             }
             for (namespace, _) in &state.namespaces {
                 let nsid = namespace.nsid;
-                let is_used = state.members.iter().any(|member| member.nsid == nsid && !member.is_closed());
+                let is_used = state
+                    .core_queues
+                    .iter()
+                    .any(|core_queue| core_queue.nsid == nsid && !core_queue.is_closed());
                 if is_used && !found.iter().any(|(now, _)| now.is_same(namespace)) {
                     return Err(Trouble::another(namespace));
                 }
@@ -325,7 +332,7 @@ fn check_cap(cap: Cap) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// A doorbell that is not in the registers would be rung for nobody.
+/// A doorbell that is not in the registers has no effect.
 fn check_doorbells(bar: &Bar, cap: Cap) -> Result<(), Trouble> {
     if queue_pairs_in(bar.bytes(), cap.dstrd()) > 0 {
         return Ok(());

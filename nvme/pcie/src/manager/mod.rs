@@ -31,16 +31,16 @@ use nvme_spec::register;
 use nvme_spec::status::Status;
 
 use crate::bar::Bar;
+use crate::core_queue::QueueCommand;
 use crate::dma::{DmaError, DmaMemory};
 use crate::function::{Bus, Function, MapError, OpenFunctionError};
-use crate::member::Order;
 use crate::quirks::Quirks;
 use crate::rules::{Namespace, UnfitNamespace};
 use crate::shared::{NotOpened, Shared, TICK_MS};
 
 use away::Absence;
 use bring_up::Controller;
-use queues::Place;
+use queues::QueueSlot;
 use serve::Beside;
 
 /// Why a drive does not go on as it did.
@@ -135,7 +135,7 @@ impl Manager {
             bus,
             now: Rc::clone(&now),
             is_busy: Rc::clone(&is_busy),
-            places: Vec::new(),
+            queue_slots: Vec::new(),
             told_of: Vec::new(),
             has_served: false,
             told: String::new(),
@@ -155,9 +155,9 @@ impl Manager {
         // Cores measure only how long something takes: the 32 bits may come round.
         let [a, b, c, d, ..] = (now_ms / TICK_MS).to_le_bytes();
         let tick = u32::from_le_bytes([a, b, c, d]);
-        for member in &self.shared.state().members {
-            if member.word().tick() != tick {
-                member.set_tick(tick);
+        for core_queue in &self.shared.state().core_queues {
+            if core_queue.word().tick() != tick {
+                core_queue.set_tick(tick);
             }
         }
         self.shared.let_released_go();
@@ -181,7 +181,7 @@ struct Life {
     bus: Arc<dyn Bus>,
     now: Rc<Cell<u64>>,
     is_busy: Rc<Cell<bool>>,
-    places: Vec<Place>,
+    queue_slots: Vec<QueueSlot>,
     /// What the controller was told of besides: the admin queue, doorbells. Let go when it is off or cut off:
     /// until then it may write there, and another drive of the container would get the same addresses.
     told_of: Vec<Arc<DmaMemory>>,
@@ -217,8 +217,8 @@ impl Life {
             let end = self.open_and_serve().await;
             let was_first = self.shared.state().first.is_none();
             if was_first {
-                // Whoever opened it hears of it, and there is no drive.
-                self.let_go(Order::Gone).await;
+                // The opener hears of it, and there is no drive.
+                self.let_go(QueueCommand::Gone).await;
                 let failure = NotOpened { why: end.to_string(), is_absent: end.is_the_drives() };
                 self.shared.tell_first(Err(failure));
                 break;
@@ -231,7 +231,7 @@ impl Life {
             self.let_go(order).await;
             self.pause(self.shared.settings.reopen_interval).await;
         }
-        self.let_go(Order::Gone).await;
+        self.let_go(QueueCommand::Gone).await;
         self.shared.offloaded.tell(&self.shared.address);
         self.shared.tell_first(Err(NotOpened { why: "closed".to_owned(), is_absent: false }));
     }
@@ -298,7 +298,7 @@ impl Life {
                     self.cut_off(&function, is_off);
                     return trouble;
                 }
-                // It was never in service: whoever opens it decides.
+                // It was never in service: the opener decides.
                 _ if !self.has_served => {
                     self.cut_off(&function, is_off);
                     return trouble;

@@ -10,7 +10,7 @@ use nvme_spec::log::{LogId, SmartLog};
 use nvme_spec::sqe::{NSID_ALL, Sqe};
 use nvme_spec::zerocopy::IntoBytes;
 
-use super::queues::Place;
+use super::queues::QueueSlot;
 use super::{Controller, Life, Trouble, look_ready, once, wait};
 use crate::admin::{ADMIN_DEPTH, Ticket};
 use crate::function::Function;
@@ -43,7 +43,7 @@ struct Due {
 /// Between lines about events: a drive may have many.
 const EVENT_LINES_MS: u64 = 1000;
 
-/// Aborts at once, whatever the drive takes: other commands need places too.
+/// Aborts at once, whatever the drive takes: other commands need slots too.
 const ABORTS_MAX: usize = ADMIN_DEPTH as usize / 2;
 
 /// Of a log that is read only for the drive to know it.
@@ -81,7 +81,7 @@ impl Life {
             }
             let is_replaying = self.lost_at.is_some();
             let is_aborting = self.beside.borrow().as_ref().is_some_and(|beside| !beside.aborts.is_empty());
-            let is_asking = self.places.iter().any(Place::is_asked);
+            let is_asking = self.queue_slots.iter().any(QueueSlot::is_asked);
             self.is_busy.set(is_replaying || is_aborting || is_asking);
             wait(once()).await;
         }
@@ -154,22 +154,22 @@ impl Life {
         beside.aborts.retain(|ticket| admin.take(*ticket).is_none());
         let aborts_max = usize::try_from(controller.id.aborts_max()).unwrap_or(ABORTS_MAX).min(ABORTS_MAX);
         // What a core asks for whose queue is not made yet is about the one before.
-        for place in self.places.iter().filter(|place| place.has_queues()) {
-            if place.is_guest {
+        for queue_slot in self.queue_slots.iter().filter(|queue_slot| queue_slot.has_queues()) {
+            if queue_slot.is_sharer {
                 // Its host asks for what is with the drive, by the names that the drive knows. A host that
-                // hangs asks for nothing, and gives the drive nothing of its guests: a reset ends that.
-                if place.member.take_reset() && place.is_host_hung() {
+                // hangs asks for nothing, and gives the drive nothing of its sharers: a reset ends that.
+                if queue_slot.core_queue.take_reset() && queue_slot.is_host_hung() {
                     return Err(Trouble::Stuck);
                 }
-                place.member.forget_asked();
+                queue_slot.core_queue.forget_asked();
                 continue;
             }
-            if place.member.take_reset() {
+            if queue_slot.core_queue.take_reset() {
                 return Err(Trouble::Stuck);
             }
             while beside.aborts.len() < aborts_max {
-                let Some(cid) = place.member.next_abort() else { break };
-                let (qid, core) = (place.qid(), place.member.core);
+                let Some(cid) = queue_slot.core_queue.next_abort() else { break };
+                let (qid, core) = (queue_slot.qid(), queue_slot.core_queue.core);
                 let drive = &self.shared.address;
                 tracing::warn!(%drive, core, qid, cid, "command takes too long, aborted");
                 let Some(ticket) = admin.start(Sqe::abort(0, qid, cid).with_prp(0, 0)) else { break };

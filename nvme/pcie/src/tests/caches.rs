@@ -228,7 +228,7 @@ fn what_others_wrote_while_the_drive_was_away_is_read_by_all_cores() {
         // The other one has its queue pair too.
         world.read_prepared(1, page(9)).expect("read");
         take(&world);
-        // Nobody has heard of it.
+        // No core has heard of it.
         assert!(world.read_prepared(1, page(3)) == Ok((data(1, PAGE), true)), "{way}");
         world.until(|world| !is_closed || !world.emulator.is_open());
         for at in 3..5 {

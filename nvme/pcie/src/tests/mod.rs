@@ -3,10 +3,10 @@
 mod away;
 mod caches;
 mod failures;
-mod guests;
 mod offload;
 mod places;
 mod quirks;
+mod shared_queue;
 mod swaps;
 mod world;
 mod zeroes;

@@ -49,7 +49,7 @@ fn a_drive_that_must_not_be_looked_at_too_early_is_left_alone_for_a_while() {
         world.emulator.set_fatal();
         assert_eq!(world.read(3, 1).expect("after the reset"), [7; 512]);
         let counters = world.emulator.counters();
-        assert_eq!((counters.enables, counters.function_resets), (2, 0), "nobody took it for gone");
+        assert_eq!((counters.enables, counters.function_resets), (2, 0), "it was not taken for gone");
         world.end();
     }
 }

@@ -4,7 +4,7 @@ use nvme_spec::Status;
 use spindle_disk::{DiskError, Op};
 
 use super::failures::settings;
-use super::guests::one_pair;
+use super::shared_queue::one_pair;
 use super::world::World;
 use super::{range, small_blocks};
 use crate::emulator::{EmulatorSpec, Injection};
@@ -51,15 +51,15 @@ fn late(steps: u64) -> Injection {
 fn a_block_that_is_as_expected_is_written_and_another_is_left_as_it_is() {
     let mut world = world(drive(), 1);
     assert!(world.disk(0).geometry().can_compare_and_write);
-    let swap = world.start_swap(0, LBA, 2, 3);
+    let swap = world.start_compare_and_write(0, LBA, 2, 3);
     assert_eq!((result_of(&mut world, swap), medium(&world)), (Err(DiskError::CompareDiffers), 1));
-    let swap = world.start_swap(0, LBA, 1, 3);
+    let swap = world.start_compare_and_write(0, LBA, 1, 3);
     assert_eq!((result_of(&mut world, swap), medium(&world)), (Ok(()), 3));
     // It is durable.
     world.emulator.power_cut(0);
     assert_eq!(medium(&world), 3);
     // Several at once: one after another.
-    let swaps = [(3, 4), (3, 5), (4, 6)].map(|(from, to)| world.start_swap(0, LBA, from, to));
+    let swaps = [(3, 4), (3, 5), (4, 6)].map(|(from, to)| world.start_compare_and_write(0, LBA, from, to));
     let results = swaps.map(|swap| result_of(&mut world, swap));
     assert_eq!(results, [Ok(()), Err(DiskError::CompareDiffers), Ok(())]);
     assert_eq!((medium(&world), world.disk(0).in_flight()), (6, 0));
@@ -128,7 +128,7 @@ fn race(spec: EmulatorSpec, rounds: usize) {
             }
             if at == 1 || at == 2 {
                 let data = bytes[swaps.len()];
-                swaps.push((world.start_swap(random.core(), LBA, was, data), data));
+                swaps.push((world.start_compare_and_write(random.core(), LBA, was, data), data));
             }
             (0..random.below(6)).for_each(|_| world.turn_of(|_| random.below(3) > 0));
         }
@@ -179,7 +179,7 @@ fn a_write_to_the_block_is_waited_for_and_one_beside_it_is_not() {
     world.emulator.inject(late(50));
     let write = world.start_fill(1, range(LBA, 1), 2);
     world.turn();
-    let swap = world.start_swap(0, LBA, 1, 3);
+    let swap = world.start_compare_and_write(0, LBA, 1, 3);
     for _ in 0..40 {
         world.turn();
         assert!(world.take_result(swap).is_none(), "the write is in flight");
@@ -189,7 +189,7 @@ fn a_write_to_the_block_is_waited_for_and_one_beside_it_is_not() {
     world.emulator.inject(late(50));
     let write = world.start_fill(1, range(LBA + 1, 8), 4);
     world.turn();
-    let swap = world.start_swap(0, LBA, 2, 3);
+    let swap = world.start_compare_and_write(0, LBA, 2, 3);
     assert_eq!((result_of(&mut world, swap), medium(&world)), (Ok(()), 3));
     assert!(world.take_result(write).is_none(), "it was not waited for");
     world.end();
@@ -200,7 +200,7 @@ fn what_is_not_kept_off_goes_on_beside_a_compare_and_write_and_past_what_is() {
     let mut world = world(drive(), 2);
     // The compare-and-write's read.
     world.emulator.inject(late(100));
-    let swap = world.start_swap(0, LBA, 1, 3);
+    let swap = world.start_compare_and_write(0, LBA, 1, 3);
     world.run_for(5);
     for core in [0, 1] {
         let kept_off = world.start_fill(core, range(LBA - 4, 8), 7);
@@ -220,7 +220,7 @@ fn nobody_waits_for_a_core_that_is_idle_or_new_or_gone() {
     let mut world = world(drive(), 3);
     // From here on only one core has turns.
     let alone = |world: &mut World, from| {
-        let swap = world.start_swap(0, LBA, from, from + 1);
+        let swap = world.start_compare_and_write(0, LBA, from, from + 1);
         (0..50).for_each(|_| world.turn_of(|core| core == 0));
         assert_eq!((world.take_result(swap), medium(world)), (Some(Ok(())), from + 1));
     };
@@ -231,7 +231,7 @@ fn nobody_waits_for_a_core_that_is_idle_or_new_or_gone() {
     alone(&mut world, 3);
     // One that was idle and works again is kept off.
     world.emulator.inject(late(100));
-    let swap = world.start_swap(0, LBA, 4, 5);
+    let swap = world.start_compare_and_write(0, LBA, 4, 5);
     (0..5).for_each(|_| world.turn_of(|core| core == 0));
     let write = world.start_fill(1, range(LBA, 1), 6);
     world.run_for(50);
@@ -246,7 +246,7 @@ fn a_core_that_hangs_with_a_write_is_not_waited_for_without_end() {
     let mut world = world(drive(), 3);
     let hung = world.start_fill(1, range(LBA, 1), 2);
     world.turn();
-    let swaps = [2, 0].map(|core| world.start_swap(core, LBA, 1, 3));
+    let swaps = [2, 0].map(|core| world.start_compare_and_write(core, LBA, 1, 3));
     let write = world.start_fill(2, range(LBA, 1), 4);
     let begin = world.now();
     for _ in 0..5000 {
@@ -257,7 +257,7 @@ fn a_core_that_hangs_with_a_write_is_not_waited_for_without_end() {
     assert_eq!((world.take_result(write), medium(&world)), (Some(Ok(())), 4));
     // It goes on.
     assert_eq!(result_of(&mut world, hung), Ok(()));
-    let swap = world.start_swap(0, LBA, 4, 5);
+    let swap = world.start_compare_and_write(0, LBA, 4, 5);
     assert_eq!((result_of(&mut world, swap), medium(&world)), (Ok(()), 5));
     world.end();
 }
@@ -281,7 +281,7 @@ fn what_is_repeated_after_a_failure_or_a_reset_is_still_one_step() {
             if at < 2 {
                 world.emulator.inject(injection);
             }
-            let swap = world.start_swap(0, LBA, if at == 2 { 2 } else { 1 }, 3);
+            let swap = world.start_compare_and_write(0, LBA, if at == 2 { 2 } else { 1 }, 3);
             world.run_for(10);
             let last = world.start_fill(1, range(LBA, 1), 4);
             world.until(|world| world.ended() == 2 + usize::from(first.is_some()));
@@ -301,16 +301,16 @@ fn the_guard_goes_when_the_drive_does() {
             world.emulator.inject(Injection::Delay { steps: 1, is_executed_late: false });
         }
         world.emulator.inject(Injection::Vanish);
-        let swaps = [0, 0, 1].map(|core| world.start_swap(core, LBA, 1, 3));
+        let swaps = [0, 0, 1].map(|core| world.start_compare_and_write(core, LBA, 1, 3));
         for swap in swaps {
             assert_eq!(result_of(&mut world, swap), Err(DiskError::Internal), "{at}");
         }
-        let swap = world.start_swap(0, LBA, 1, 3);
+        let swap = world.start_compare_and_write(0, LBA, 1, 3);
         assert_eq!(world.take_result(swap), Some(Err(DiskError::Internal)), "at once");
         world.emulator.plug();
         world.run_for(5000);
         let was = medium(&world);
-        let swap = world.start_swap(1, LBA, was, 5);
+        let swap = world.start_compare_and_write(1, LBA, was, 5);
         assert_eq!((result_of(&mut world, swap), medium(&world)), (Ok(()), 5));
         let write = world.start_fill(0, range(LBA, 1), 6);
         assert_eq!((result_of(&mut world, write), medium(&world)), (Ok(()), 6));
@@ -325,7 +325,7 @@ fn the_guard_goes_with_the_submitter_and_nothing_more_is_written_for_it() {
         let other = match phase {
             "queued" => {
                 world.emulator.inject(late(50));
-                let other = world.start_swap(1, LBA + 1, 0, 2);
+                let other = world.start_compare_and_write(1, LBA + 1, 0, 2);
                 world.run_for(5);
                 Some(other)
             }
@@ -342,7 +342,7 @@ fn the_guard_goes_with_the_submitter_and_nothing_more_is_written_for_it() {
         }
         world.emulator.inject(late(50));
         world.tokens = 7 << 32;
-        let swap = world.start_swap(0, LBA, 1, 3);
+        let swap = world.start_compare_and_write(0, LBA, 1, 3);
         world.run_for(10);
         assert_eq!(world.forget(7), 1, "{phase}");
         assert_eq!(result_of(&mut world, swap), Err(DiskError::Cancelled), "{phase}");
@@ -364,7 +364,7 @@ fn what_a_core_that_closes_has_left_with_the_drive_is_waited_for() {
         let mut world = world(drive(), 3);
         world.emulator.inject(Injection::Delay { steps: 1, is_executed_late: false });
         world.emulator.inject(late(4 + steps));
-        world.start_swap(0, LBA, 1, 3);
+        world.start_compare_and_write(0, LBA, 1, 3);
         world.run_for(4);
         // Its queue is deleted later than the write is done.
         world.emulator.inject_admin(late(40));
@@ -379,7 +379,7 @@ fn what_a_core_that_closes_has_left_with_the_drive_is_waited_for() {
         world.turn();
         world.emulator.inject_admin(late(40));
         world.drop_core(0);
-        let swap = world.start_swap(0, LBA, 4, 6);
+        let swap = world.start_compare_and_write(0, LBA, 4, 6);
         let result = result_of(&mut world, swap);
         world.run_for(500);
         assert_eq!(medium(&world), if result == Ok(()) { 6 } else { 5 }, "{steps}: {result:?}");

@@ -119,7 +119,7 @@ impl World {
 
     /// `owner` is gone; how many of its commands are still to come back on core 0.
     pub(super) fn forget(&mut self, owner: u32) -> usize {
-        self.cores[0].forget(Owner(owner))
+        self.cores[0].cancel_owner(Owner(owner))
     }
 
     /// Begin a write of one block on a core.
@@ -137,7 +137,7 @@ impl World {
     }
 
     /// Begin a compare-and-write on a core: of a block of these bytes, to one of those. Its name.
-    pub(super) fn start_swap(&mut self, core: usize, lba: u64, expected: u8, data: u8) -> u64 {
+    pub(super) fn start_compare_and_write(&mut self, core: usize, lba: u64, expected: u8, data: u8) -> u64 {
         let [expected, data] = [expected, data].map(|byte| {
             let mut buf = self.pool.take(512).expect("room");
             buf.copy_in(0, &[byte; 512]);

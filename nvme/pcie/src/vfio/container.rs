@@ -35,11 +35,11 @@ struct Current {
     /// While there are groups. A new one each time: the kernel forgets what an empty one was told, and a
     /// [`Mapping`](crate::Mapping) that is left over then belongs to the old one.
     container: Option<Arc<Table<Container>>>,
-    groups: BTreeMap<u32, Member>,
+    groups: BTreeMap<u32, Group>,
 }
 
 /// A group in the container. It can be opened once only, so drives of the same group share it.
-struct Member {
+struct Group {
     file: Arc<File>,
     uses: usize,
 }
@@ -162,7 +162,7 @@ impl Vfio {
             None => {
                 let file = Arc::new(self.open_group(address, group)?);
                 self.attach(address, group, &file, &container, current.groups.is_empty())?;
-                current.groups.insert(group, Member { file: Arc::clone(&file), uses: 1 });
+                current.groups.insert(group, Group { file: Arc::clone(&file), uses: 1 });
                 current.container = Some(Arc::clone(&container));
                 file
             }

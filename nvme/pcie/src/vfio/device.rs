@@ -30,8 +30,8 @@ const MEMORY_SPACE: u16 = 1 << 1;
 /// It may access memory itself.
 const BUS_MASTER: u16 = 1 << 2;
 
-/// It raises no interrupt by its pin, which VFIO enables. Completions of the admin queue do, nobody listens,
-/// and the kernel would switch the line off for whoever shares it.
+/// It raises no interrupt by its pin, which VFIO enables: completions of the admin queue would, without a
+/// handler, and the kernel would switch the line off for all devices on it.
 const INTERRUPT_DISABLE: u16 = 1 << 10;
 
 /// Less cannot hold the registers and a page of doorbells.

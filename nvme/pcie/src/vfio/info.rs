@@ -66,9 +66,9 @@ pub(super) fn iova_ranges<T>(info: &Info<T>) -> Option<Vec<RangeInclusive<u64>>>
 
 /// How many bytes from its beginning a region can be mapped; 0: it cannot be.
 ///
-/// All of it, unless the kernel has a hole in it: one before 4.16 lets nobody map the page with the MSI-X
-/// table. Registers and doorbells lie before that table in the drives that have it in BAR 0, so what is
-/// before the hole will do.
+/// All of it, unless the kernel has a hole in it: one before 4.16 does not map the page with the MSI-X table.
+/// Registers and doorbells lie before that table in the drives that have it in BAR 0, so what is before the
+/// hole will do.
 pub(super) fn mappable_bytes<T>(info: &Info<T>, flags: u32, bytes: u64) -> u64 {
     if flags & VFIO_REGION_INFO_FLAG_MMAP == 0 {
         return 0;

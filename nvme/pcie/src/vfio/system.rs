@@ -164,7 +164,7 @@ unsafe fn info<T: Copy>(
 pub(super) fn map(container: &VfioContainer, iova: u64, area: &Area) -> io::Result<()> {
     if area.is_writable() {
         // SAFETY: an area is memory for devices, seen through handles that know of them; its pages are
-        // pinned, so what a drive writes later than that lands in pages that nobody else has.
+        // pinned, so what a drive writes later than that lands in pages without another user.
         return unsafe { container.vfio_dma_map(iova, area.bytes(), area.base().as_ptr()) }.map_err(reason);
     }
     // The crate maps writable only.

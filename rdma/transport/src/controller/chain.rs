@@ -15,7 +15,7 @@
 
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_transport::{Event, UNSLOTTED};
+use spindle_transport::{Event, FAST_PATH};
 
 use super::capsule::Violation;
 use super::{Block, Blocks, Conn, Phase};
@@ -291,7 +291,7 @@ impl Conn {
             (Kind::SendPart { offset }, Some(buf), Phase::Open) if is_ok => {
                 self.events.push_back(Event::SentPart { slot, offset, buf });
             }
-            (Kind::Reply { .. }, _, Phase::Open | Phase::Draining) if is_ok && slot == UNSLOTTED => {
+            (Kind::Reply { .. }, _, Phase::Open | Phase::Draining) if is_ok && slot == FAST_PATH => {
                 self.outstanding -= 1;
                 self.left += 1;
             }

@@ -6,7 +6,7 @@
 //! sees nothing of it, and a host that is not there lets the queue pair run out of retries.
 
 use spindle_reactor::clock::Nanos;
-use spindle_transport::UNSLOTTED;
+use spindle_transport::FAST_PATH;
 
 use super::chain::{Chain, Kind};
 use super::{Blocks, Conn, Phase};
@@ -40,7 +40,7 @@ impl Conn {
             return false;
         }
         self.silence.since = None;
-        let probe = self.add_chain(Chain::new(UNSLOTTED, Kind::Probe, None, Blocks::new()));
+        let probe = self.add_chain(Chain::new(FAST_PATH, Kind::Probe, None, Blocks::new()));
         self.replies.extend(probe);
         probe.is_some()
     }

@@ -36,7 +36,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
-use spindle_transport::{CloseReason, Event, Limits, Reply, Transport, UNSLOTTED};
+use spindle_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 
 use crate::work::{Completion, HEAD_BYTES_MAX, Remote};
 use chain::{Chain, Kind};
@@ -123,7 +123,7 @@ struct Pending {
     blocks: Blocks,
     /// The key to be invalidated with the reply.
     invalidate: Option<u32>,
-    /// The capsule, while nobody has fetched its data; and how long that is.
+    /// The capsule, until its data is fetched; and how long that is.
     data: Option<(Buf, u32)>,
 }
 
@@ -179,7 +179,7 @@ impl Conn {
             inbox: VecDeque::with_capacity(entries),
             free_buffers: VecDeque::with_capacity(entries),
             current: None,
-            pending: std::iter::repeat_with(|| (UNSLOTTED, Pending::default())).take(entries).collect(),
+            pending: std::iter::repeat_with(|| (FAST_PATH, Pending::default())).take(entries).collect(),
             // One more: whether the host is there is asked beside all commands.
             chains: Slab::with_capacity(CHAINS_PER_COMMAND * entries + 1),
             fetches: VecDeque::with_capacity(2 * entries),
@@ -273,8 +273,7 @@ impl Conn {
         self.reads_free
     }
 
-    /// Buffers of capsules that are here: not looked at, with data that nobody has fetched, or to be given
-    /// back.
+    /// Buffers of capsules that are here: not looked at, with data that is not fetched, or to be given back.
     #[must_use]
     pub fn buffers_held(&self) -> usize {
         let is_held = |pending: &Pending| usize::from(pending.data.is_some());
@@ -363,7 +362,7 @@ impl Conn {
             free_buffers.extend(current.data.map(|(data, _)| data));
         }
         for (slot, pending) in pending {
-            *slot = UNSLOTTED;
+            *slot = FAST_PATH;
             free_buffers.extend(pending.data.take().map(|(data, _)| data));
         }
         for slot in std::mem::take(&mut self.fetches) {
@@ -383,7 +382,7 @@ impl Conn {
     /// What is known of a request; `None` when it is not the one that its place has.
     #[inline]
     fn pending_mut(&mut self, slot: Slot) -> Option<&mut Pending> {
-        if slot == UNSLOTTED {
+        if slot == FAST_PATH {
             return self.current.as_mut();
         }
         self.pending.get_mut(slot.index()).filter(|(owner, _)| *owner == slot).map(|(_, pending)| pending)
@@ -436,7 +435,7 @@ impl Conn {
         self.add_chain(Chain::new(slot, kind, Some(buf), blocks))
     }
 
-    /// Nobody wants the command whose event came last.
+    /// The command whose event came last is not taken.
     #[inline]
     fn release_current(&mut self) {
         if let Some(Pending { data: Some((data, _)), .. }) = self.current.take() {
@@ -545,9 +544,9 @@ impl Transport for Conn {
         }
         let Some(pending) = self.pending_mut(slot).map(std::mem::take) else { return };
         self.free_buffers.extend(pending.data.map(|(data, _)| data));
-        // Its place is nobody's until the next command has it.
+        // Its place has no owner until the next command has it.
         if let Some((owner, _)) = self.pending.get_mut(slot.index()) {
-            *owner = UNSLOTTED;
+            *owner = FAST_PATH;
         }
         self.outstanding -= 1;
         self.unanswered -= 1;

@@ -178,7 +178,7 @@ fn a_key_is_invalidated_when_its_descriptor_asks_and_the_device_can() {
     let mut conn = open(ConnConfig { send_queue: 8, ..narrow() });
     conn.received(keyed(1, PIECE, true));
     assert!(matches!(conn.next_event(), Some(Event::Command { .. })));
-    conn.reply(reply(UNSLOTTED, pool.take(PIECE)));
+    conn.reply(reply(FAST_PATH, pool.take(PIECE)));
     assert_eq!(posted(&mut conn).last().map(invalidated), Some(Some(0x77)));
     conn.received(keyed(2, PIECE, true));
     command(&mut conn, slot(2));
@@ -263,7 +263,7 @@ fn the_buffer_of_a_capsule_comes_back_whatever_becomes_of_its_command() {
         assert!(matches!(conn.next_event(), Some(Event::Closed)) && conn.next_event().is_none());
         assert_eq!(pool.free_bytes(), all);
     }
-    // Nobody takes the command: neither by a slot, nor by an answer.
+    // The command is not taken: neither by a slot, nor by an answer.
     let mut conn = open(narrow());
     for cid in 1..=3 {
         conn.received(filled(&pool, cid, &[5; 100]));
@@ -290,7 +290,7 @@ fn in_capsule_data_is_copied_once_from_behind_the_entry() {
             let mut short = pool.take(199).expect("a buffer");
             assert!(!conn.take_in_capsule(&mut short), "not as long");
             assert!(conn.take_in_capsule(&mut buf) && !conn.take_in_capsule(&mut buf));
-            conn.reply(reply(UNSLOTTED, None));
+            conn.reply(reply(FAST_PATH, None));
         } else {
             command(&mut conn, slot(1));
             conn.fetch(slot(1), 1, buf);
@@ -331,7 +331,7 @@ fn a_failed_work_request_ends_the_connection_and_keeps_what_the_device_may_touch
     conn.completed(failed(&work[1]));
     conn.completed(failed(&work[2]));
     assert_eq!((pool.free_bytes(), conn.posted()), (all, 0));
-    // What comes twice, or was never posted, is nobody's.
+    // What comes twice, or was never posted, is ignored.
     conn.completed(failed(&work[2]));
     conn.completed(ok(&work[2]));
     assert_eq!((conn.posted(), conn.reads_free()), (0, 1));
@@ -440,7 +440,7 @@ impl Owner {
                 self.sent += 1;
                 self.free.push(u16::try_from(slot.index()).expect("small"));
             }
-            Event::FetchedPart { .. } | Event::SentPart { .. } => panic!("nobody asked for parts"),
+            Event::FetchedPart { .. } | Event::SentPart { .. } => panic!("no parts were asked for"),
             Event::Closed => panic!("before it is destroyed"),
         }
         true

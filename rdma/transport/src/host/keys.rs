@@ -13,7 +13,7 @@ pub struct Piece {
     pub remote_key: u32,
     /// The key that our own device needs.
     pub local_key: u32,
-    /// The registration, for whoever made it.
+    /// The registration, for the code that made it.
     pub lease: Slot,
 }
 

@@ -18,7 +18,7 @@
 //!
 //! **The end.** When it ends ([`Host::close`], [`Conn::fail`], or the controller broke a rule) nothing more
 //! is posted, and commands are told as lost only after [`Conn::on_gone`]: when the queue pair is no more and
-//! nobody touches their buffers.
+//! the device does not touch their buffers.
 //!
 //! A turn: `next_work`.., `received`, `completed`, `next_event`... Where [`Host::is_open`] is false the queue
 //! pair is to be torn down.
@@ -37,7 +37,7 @@ use nvme_spec::{Cqe, SQE_BYTES, Sgl, Sqe};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_transport::host;
-pub use spindle_transport::host::{Host, Why};
+pub use spindle_transport::host::{Host, SubmitErrorKind};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::work::{Completion, Op, Span, Work};
@@ -91,7 +91,7 @@ pub type HostEvent = host::HostEvent<Violation, Registered>;
 /// Why a connection ended.
 pub type CloseCause = host::CloseCause<Violation>;
 /// The connection cannot take the command now. The data is given back.
-pub type Full = host::Full<Registered>;
+pub type SubmitError = host::SubmitError<Registered>;
 
 /// A rule that the controller broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -157,7 +157,7 @@ impl Conn {
     /// The data pointer of a command with this data (Base 2.0 section 4.1.2; NVMe RDMA Transport 1.0, "SGL
     /// Support").
     #[inline]
-    fn carry(&self, data: &HostData) -> Result<(Sgl, Carriage), Why> {
+    fn carry(&self, data: &HostData) -> Result<(Sgl, Carriage), SubmitErrorKind> {
         let (Registered { buf, keys }, is_to_controller) = match data {
             // As Linux: a keyed descriptor of nothing.
             HostData::None => return Ok((Sgl::keyed(0, 0, 0, false), Carriage::Entry)),
@@ -185,7 +185,7 @@ impl Conn {
             _ => {
                 let needed = |piece: &Piece| piece.bytes.div_ceil(KeyedSgl::BYTES_MAX) as usize;
                 let allowed = self.list_max().max(1);
-                Err(Why::Pieces { pieces: pieces.iter().map(needed).sum(), allowed })
+                Err(SubmitErrorKind::Pieces { pieces: pieces.iter().map(needed).sum(), allowed })
             }
         }
     }
@@ -344,16 +344,16 @@ impl Host for Conn {
     /// # Panics
     /// When the keys are not those of the buffer.
     #[inline]
-    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), Full> {
+    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         if !self.is_open() {
-            return Err(Full { why: Why::Closed, data });
+            return Err(SubmitError { kind: SubmitErrorKind::Closed, data });
         }
         if !self.commands.is_free(sqe.cid()) {
-            return Err(Full { why: Why::Cid, data });
+            return Err(SubmitError { kind: SubmitErrorKind::Cid, data });
         }
         let (sgl, carriage) = match self.carry(&data) {
             Ok(carried) => carried,
-            Err(why) => return Err(Full { why, data }),
+            Err(kind) => return Err(SubmitError { kind, data }),
         };
         // It is free: that was looked at above.
         let _ = self.commands.start(sqe.with_sgl(sgl), carriage, data.into_buffer());

@@ -161,7 +161,7 @@ fn a_buffer_in_pieces_travels_as_a_list_that_the_controller_and_its_capsules_all
         HostData::FromController(Registered { buf, keys: Keys::many(pieces) })
     };
     let refused = conn.submit(sqe(0), data(&pool)).expect_err("MSDBD is 1");
-    assert_eq!(refused.why, Why::Pieces { pieces: 3, allowed: 1 });
+    assert_eq!(refused.kind, SubmitErrorKind::Pieces { pieces: 3, allowed: 1 });
     conn.set_offered(1024, 16);
     let work = post(&mut conn, 0, refused.data);
     let (sqe, in_capsule) = sent(&work);
@@ -173,11 +173,11 @@ fn a_buffer_in_pieces_travels_as_a_list_that_the_controller_and_its_capsules_all
     // Capsules with room for two descriptors.
     conn.set_offered(47, 16);
     let refused = conn.submit(self::sqe(1), data(&pool)).expect_err("too many");
-    assert_eq!(refused.why, Why::Pieces { pieces: 3, allowed: 2 });
+    assert_eq!(refused.kind, SubmitErrorKind::Pieces { pieces: 3, allowed: 2 });
     let (buf, keys) = (Buf::zeroes(0x0200_0000), Keys::one(piece(0, 0x0200_0000)));
     let long = HostData::ToController(Registered { buf, keys });
     let refused = conn.submit(self::sqe(1), long).expect_err("24 bits");
-    assert_eq!(refused.why, Why::Pieces { pieces: 3, allowed: 2 });
+    assert_eq!(refused.kind, SubmitErrorKind::Pieces { pieces: 3, allowed: 2 });
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn a_completion_that_nobody_waits_for_ends_the_connection() {
         conn.received(&cqe(5));
         assert!(!conn.is_open(), "{name}");
         while let Some(HostEvent::Completed { .. }) = conn.next_event() {}
-        assert!(conn.submit(sqe(1), HostData::None).is_err_and(|full| full.why == Why::Closed));
+        assert!(conn.submit(sqe(1), HostData::None).is_err_and(|full| full.kind == SubmitErrorKind::Closed));
         conn.on_gone();
         while let Some(event) = conn.next_event() {
             if let HostEvent::Closed { why } = event {
@@ -304,7 +304,7 @@ fn a_cid_that_is_outstanding_or_too_large_is_refused_with_its_data() {
     post(&mut conn, 0, HostData::None);
     for cid in [0, 8] {
         let full = conn.submit(sqe(cid), write_of(&pool, 512)).expect_err("refused");
-        assert_eq!(full.why, Why::Cid);
+        assert_eq!(full.kind, SubmitErrorKind::Cid);
         assert!(matches!(full.data, HostData::ToController(..)));
     }
     conn.close();

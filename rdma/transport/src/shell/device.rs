@@ -44,7 +44,7 @@ impl Hasher for NumberHasher {
 struct Completions {
     queue: CompletionQueue,
     promised: u32,
-    /// The channel will be told of the next completion, or was and nobody has looked.
+    /// The channel will be told of the next completion, or was and this core has not looked.
     is_armed: bool,
 }
 

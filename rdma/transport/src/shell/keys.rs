@@ -171,7 +171,7 @@ impl<D: Registers> KnownDevices<D> {
 
     /// One that is used and still there, and not in `done`.
     fn next(&self, done: &[Weak<SharedDevice<D>>]) -> Option<Arc<SharedDevice<D>>> {
-        // Not under the lock: whoever drops a device last closes it.
+        // Not under the lock: the last drop of a device closes it.
         let known = self.0.lock().clone();
         let mut others = known.iter().filter(|it| done.iter().all(|done| !done.ptr_eq(it)));
         others.find_map(|it| it.upgrade().filter(|it| it.is_in_use() && !it.device().is_lost()))
@@ -298,7 +298,7 @@ mod tests {
                 shared.register(area).expect("registered");
             }
             let asked: Vec<_> = shared.device().asked().iter().map(|it| it.access).collect();
-            assert_eq!(asked, [expected, Access::LOCAL_READ], "nobody writes to the zeroes");
+            assert_eq!(asked, [expected, Access::LOCAL_READ], "the zeroes are only read");
         }
     }
 

@@ -5,7 +5,7 @@ use spindle_rdma_verbs::{Access, CmId, MemoryRegion, QueuePair, RNR_0_64_MS, Sen
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
-use spindle_transport::UNSLOTTED;
+use spindle_transport::FAST_PATH;
 
 use super::device::{DeviceCore, Reservation};
 use super::ending::{End, Ending, Seen};
@@ -72,7 +72,7 @@ impl Link {
         };
         match (own, heads) {
             (Ok(own), Ok(heads)) => Ok(Link {
-                id: UNSLOTTED,
+                id: FAST_PATH,
                 device: index,
                 queue_pair,
                 cm,

@@ -57,7 +57,7 @@ pub(super) enum Why {
 
 /// An address that is not listened on for now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Deaf {
+pub(super) struct SuspendedListener {
     pub(super) address: SocketAddr,
     index: usize,
     pub(super) why: Why,
@@ -73,20 +73,20 @@ pub(super) struct Listening<L = CmId> {
 }
 
 impl<L> Listening<L> {
-    fn deaf(&self, why: Why) -> Deaf {
-        Deaf { address: self.address, index: self.index, why }
+    fn suspended(&self, why: Why) -> SuspendedListener {
+        SuspendedListener { address: self.address, index: self.index, why }
     }
 }
 
 /// See the module.
 pub(super) struct Listeners<L = CmId> {
     listening: Vec<Listening<L>>,
-    deaf: Vec<Deaf>,
+    suspended: Vec<SuspendedListener>,
 }
 
 impl<L> Default for Listeners<L> {
     fn default() -> Self {
-        Listeners { listening: Vec::new(), deaf: Vec::new() }
+        Listeners { listening: Vec::new(), suspended: Vec::new() }
     }
 }
 
@@ -103,11 +103,12 @@ impl<L: Hears> Listeners<L> {
             listening.is_open = true;
             let result = listening.id.listen_bound();
             if result.is_err() {
-                self.deaf.push(listening.deaf(Why::Refused));
+                self.suspended.push(listening.suspended(Why::Refused));
             }
             opened.push((listening.address, result));
         }
-        let is_deaf = |it: &Listening<L>| self.deaf.iter().any(|deaf| deaf.address == it.address);
+        let is_deaf =
+            |it: &Listening<L>| self.suspended.iter().any(|suspended| suspended.address == it.address);
         self.listening.retain(|listening| !is_deaf(listening));
         opened
     }
@@ -117,25 +118,25 @@ impl<L: Hears> Listeners<L> {
     }
 
     /// Some address is to be listened on again.
-    pub(super) fn has_deaf(&self) -> bool {
-        !self.deaf.is_empty()
+    pub(super) fn has_suspended(&self) -> bool {
+        !self.suspended.is_empty()
     }
 
     /// One is on all addresses, or will be again.
     pub(super) fn is_on_all(&self) -> bool {
         let listening = self.listening.iter().map(|it| it.address);
-        listening.chain(self.deaf.iter().map(|it| it.address)).any(|it| it.ip().is_unspecified())
+        listening.chain(self.suspended.iter().map(|it| it.address)).any(|it| it.ip().is_unspecified())
     }
 
     /// Listen on these addresses, with their index in the configuration, and on no others. New ones are
     /// listened on when they are tried [`Listeners::again`].
     pub(super) fn keep(&mut self, wanted: &[(SocketAddr, usize)]) {
         self.listening.retain(|it| wanted.contains(&(it.address, it.index)));
-        self.deaf.retain(|it| wanted.contains(&(it.address, it.index)));
+        self.suspended.retain(|it| wanted.contains(&(it.address, it.index)));
         for (address, index) in wanted {
             let of_listening = self.listening.iter().map(|it| it.index);
-            if !of_listening.chain(self.deaf.iter().map(|it| it.index)).any(|known| known == *index) {
-                self.deaf.push(Deaf { address: *address, index: *index, why: Why::New });
+            if !of_listening.chain(self.suspended.iter().map(|it| it.index)).any(|known| known == *index) {
+                self.suspended.push(SuspendedListener { address: *address, index: *index, why: Why::New });
             }
         }
     }
@@ -143,31 +144,36 @@ impl<L: Hears> Listeners<L> {
     /// Listeners on a device that is gone hear nothing any more.
     pub(super) fn deafen(&mut self, device: &str) {
         let is_on = |it: &mut Listening<L>| it.id.device_name().is_some_and(|name| name == device);
-        self.deaf.extend(self.listening.extract_if(.., is_on).map(|it| it.deaf(Why::Device)));
+        self.suspended.extend(self.listening.extract_if(.., is_on).map(|it| it.suspended(Why::Device)));
     }
 
     /// The address of the listener with this name is on another port or device. The listener is dropped here,
     /// before it is tried again: the address is to be free by then.
     pub(super) fn moved(&mut self, token: CmToken) -> Option<SocketAddr> {
         let place = self.listening.iter().position(|it| it.id.token() == token)?;
-        let deaf = self.listening.swap_remove(place).deaf(Why::Moved);
-        self.deaf.push(deaf);
-        Some(deaf.address)
+        let suspended = self.listening.swap_remove(place).suspended(Why::Moved);
+        self.suspended.push(suspended);
+        Some(suspended.address)
     }
 
     /// Try again those that are not listened on. `hear` gives a new listener where a device hears it. Gives
     /// those that are back.
-    pub(super) fn again(&mut self, mut hear: impl FnMut(SocketAddr, Why) -> Option<L>) -> Vec<Deaf> {
+    pub(super) fn again(
+        &mut self,
+        mut bind: impl FnMut(SocketAddr, Why) -> Option<L>,
+    ) -> Vec<SuspendedListener> {
         let mut back = Vec::new();
-        for deaf in std::mem::take(&mut self.deaf) {
-            let Deaf { address, index, why } = deaf;
-            match hear(address, why) {
+        for suspended in std::mem::take(&mut self.suspended) {
+            let SuspendedListener { address, index, why } = suspended;
+            match bind(address, why) {
                 Some(id) => {
                     self.listening.push(Listening { id, address, index, is_open: true });
-                    back.push(deaf);
+                    back.push(suspended);
                 }
-                None if why == Why::New => self.deaf.push(Deaf { why: Why::Refused, ..deaf }),
-                None => self.deaf.push(deaf),
+                None if why == Why::New => {
+                    self.suspended.push(SuspendedListener { why: Why::Refused, ..suspended })
+                }
+                None => self.suspended.push(suspended),
             }
         }
         back
@@ -233,7 +239,7 @@ mod tests {
             tokens.push(id.token);
             listeners.add(id, address, index);
         }
-        assert!(listeners.start().iter().all(|(_, result)| result.is_ok()) && !listeners.has_deaf());
+        assert!(listeners.start().iter().all(|(_, result)| result.is_ok()) && !listeners.has_suspended());
         (listeners, tokens)
     }
 
@@ -243,17 +249,17 @@ mod tests {
         let (mut listeners, tokens) = listeners(&taken);
         assert_eq!(listeners.moved(CmToken::next()), None);
         assert_eq!(listeners.moved(tokens[1]), Some(address(4421)));
-        assert!(listeners.of(tokens[1]).is_none() && listeners.has_deaf());
+        assert!(listeners.of(tokens[1]).is_none() && listeners.has_suspended());
         let mut tries = 0;
         // Its new device is not ready at first.
         assert_eq!(listeners.again(|_, _| None), []);
-        assert!(listeners.has_deaf());
+        assert!(listeners.has_suspended());
         let back = listeners.again(|address, _| {
             tries += 1;
             bind(&taken, address, "b")
         });
-        assert_eq!(back, [Deaf { address: address(4421), index: 1, why: Why::Moved }]);
-        assert!(tries == 1 && !listeners.has_deaf(), "the address was free, and is heard");
+        assert_eq!(back, [SuspendedListener { address: address(4421), index: 1, why: Why::Moved }]);
+        assert!(tries == 1 && !listeners.has_suspended(), "the address was free, and is heard");
         listeners.deafen("b");
         let back = listeners.again(|address, _| bind(&taken, address, "a"));
         assert_eq!(back.iter().map(|it| it.index).collect::<Vec<_>>(), [2, 1], "it is on b now");
@@ -283,7 +289,7 @@ mod tests {
         listeners.deafen("b");
         listeners.keep(&[(address(4421), 1), (address(4430), 3)]);
         assert_eq!(*taken.borrow(), [address(4421)], "the others are free, and are not tried again");
-        assert!(listeners.of(tokens[1]).is_some() && listeners.has_deaf());
+        assert!(listeners.of(tokens[1]).is_some() && listeners.has_suspended());
         let tried = |listeners: &mut Listeners<Fake>, device: Option<&'static str>| {
             let mut tried = Vec::new();
             let back = listeners.again(|address, why| {
@@ -296,7 +302,7 @@ mod tests {
         let back = tried(&mut listeners, Some("a"));
         assert_eq!(back, (vec![(address(4430), Why::Refused)], vec![(3, Why::Refused)]));
         listeners.keep(&[]);
-        assert!(taken.borrow().is_empty() && !listeners.has_deaf());
+        assert!(taken.borrow().is_empty() && !listeners.has_suspended());
         listeners.keep(&[(address(4430), 3)]);
         assert_eq!(tried(&mut listeners, Some("a")).1, [(3, Why::New)], "it is back in its old place");
     }
@@ -312,7 +318,7 @@ mod tests {
         assert!(listeners.start()[0].1.is_err());
         assert!(taken.borrow().is_empty() && listeners.is_on_all() && listeners.start().is_empty());
         let back = listeners.again(|address, _| bind(&taken, address, ""));
-        assert_eq!(back, [Deaf { address: everywhere, index: 7, why: Why::Refused }]);
-        assert!(listeners.is_on_all() && !listeners.has_deaf());
+        assert_eq!(back, [SuspendedListener { address: everywhere, index: 7, why: Why::Refused }]);
+        assert!(listeners.is_on_all() && !listeners.has_suspended());
     }
 }

@@ -173,7 +173,7 @@ impl Shell {
         !self.is_watched || self.devices.iter().flatten().any(|device| !device.is_watched)
     }
 
-    /// Descriptors that nobody watches yet. They are taken to be watched from now on, for reading.
+    /// Descriptors that are not watched yet. They are taken to be watched from now on, for reading.
     pub fn take_descriptors(&mut self) -> Vec<(Source, BorrowedFd<'_>)> {
         let is_new = !std::mem::replace(&mut self.is_watched, true);
         let channel = is_new.then(|| (Source::Manager, self.channel.as_fd()));
@@ -320,10 +320,10 @@ impl Shell {
                 self.lose(core, index);
             }
         }
-        // Nobody hears what they tell: looked at. And nobody misses one that no listener is on.
+        // No core hears their events, so they are looked at. One without a listener is not missing.
         drop_gone(&mut self.unused);
         self.missing += drop_gone(&mut self.unopened) + self.preparing.lose_gone();
-        if self.missing > 0 || !self.unopened.is_empty() || self.listeners.has_deaf() {
+        if self.missing > 0 || !self.unopened.is_empty() || self.listeners.has_suspended() {
             self.search();
         }
         let mut listeners = std::mem::take(&mut self.listeners);

@@ -131,7 +131,7 @@ pub struct Shell {
     opening: Opening,
     channel: CmChannel,
     listeners: Listeners,
-    /// Devices that are lost, or that a request came by and nobody knows.
+    /// Devices that are lost, or unknown ones that a request came by.
     missing: usize,
     /// No listener is on them: nothing is registered with them.
     unused: Vec<Arc<SharedDevice>>,
@@ -278,8 +278,8 @@ impl Shell {
         !self.ids.is_empty()
     }
 
-    /// A device's work is done by the kernel's threads, which need processors: whoever polls it lets them
-    /// run.
+    /// A device's work is done by the kernel's threads, which need processors: the core that polls it lets
+    /// them run.
     #[must_use]
     pub fn wants_yield(&self) -> bool {
         self.devices.iter().flatten().any(|device| device.shared.device().is_soft_roce())

@@ -101,7 +101,7 @@ impl<D: Registers> Waiting<D> {
     }
 }
 
-/// Of devices that nobody uses yet: let go of those that are gone. Gives how many.
+/// Of devices that are not used yet: let go of those that are gone. Gives how many.
 pub(super) fn drop_gone<D: Registers>(devices: &mut Vec<Arc<SharedDevice<D>>>) -> usize {
     let gone = devices.extract_if(.., |it| !it.device().is_listed());
     gone.inspect(|it| _ = it.device().set_lost()).count()
@@ -203,8 +203,8 @@ impl<D: Registers> Preparations<D> {
     }
 }
 
-/// A thread that a core's thread starts is pinned where that one polls. It goes to the cores on which nobody
-/// polls; where there are none it stays, and the system divides the core between the two.
+/// A thread that a core's thread starts is pinned where that one polls. It goes to the cores that no thread
+/// polls on; where there are none it stays, and the system divides the core between the two.
 fn leave_pollers() {
     let others = cores_without_pollers();
     let polled: Vec<usize> = available_cores().into_iter().filter(|core| !others.contains(core)).collect();

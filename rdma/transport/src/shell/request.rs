@@ -38,7 +38,7 @@ impl Request {
 
     /// Refuse it with a reason.
     pub fn reject(self, status: CmStatus) {
-        // The host may have gone meanwhile; then nobody hears it.
+        // The host may have gone meanwhile; then the answer is lost.
         let _ = self.id.reject(CmReject::new(status).as_bytes());
     }
 }

@@ -48,7 +48,7 @@ impl Share {
     }
 }
 
-struct Place<Q> {
+struct CqEntry<Q> {
     queue: Q,
     serial: u32,
     reserved: u32,
@@ -56,7 +56,7 @@ struct Place<Q> {
     at_risk: u32,
 }
 
-impl<Q> Place<Q> {
+impl<Q> CqEntry<Q> {
     fn is_worn(&self) -> bool {
         self.at_risk >= WORN_AT
     }
@@ -64,7 +64,7 @@ impl<Q> Place<Q> {
 
 /// See the module.
 pub(super) struct Queues<Q> {
-    places: Vec<Option<Place<Q>>>,
+    places: Vec<Option<CqEntry<Q>>>,
     /// No two queues have the same for a long time, so that a completion is never another queue's.
     next_serial: u32,
 }
@@ -97,7 +97,7 @@ impl<Q: Slots> Queues<Q> {
         let serial = self.next_serial;
         let queue = make(serial)?;
         self.next_serial = (serial + 1) % SERIALS;
-        let it = Some(Place { queue, serial, reserved: 0, at_risk: 0 });
+        let it = Some(CqEntry { queue, serial, reserved: 0, at_risk: 0 });
         if let Some(place) = self.places.iter().position(Option::is_none) {
             self.places[place] = it;
             return Some(place);
@@ -137,7 +137,7 @@ impl<Q: Slots> Queues<Q> {
         self.iter_mut().map(|it| &mut it.queue)
     }
 
-    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Place<Q>> {
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut CqEntry<Q>> {
         self.places.iter_mut().flatten()
     }
 }
@@ -209,7 +209,7 @@ mod tests {
 
     /// What is left of a queue for its connections, less what they have reserved.
     fn surplus(queues: &mut Queues<Fake>) -> i64 {
-        let of = |it: &mut Place<Fake>| {
+        let of = |it: &mut CqEntry<Fake>| {
             i64::from(it.queue.slots) - i64::from(it.queue.lost) - i64::from(it.reserved)
         };
         queues.iter_mut().map(of).min().unwrap_or(0)

@@ -34,7 +34,7 @@ enum On {
     All,
     /// The device in this place.
     Device(usize),
-    /// None that there is: whoever binds the address finds out why.
+    /// None that there is: the bind of the address tells why.
     Nowhere,
 }
 
@@ -173,7 +173,7 @@ pub(super) fn settle(opening: &Opening) {
     }
 }
 
-/// The same with one piece of memory; for a thread that serves nobody.
+/// The same with one piece of memory. Not on a reactor core.
 pub(super) fn settle_one(memory: &dyn std::fmt::Display, area: &Area) {
     if let Some(says) = warning(area.settle()) {
         tracing::warn!(%memory, bytes = area.bytes(), "{says}");

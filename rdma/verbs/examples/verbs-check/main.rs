@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spindle_rdma_verbs::{
-    Access, AsyncEvent, CmChannel, CmEventKind, CmId, Device, LIST_BATCH, MemoryWindow, QueuePair, Road,
-    SendData, Sge, WcStatus,
+    Access, AsyncEvent, CmChannel, CmEventKind, CmId, Device, LIST_BATCH, QueuePair, Road, SendData, Sge,
+    WcStatus,
 };
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
 use spindle_reactor::mem::{Area, Pages, Pool, ZoneSpec};
@@ -46,17 +46,15 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 fn device(lab: &Lab) -> Outcome {
     let limits = lab.device.limits();
     println!("     {}: {limits:?}", lab.device.name());
-    ensure!(limits.ports > 0 && lab.device.port_is_active(1), "port 1 has no link");
-    ensure!(!lab.device.port_is_active(limits.ports + 1), "a port that is none has a link");
     let again = Device::all()?;
     ensure!(again.iter().zip(&lab.devices).all(|(a, b)| Arc::ptr_eq(a, b)), "not the same devices");
-    ensure!(lab.device.next_async_event().is_none(), "an event that nobody expects");
+    ensure!(lab.device.next_async_event().is_none(), "an unexpected event");
     Ok(())
 }
 
 fn connecting(lab: &Lab, address: IpAddr) -> Outcome {
     let Pair { server, client, servers, clients } = connect_to(lab, address, Shape::new(Road::Best), None)?;
-    ensure!(lab.device.is_of(&client.id) && client.id.port() == 1, "bound to another device");
+    ensure!(lab.device.is_of(&client.id), "bound to another device");
     client.id.disconnect()?;
     let told = event(&servers, CmEventKind::Disconnected)?;
     ensure!(told.id == server.id.token(), "of another identifier");
@@ -85,7 +83,7 @@ fn refusals(lab: &Lab) -> Outcome {
     client.id.connect(&parameters(HELLO))?;
     drop(event(&servers, CmEventKind::ConnectRequest)?);
     event(&clients, CmEventKind::Rejected)?;
-    // Nobody listens any more.
+    // The listener is gone.
     let to = listener.local_address().ok_or("no address")?;
     drop((listener, client));
     let client = resolve(lab, &clients, to, Shape::new(Road::Best))?;
@@ -95,7 +93,7 @@ fn refusals(lab: &Lab) -> Outcome {
     let id = CmId::new(&clients)?;
     let error = id.connect(&parameters(&[])).err().ok_or("connected from nowhere")?;
     ensure!(error.verb == "rdma_connect", "{error}");
-    ensure!(id.accept(&parameters(&[])).is_err() && id.reject(&[]).is_err(), "answered nobody");
+    ensure!(id.accept(&parameters(&[])).is_err() && id.reject(&[]).is_err(), "answered without a request");
     ensure!(id.resolve_route(RESOLVE).is_err() && id.disconnect().is_err(), "went nowhere");
     ensure!(id.device(&lab.devices).is_none() && id.local_address().is_none(), "bound to something");
     Ok(())
@@ -129,7 +127,7 @@ fn ping(lab: &Lab, road: Road, is_shared: bool) -> Outcome {
     batch.submit()?;
     client.completed_well(&[10])?;
     let found = server.completed_well(&[2])?;
-    ensure!(found[0].bytes == 64 && found[0].immediate.is_none(), "{found:?}");
+    ensure!(found[0].bytes == 64, "{found:?}");
     server.has(0, &[7; 64])?;
     client.fill(1000, b"abcdef");
     let segments = [client.sge(1003, 3), client.sge(1000, 3)];
@@ -149,7 +147,7 @@ fn ping(lab: &Lab, road: Road, is_shared: bool) -> Outcome {
 }
 
 fn moving(lab: &Lab, road: Road) -> Outcome {
-    let Pair { mut server, mut client, .. } = connect(lab, Shape::new(road))?;
+    let Pair { mut server, client, .. } = connect(lab, Shape::new(road))?;
     let data: Vec<u8> = (0..16384_u32).map(|index| index.to_le_bytes()[0] ^ 0x5A).collect();
     // WRITE from three segments, READ into four: the other order of pieces.
     server.fill(0, &data);
@@ -175,16 +173,7 @@ fn moving(lab: &Lab, road: Road) -> Outcome {
     for (at, piece) in at.iter().zip(data.chunks(4096)) {
         server.has(*at as usize, piece)?;
     }
-    // WRITE with a number.
-    client.receive(1, 0, 0)?;
-    let segment = server.sge(0, 512);
-    let mut batch = server.queue.batch();
-    batch.write_with_immediate(22, true, &[segment], client.base, key, 0x0102_0304)?;
-    batch.submit().map_err(|error| format!("immediate: {error}"))?;
-    server.completed_well(&[22])?;
-    let found = client.completed_well(&[1])?;
-    ensure!(found[0].immediate == Some(0x0102_0304), "{found:?}");
-    client.has(0, &data[..512])
+    Ok(())
 }
 
 fn chains(lab: &Lab, road: Road) -> Outcome {
@@ -203,7 +192,6 @@ fn chains(lab: &Lab, road: Road) -> Outcome {
             batch.write(30, false, &[*piece], address, client.keys.1)?;
         }
         batch.send_inline(31 + round, true, b"done")?;
-        ensure!(batch.count() == count + 1, "{} were added", batch.count());
         batch.submit()?;
         // One for all, and the data are there before the message.
         server.completed_well(&[31 + round])?;
@@ -232,7 +220,7 @@ fn discarding(lab: &Lab, road: Road) -> Outcome {
     client.has(0, b"this")
 }
 
-/// Many batches, and nobody polls. A device may have more room than asked for.
+/// Many batches without a poll. A device may have more room than asked for.
 fn overfill(server: &mut End, remote: u64, key: u32) -> Outcome {
     let (segment, room) = (server.sge(0, 8), server.queue.send_wr());
     let mut posted = 0;
@@ -261,7 +249,6 @@ fn limits(lab: &Lab, road: Road) -> Outcome {
     let mut batch = server.queue.batch();
     ensure!(batch.send(1, true, &[segment; 5]).is_err(), "5 segments of 4");
     ensure!(batch.send_inline(1, true, &vec![0; inline_max + 1]).is_err(), "too many inline bytes");
-    ensure!(batch.count() == 0, "a refused one counts");
     for _ in 0..room {
         batch.write(50, false, &[segment], remote, key)?;
     }
@@ -330,54 +317,6 @@ fn wrong_key(lab: &Lab, road: Road) -> Outcome {
     Ok(())
 }
 
-/// The client opens a window and the server writes through it; it closes it by its answer.
-fn windows(lab: &Lab, road: Road) -> Outcome {
-    let Pair { mut server, mut client, .. } = connect(lab, Shape::new(road))?;
-    let mut window = MemoryWindow::new(&lab.device)?;
-    let address = usize::try_from(client.base)?;
-    let mut batch = client.queue.batch();
-    let beyond = lab.region.base() + lab.region.bytes();
-    let opened = batch.bind_window(79, &mut window, &lab.region, beyond, 1, Access::REMOTE_WRITE);
-    ensure!(opened.is_err(), "beyond the region");
-    let key = batch.bind_window(80, &mut window, &lab.region, address, 4096, Access::REMOTE_WRITE)?;
-    batch.submit()?;
-    client.completed_well(&[80])?;
-    ensure!(window.remote_key() == key && key != client.keys.1, "keys");
-    client.receive(1, 8192, 64)?;
-    server.fill(0, b"through the window");
-    let segment = server.sge(0, 18);
-    let mut batch = server.queue.batch();
-    batch.write(81, false, &[segment], client.base, key)?;
-    batch.send_with_invalidate(82, true, SendData::Inline(b"close it"), key)?;
-    batch.submit()?;
-    server.completed_well(&[82])?;
-    let found = client.completed_well(&[1])?;
-    ensure!(found[0].invalidated_key == Some(key), "{found:?}");
-    client.has(0, b"through the window")?;
-    // Again, with memory instead of bytes, then closed by its owner.
-    client.receive(2, 8192, 64)?;
-    let mut batch = client.queue.batch();
-    let key = batch.bind_window(83, &mut window, &lab.region, address, 4096, Access::REMOTE_WRITE)?;
-    batch.submit()?;
-    client.completed_well(&[83])?;
-    let mut batch = server.queue.batch();
-    batch.send_with_invalidate(84, true, SendData::Local(&[segment]), key)?;
-    batch.submit()?;
-    server.completed_well(&[84])?;
-    ensure!(client.completed_well(&[2])?[0].invalidated_key == Some(key), "not invalidated");
-    let mut batch = client.queue.batch();
-    let key = batch.bind_window(85, &mut window, &lab.region, address, 4096, Access::REMOTE_WRITE)?;
-    batch.local_invalidate(86, key)?;
-    batch.submit()?;
-    client.completed_well(&[85, 86])?;
-    let mut batch = server.queue.batch();
-    batch.write(87, true, &[segment], client.base, key)?;
-    batch.submit()?;
-    let status = server.completed(1)?[0].status;
-    ensure!(status == WcStatus::REMOTE_ACCESS, "a closed window: {status}");
-    Ok(())
-}
-
 /// A key of a region cannot be invalidated by the other side: that breaks the connection.
 fn invalidate_region(lab: &Lab, road: Road) -> Outcome {
     let Pair { mut server, mut client, .. } = connect(lab, Shape::new(road))?;
@@ -387,7 +326,7 @@ fn invalidate_region(lab: &Lab, road: Road) -> Outcome {
     batch.submit()?;
     let (sent, received) = (server.completed(1)?[0], client.completed(1)?[0]);
     println!("     {road:?}: sender {}, receiver {}", sent.status, received.status);
-    ensure!(!received.is_ok || received.invalidated_key.is_none(), "a region was invalidated");
+    ensure!(!received.is_ok, "a region was invalidated");
     Ok(())
 }
 
@@ -432,7 +371,7 @@ fn waking(lab: &Lab) -> Outcome {
     for round in 0..3 {
         client.receive(round, 0, 64)?;
         client.completions.arm()?;
-        ensure!(client.completions.poll(|_| ()) == 0, "a completion that nobody expects");
+        ensure!(client.completions.poll(|_| ()) == 0, "an unexpected completion");
         ensure!(!is_readable(&client.wake, Duration::ZERO)?, "awake for nothing");
         ensure!(client.wake.take_events(&client.completions) == 0, "an event for nothing");
         let mut batch = server.queue.batch();
@@ -453,7 +392,7 @@ fn batches(lab: &Lab) -> Outcome {
     let Pair { mut server, mut client, .. } = connect(lab, shape)?;
     let shared = client.shared.as_ref().ok_or("no shared queue")?;
     let segment = client.sge(0, 64);
-    shared.post_batch((0..50).map(|id| (id, segment)))?;
+    (0..50).try_for_each(|id| shared.post(id, &[segment]))?;
     let mut batch = server.queue.batch();
     for id in 0..50 {
         batch.send_inline(id, id == 49, b"one of fifty")?;
@@ -476,7 +415,7 @@ fn allocating(lab: &Lab, road: Road) -> Outcome {
     let shared = client.shared.as_ref().ok_or("no shared queue")?;
     let before = allocations_here();
     for round in 0..200 {
-        shared.post_batch([(round, to)])?;
+        shared.post(round, &[to])?;
         client.completions.arm()?;
         let mut batch = server.queue.batch();
         batch.write(1, false, &[from], client.base + 4096, client.keys.1)?;
@@ -509,7 +448,7 @@ fn threads(lab: &Lab) -> Outcome {
     let dropper = std::thread::spawn(move || {
         let mut count = 0;
         while let Ok((id, queue)) = receiver.recv() {
-            // Whether the other side was faster is nobody's concern here.
+            // It fails where the other side was faster.
             let _ = id.disconnect();
             if count % 2 == 0 {
                 drop((id, queue))
@@ -564,8 +503,8 @@ fn dropping(lab: &Lab) -> Outcome {
 
 fn link(lab: &Lab) -> Outcome {
     let Some(netdev) = &lab.netdev else { return Err("no --netdev".into()) };
-    for (word, expected, is_active) in
-        [("down", AsyncEvent::PortDown { port: 1 }, false), ("up", AsyncEvent::PortUp { port: 1 }, true)]
+    for (word, expected) in
+        [("down", AsyncEvent::PortDown { port: 1 }), ("up", AsyncEvent::PortUp { port: 1 })]
     {
         let status = Command::new("ip").args(["link", "set", netdev, word]).status()?;
         ensure!(status.success(), "ip: {status}");
@@ -579,7 +518,6 @@ fn link(lab: &Lab) -> Outcome {
                 None => {}
             }
         }
-        ensure!(lab.device.port_is_active(1) == is_active, "the port is not {word}");
     }
     Ok(())
 }
@@ -605,7 +543,6 @@ fn checks<'a>(lab: &'a Lab, addresses: &'a [IpAddr]) -> Vec<Check<'a>> {
         add(&format!("discarded batches, {road:?}"), Box::new(move || discarding(lab, road)));
         add(&format!("limits, {road:?}"), Box::new(move || limits(lab, road)));
         add(&format!("wrong key, {road:?}"), Box::new(move || wrong_key(lab, road)));
-        add(&format!("windows, {road:?}"), Box::new(move || windows(lab, road)));
         add(&format!("invalidate a region, {road:?}"), Box::new(move || invalidate_region(lab, road)));
         add(&format!("flush, own receives, {road:?}"), Box::new(move || flushing(lab, road, false)));
         add(&format!("flush, shared receives, {road:?}"), Box::new(move || flushing(lab, road, true)));
@@ -629,7 +566,6 @@ fn prepare(address: IpAddr, netdev: Option<String>) -> Outcome<Lab> {
     let device = Arc::clone(devices.first().ok_or("no RDMA device")?);
     let pool = Pool::new(&[ZoneSpec { buffer_bytes: BUFFER, count: 4 }], Pages::Base)?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-    let access = if device.limits().has_windows { access | Access::WINDOWS } else { access };
     let region = Arc::new(device.register(pool.area(), access)?);
     Ok(Lab { devices, device, pool, region, address, netdev })
 }

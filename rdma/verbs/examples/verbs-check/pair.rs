@@ -214,7 +214,7 @@ pub fn connect_to(lab: &Lab, address: IpAddr, shape: Shape, moved: Option<CmChan
     let servers = match moved {
         Some(channel) => {
             id.migrate(&channel)?;
-            ensure!(servers.next_event()?.is_none(), "an event that nobody expects");
+            ensure!(servers.next_event()?.is_none(), "an unexpected event");
             channel
         }
         None => servers,

@@ -22,7 +22,7 @@ use super::buf::{Buf, Home, Segment, Tail};
 use super::frames::FRAME_BYTES;
 use super::region::{Pages, Region, RegionError};
 
-pub use words::{Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Look, Pin, Shard, Word};
+pub use words::{AtomicWord, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Look, Pin, Shard};
 
 /// Segments for which a buffer of several has room at first: those of a piece that fills frames. Those of
 /// a long read take more memory, once.

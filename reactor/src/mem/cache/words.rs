@@ -17,7 +17,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An atomic 64-bit word: the standard library's, or that of a model checker.
-pub trait Word: Send + Sync {
+pub trait AtomicWord: Send + Sync {
     /// With a first value.
     fn new(value: u64) -> Self;
     /// See [`AtomicU64::load`].
@@ -33,7 +33,7 @@ pub trait Word: Send + Sync {
     fn exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
 }
 
-impl Word for AtomicU64 {
+impl AtomicWord for AtomicU64 {
     #[inline]
     fn new(value: u64) -> Self {
         AtomicU64::new(value)
@@ -67,7 +67,7 @@ const PINS: u64 = (1 << 27) - 1;
 const HEAT: u64 = 1 << 27;
 const HEATS: u64 = 3 << 27;
 const STATE: u64 = 7 << 29;
-/// Filled before anybody has asked for the page, and nobody has yet.
+/// Filled ahead of a request for the page, which has not come yet.
 const UNREAD: u64 = 1 << 32;
 const GENERATION: u64 = 1 << 33;
 
@@ -102,7 +102,7 @@ pub struct FrameWords<W = AtomicU64> {
 }
 
 /// What [`FrameWords::look`] found.
-pub enum Look<'a, W: Word> {
+pub enum Look<'a, W: AtomicWord> {
     /// The page, which can be read while the pin lasts.
     Present(Pin<'a, W>),
     /// The page is being filled. The pin keeps the frame from being freed.
@@ -111,7 +111,7 @@ pub enum Look<'a, W: Word> {
     Other,
 }
 
-impl<W: Word> FrameWords<W> {
+impl<W: AtomicWord> FrameWords<W> {
     /// `shards` times `shard_frames` frames, all free.
     ///
     /// # Panics
@@ -230,7 +230,7 @@ impl<W: Word> FrameWords<W> {
         matches!(state, Some(FILLING | DOOMED))
     }
 
-    /// Present frames that were filled before anybody has asked for their pages, and nobody has yet.
+    /// Present frames that were filled ahead of a request for their pages, which has not come yet.
     #[must_use]
     pub fn unread(&self) -> u64 {
         self.unread.load(Ordering::Relaxed)
@@ -279,8 +279,8 @@ impl<W: Word> FrameWords<W> {
         }
     }
 
-    /// Who brings a Detached frame to zero pins frees it, if nobody has pinned it since: then it is for that
-    /// one's unpin.
+    /// The unpin that brings a Detached frame to zero pins frees it, unless it was pinned since: then a later
+    /// unpin does.
     #[cold]
     fn free(&self, frame: u32, word: u64) {
         let new = (word & !(STATE | HEATS | UNREAD)).wrapping_add(GENERATION);
@@ -330,7 +330,7 @@ impl<W: Word> FrameWords<W> {
 
 /// Keeps a frame from being freed, and one that was found Present from being changed.
 #[must_use = "dropped, it is given back"]
-pub struct Pin<'a, W: Word = AtomicU64> {
+pub struct Pin<'a, W: AtomicWord = AtomicU64> {
     words: &'a FrameWords<W>,
     frame: u32,
 }
@@ -357,7 +357,7 @@ impl KeptPin {
     }
 }
 
-impl<W: Word> FrameWords<W> {
+impl<W: AtomicWord> FrameWords<W> {
     /// The pin again.
     ///
     /// # Panics
@@ -380,7 +380,7 @@ pub enum Invalidated {
     Before,
 }
 
-impl<W: Word> Pin<'_, W> {
+impl<W: AtomicWord> Pin<'_, W> {
     /// Of which frame.
     #[inline]
     #[must_use]
@@ -445,8 +445,8 @@ impl<W: Word> Pin<'_, W> {
         }
     }
 
-    /// The same, but only of a Present frame that nobody else has pinned; `None`: it is as it was. True: the
-    /// page was filled before anybody has asked for it, and nobody has.
+    /// The same, but only of a Present frame without another pin; `None`: it is as it was. True: the page was
+    /// filled ahead of a request, which has not come.
     pub fn evict(&self) -> Option<bool> {
         let entry = &self.words.frames[self.frame as usize];
         let word = entry.word.load(Ordering::Acquire);
@@ -464,7 +464,7 @@ impl<W: Word> Pin<'_, W> {
     }
 }
 
-impl<W: Word> Drop for Pin<'_, W> {
+impl<W: AtomicWord> Drop for Pin<'_, W> {
     #[inline]
     fn drop(&mut self) {
         self.words.unpin(self.frame);
@@ -474,12 +474,12 @@ impl<W: Word> Drop for Pin<'_, W> {
 /// The right to write a frame: of who allocated it. Ends by [`Filling::publish`],
 /// [`Filling::publish_unread`] or [`Filling::detach`].
 #[must_use = "dropped, its frame is never free again"]
-pub struct Filling<'a, W: Word = AtomicU64> {
+pub struct Filling<'a, W: AtomicWord = AtomicU64> {
     words: &'a FrameWords<W>,
     frame: u32,
 }
 
-impl<'a, W: Word> Filling<'a, W> {
+impl<'a, W: AtomicWord> Filling<'a, W> {
     /// Of which frame.
     #[must_use]
     pub fn frame(&self) -> u32 {
@@ -504,7 +504,7 @@ impl<'a, W: Word> Filling<'a, W> {
         }
     }
 
-    /// The same of a page that nobody has asked for yet.
+    /// The same of a page that no request has asked for yet.
     ///
     /// # Errors
     /// As [`Filling::publish`].
@@ -540,7 +540,7 @@ impl<'a, W: Word> Filling<'a, W> {
     }
 }
 
-impl<W: Word> FrameWords<W> {
+impl<W: AtomicWord> FrameWords<W> {
     /// The buffer of a fill is dropped: nothing writes to the frame any more. It is free if it was doomed, as
     /// then its entry is removed; otherwise it is lost, because it may still be found as being filled.
     pub(super) fn drop_filling(&self, frame: u32) {

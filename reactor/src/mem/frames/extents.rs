@@ -74,9 +74,9 @@ const GENERATION: u64 = 1 << 45;
 
 /// What is known of an extent of frames.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Word(u64);
+struct ExtentState(u64);
 
-impl Word {
+impl ExtentState {
     fn free(self) -> u64 {
         self.0 & FREE_ALL
     }
@@ -89,13 +89,13 @@ impl Word {
     }
 
     /// With every place taken, in one step.
-    fn taken(self) -> Word {
-        Word((self.0 & !FREE_ALL).wrapping_add(GENERATION))
+    fn taken(self) -> ExtentState {
+        ExtentState((self.0 & !FREE_ALL).wrapping_add(GENERATION))
     }
 
-    fn owned_by(self, owner: Option<u32>) -> Word {
+    fn owned_by(self, owner: Option<u32>) -> ExtentState {
         let owner = owner.map_or(0, |x| u64::from(x) + 1);
-        Word(self.0 & !(OWNER_MASK << OWNER_SHIFT) | owner << OWNER_SHIFT)
+        ExtentState(self.0 & !(OWNER_MASK << OWNER_SHIFT) | owner << OWNER_SHIFT)
     }
 }
 
@@ -119,7 +119,7 @@ impl Extents {
         let all = homes + spares + 1;
         let word = |extent: u32| {
             let is_home = (1..=homes).contains(&extent);
-            if is_home { Word(FREE_ALL).owned_by(Some(extent - 1)) } else { Word(0) }
+            if is_home { ExtentState(FREE_ALL).owned_by(Some(extent - 1)) } else { ExtentState(0) }
         };
         let extents = Extents {
             words: (0..all).map(|extent| AtomicU64::new(word(extent).0)).collect(),
@@ -158,7 +158,7 @@ impl Extents {
         let (word, bit) = (&self.words[(frame / EXTENT_PAGES) as usize], 1 << (frame % EXTENT_PAGES));
         let owner = u32::try_from(page / EXTENT_PAGES as usize).ok();
         let mut seen = word.load(Ordering::SeqCst);
-        while seen & bit != 0 && Word(seen).owner() == owner {
+        while seen & bit != 0 && ExtentState(seen).owner() == owner {
             match word.compare_exchange_weak(seen, seen & !bit, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return Some(frame),
                 Err(now) => seen = now,
@@ -171,7 +171,7 @@ impl Extents {
     pub(super) fn claim_home(&self, x: u32) -> Option<u32> {
         let home = self.homes[x as usize].load(Ordering::SeqCst);
         let word = &self.words[home as usize];
-        let seen = Word(word.load(Ordering::SeqCst));
+        let seen = ExtentState(word.load(Ordering::SeqCst));
         let is_free = seen.free() == FREE_ALL && seen.owner() == Some(x);
         let claimed = seen.taken().0 | CLAIMED;
         let is_taken =
@@ -207,7 +207,7 @@ impl Extents {
         }
         let before = word.fetch_or(free, Ordering::SeqCst);
         debug_assert!(before & free == 0, "a frame was given back twice");
-        let owner = Word(before).owner().filter(|x| self.is_home(extent, *x));
+        let owner = ExtentState(before).owner().filter(|x| self.is_home(extent, *x));
         if owner.is_none() && (before | free) & FREE_ALL == FREE_ALL {
             self.collect(extent);
         }
@@ -222,7 +222,7 @@ impl Extents {
     pub(super) fn settle(&self, extent: u32, x: u32) {
         self.end_claim(extent);
         let word = &self.words[extent as usize];
-        let seen = Word(word.load(Ordering::Relaxed));
+        let seen = ExtentState(word.load(Ordering::Relaxed));
         debug_assert!(seen.free() == 0, "a home that is not whole");
         word.store(seen.owned_by(Some(x)).0, Ordering::SeqCst);
         let old = self.homes[x as usize].swap(extent, Ordering::SeqCst);
@@ -236,7 +236,7 @@ impl Extents {
     /// them finds both.
     fn collect(&self, extent: u32) {
         let word = &self.words[extent as usize];
-        let seen = Word(word.load(Ordering::SeqCst));
+        let seen = ExtentState(word.load(Ordering::SeqCst));
         if seen.free() != FREE_ALL || seen.owner().is_some_and(|x| self.is_home(extent, x)) {
             return;
         }
@@ -282,7 +282,7 @@ fn extent_of(top: u64) -> u32 {
     top as u32
 }
 
-/// The top after a change: counted, so that nobody takes a stack that came back for the one it saw.
+/// The top after a change: counted, so that no core takes a stack that came back for the one it saw.
 fn next(top: u64, extent: u32) -> u64 {
     (top >> 32).wrapping_add(1) << 32 | u64::from(extent)
 }
@@ -291,7 +291,7 @@ fn next(top: u64, extent: u32) -> u64 {
 impl Extents {
     /// Places that are free, in homes and elsewhere; for tests when nothing is going on.
     pub(super) fn free_places(&self) -> u32 {
-        self.words.iter().map(|word| Word(word.load(Ordering::SeqCst)).free().count_ones()).sum()
+        self.words.iter().map(|word| ExtentState(word.load(Ordering::SeqCst)).free().count_ones()).sum()
     }
 
     /// Homes, and spare extents when none is in use.

@@ -54,7 +54,7 @@ impl FrameStore {
 
 /// Free frames.
 impl FrameCore {
-    /// A frame that nobody can see any more.
+    /// A frame that no core can see any more.
     #[inline]
     pub(super) fn put_frame(&self, frame: u32) {
         if self.store.is_small(frame) {
@@ -64,7 +64,7 @@ impl FrameCore {
         }
     }
 
-    /// Frames in a row that nobody can see any more: places of one extent are given back in one step.
+    /// Frames in a row that no core can see any more: places of one extent are given back in one step.
     pub(super) fn put_frames(&self, frames: std::ops::Range<u32>) {
         let mut freed = Freed::new(self);
         frames.for_each(|frame| freed.push(frame));
@@ -180,7 +180,7 @@ impl FrameCore {
         // The commonest by far: one page.
         if buf.bytes == FRAME_BYTES && start.is_multiple_of(FRAME) && expected.is_none() {
             if let Some(frame) = self.store.first_frame(head) {
-                self.swap(Place::of(offset).page as usize, frame);
+                self.swap(PagePosition::of(offset).page as usize, frame);
             }
             buf.head.bytes = 0;
             return Ok(());
@@ -223,8 +223,8 @@ impl FrameCore {
             if page < whole_end {
                 let old = self.store.table[page].swap(u64::from(frame), Ordering::SeqCst);
                 self.retire(Entry(old), |frame| freed.push(frame));
-                // Somebody else has made another extent the home since: these pages may be where nobody
-                // else looks for them.
+                // Another core has made another extent the home since: these pages may be where no other core
+                // looks for them.
                 if page + 1 == whole_end && self.store.extents.place_of(page) != frame {
                     freed.flush();
                     (whole_end - EXTENT_PAGES as usize..whole_end).for_each(|page| self.bring_home(page));

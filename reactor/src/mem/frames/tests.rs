@@ -34,7 +34,7 @@ fn all_at_home(core: Rc<FrameCore>) {
         }
     }
     assert_eq!(store.usage().pages_used, u64::from(used), "pages in use");
-    assert!(store.leftover.iter().all(|left| left.load(Ordering::Relaxed) == 0), "pins are left over");
+    assert!(store.detached_pins.iter().all(|left| left.load(Ordering::Relaxed) == 0), "pins are left over");
     let (homes, spares) = store.extents.counts();
     assert_eq!(store.extents.spares(), spares, "spare extents");
     assert_eq!(used + store.extents.free_places(), homes * EXTENT_PAGES, "places");
@@ -282,7 +282,7 @@ fn few_small(store: &mut Arc<FrameStore>, frames: u32) {
 /// Pins in the table by page, and the sum of all that is left over.
 fn pins(store: &FrameStore) -> (Vec<u32>, i32) {
     let pages = store.table.iter().map(|entry| Entry(entry.load(Ordering::Relaxed)).pins()).collect();
-    (pages, store.leftover.iter().map(|left| left.load(Ordering::Relaxed).abs()).sum())
+    (pages, store.detached_pins.iter().map(|left| left.load(Ordering::Relaxed).abs()).sum())
 }
 
 #[test]

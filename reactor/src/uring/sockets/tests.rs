@@ -134,7 +134,7 @@ fn a_send_has_ended_when_it_was_submitted() {
 fn a_send_to_a_full_socket_ends_as_well_and_keeps_no_memory() {
     let (mut ring, _theirs) = ring(1, 2, 4096);
     let mut last = usize::MAX;
-    // Nobody reads: it is full after a few.
+    // The peer does not read: it is full after a few.
     for _ in 0..1000 {
         let memory = vec![7u8; 100_000];
         let mut sends = ring.sends();

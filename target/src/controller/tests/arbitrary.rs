@@ -116,14 +116,14 @@ fn apply(world: &mut World, controller: &mut Controller, operation: &Operation) 
             controller.tick(world.now);
         }
         Operation::TakeEvent => {
-            let held = controller.async_events_held();
+            let held = controller.parked_aers();
             let taken = controller.take_async_event();
-            assert_eq!(controller.async_events_held() + u8::from(taken.is_some()), held);
+            assert_eq!(controller.parked_aers() + u8::from(taken.is_some()), held);
         }
         Operation::EventAborted => controller.async_event_aborted(),
         Operation::AbortDone => controller.abort_done(),
     }
-    assert!(controller.async_events_held() <= 4);
+    assert!(controller.parked_aers() <= 4);
     assert_eq!(controller.shared.is_ready(), controller.state().is_ready());
     assert_eq!(controller.shared.is_gone(), controller.state().is_over());
     if let Some(deadline) = controller.deadline() {

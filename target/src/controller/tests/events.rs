@@ -40,7 +40,7 @@ fn the_fifth_request_is_over_the_limit() {
     assert_eq!(refused, Err((Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr(), Some(0))));
     controller.async_event_aborted();
     hold(&world, &mut controller, 1);
-    assert_eq!(controller.async_events_held(), 4);
+    assert_eq!(controller.parked_aers(), 4);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_reset_forgets_requests_and_events() {
     let new = changed(|subsystem| subsystem.namespaces[0] = None);
     controller.on_snapshot(&old.snapshot, &new.snapshot);
     new.set_cc(&mut controller, enabled().with_en(false)).unwrap();
-    assert_eq!((controller.take_async_event(), controller.async_events_held()), (None, 0));
+    assert_eq!((controller.take_async_event(), controller.parked_aers()), (None, 0));
     new.set_cc(&mut controller, enabled()).unwrap();
     hold(&new, &mut controller, 4);
     assert_eq!(controller.take_async_event(), None);

@@ -77,7 +77,7 @@ fn what_a_controller_can_do_follows_its_namespaces() {
     let mut controller = world.io();
     let id = identify(&world, &mut controller, Cns::CONTROLLER, 0).unwrap();
     assert_eq!((u16_at(&id, 522), id[525], u16_at(&id, 526)), (0, 0b110, 0));
-    // One that cannot compare and write keeps nobody from the others.
+    // One that cannot compare and write does not take it from the others.
     let both = [namespace(1, geometry), namespace(2, THICK_4096)];
     *world.subsystem() = subsystem(SUBSYSTEM, AllowedHosts::Any, &both);
     let id = identify(&world, &mut world.io(), Cns::CONTROLLER, 0).unwrap();

@@ -194,7 +194,7 @@ impl Facts {
         });
         let first = (self.initial == tag).then_some(0);
         let Some(last) = wrote.map(|event| event.end).chain(first).max() else {
-            return Err("nobody wrote it there");
+            return Err("no command wrote it there");
         };
         if self.is_overwritten(last, begin) { Err("it was overwritten before") } else { Ok(()) }
     }

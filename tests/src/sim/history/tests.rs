@@ -125,12 +125,12 @@ fn a_lost_write_and_a_lost_zeroing_are_noticed() {
 
 #[test]
 fn what_nobody_wrote_there_is_noticed() {
-    assert_complaint(&of(&[(What::Saw(tag(9, 0)), 1, 2)]), "nobody wrote it");
+    assert_complaint(&of(&[(What::Saw(tag(9, 0)), 1, 2)]), "no command wrote it");
     assert_complaint(&of(&[(wrote(tag(1, 0)), 5, 6), (What::Saw(tag(1, 0)), 1, 2)]), "written later");
     let mut history = history();
     history.note(1, wrote(tag(1, 1)), 1, 2, Fate::Done);
     history.note(0, What::Saw(tag(1, 1)), 3, 4, Fate::Done);
-    assert_complaint(&history, "nobody wrote it");
+    assert_complaint(&history, "no command wrote it");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_write_of_a_gone_connection_does_not_land_over_what_came_after_the_reconnect
         let complaint = judge::judge(&history, 1000, &[10]).expect_err("it landed late");
         assert!(complaint.contains("overwritten"), "{complaint}");
         if fate == Fate::Open(0) {
-            judge::judge(&history, 1000, &[NEVER]).expect("nobody has reconnected");
+            judge::judge(&history, 1000, &[NEVER]).expect("no host has reconnected");
         }
     }
 }
@@ -199,7 +199,7 @@ fn a_copy_brings_what_its_source_held_at_the_time() {
     judged(&base(old)).expect("it can be");
     judged(&base(new)).expect("it can be");
     assert_complaint(&base(0), "overwritten");
-    assert_complaint(&base(tag(3, 2)), "nobody wrote it");
+    assert_complaint(&base(tag(3, 2)), "no command wrote it");
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn what_was_flushed_or_written_with_fua_survives_a_power_cut() {
     let mut after = written();
     after.power_cut(100, &left(one), &[]).expect("it can be");
     after.note(0, What::Saw(two), 101, 102, Fate::Done);
-    assert_complaint(&after, "nobody wrote it");
+    assert_complaint(&after, "no command wrote it");
 }
 
 /// A register, asked by many at once: each does its part at one instant between its begin and its end.

@@ -1,5 +1,5 @@
-//! [`Tries`]: drives and other targets that are opened in the background, each on a thread of its own, as
-//! often as it takes.
+//! [`OpenAttempts`]: drives and other targets that are opened in the background, each on a thread of its own,
+//! as often as it takes.
 //!
 //! One that is broken takes minutes to say so. Nothing waits for it, neither the others nor a reload.
 
@@ -19,14 +19,14 @@ pub const OPENING_PERIOD: Duration = Duration::from_millis(100);
 /// So many different reasons are told of one origin.
 const REASONS_MAX: usize = 16;
 
-/// All tries.
-pub struct Tries {
+/// All attempts.
+pub struct OpenAttempts {
     origins: Origins,
-    tries: Vec<Try>,
+    attempts: Vec<OpenAttempt>,
 }
 
 /// Something absent that was there when it was looked for.
-struct Try {
+struct OpenAttempt {
     origin: Origin,
     /// Until it is known what came of it.
     thread: Option<JoinHandle<Result<Found, SnapshotError>>>,
@@ -36,9 +36,9 @@ struct Try {
     told: Vec<String>,
 }
 
-impl Try {
-    fn new(origin: Origin, now: Instant) -> Try {
-        Try { origin, thread: None, next: now, told: Vec::new() }
+impl OpenAttempt {
+    fn new(origin: Origin, now: Instant) -> OpenAttempt {
+        OpenAttempt { origin, thread: None, next: now, told: Vec::new() }
     }
 
     fn is_opening(&self) -> bool {
@@ -53,12 +53,11 @@ impl Try {
         self.told.push(why.to_owned());
         match &self.origin {
             Origin::Drive(address) => tracing::error!(
-                %address,
-                "its namespaces are left out until its drive is there (tried again each minute): {why}"
+                "NVMe drive {address}: open failed ({why}); its namespaces are offline, next attempt in 60 s"
             ),
             Origin::Remote(plan) => tracing::error!(
-                disk = plan.name,
-                "its namespaces are left out until its far target is there (tried again every 2 s): {why}"
+                "remote disk {}: open failed ({why}); its namespaces are offline, next attempt in 2 s",
+                plan.name
             ),
         }
     }
@@ -68,44 +67,46 @@ fn is_drive(origin: &Origin) -> bool {
     matches!(origin, Origin::Drive(_))
 }
 
-impl Tries {
+impl OpenAttempts {
     /// None yet.
-    pub fn new(origins: Origins) -> Tries {
-        Tries { origins, tries: Vec::new() }
+    pub fn new(origins: Origins) -> OpenAttempts {
+        OpenAttempts { origins, attempts: Vec::new() }
     }
 
-    /// What is tried.
+    /// What is opened.
     pub fn origins(&self) -> &Origins {
         &self.origins
     }
 
     /// Open all of these, also what does not seem to be there: so it is known why it is not.
     pub fn open_all(&mut self, absent: Vec<Origin>, now: Instant) {
-        self.tries = absent.into_iter().map(|origin| Try::new(origin, now)).collect();
+        self.attempts = absent.into_iter().map(|origin| OpenAttempt::new(origin, now)).collect();
         self.open_due(now);
     }
 
     /// Open what is absent and there, unless that has failed a moment ago. What is not absent any more is
     /// forgotten.
     pub fn open(&mut self, absent: Vec<Origin>, now: Instant) {
-        let Tries { origins, tries } = self;
+        let OpenAttempts { origins, attempts } = self;
         let is_wanted = |origin: &Origin| absent.contains(origin) && origins.is_there(origin);
-        tries.retain(|tried| tried.thread.is_some() || is_wanted(&tried.origin));
-        let is_new = |origin: &Origin| tries.iter().all(|tried| tried.origin != *origin);
+        attempts.retain(|attempt| attempt.thread.is_some() || is_wanted(&attempt.origin));
+        let is_new = |origin: &Origin| attempts.iter().all(|attempt| attempt.origin != *origin);
         let new: Vec<_> = absent.iter().filter(|origin| is_new(origin) && is_wanted(origin)).collect();
-        tries.extend(new.into_iter().map(|origin| Try::new(origin.clone(), now)));
+        attempts.extend(new.into_iter().map(|origin| OpenAttempt::new(origin.clone(), now)));
         self.open_due(now);
     }
 
     fn open_due(&mut self, now: Instant) {
-        for tried in self.tries.iter_mut().filter(|tried| tried.thread.is_none() && now >= tried.next) {
-            let (origins, origin) = (self.origins.clone(), tried.origin.clone());
+        for attempt in
+            self.attempts.iter_mut().filter(|attempt| attempt.thread.is_none() && now >= attempt.next)
+        {
+            let (origins, origin) = (self.origins.clone(), attempt.origin.clone());
             let thread = std::thread::Builder::new().name(format!("open-{origin}"));
             match thread.spawn(move || origins.open(&origin)) {
-                Ok(thread) => tried.thread = Some(thread),
+                Ok(thread) => attempt.thread = Some(thread),
                 Err(error) => {
-                    tried.next = now + again(&tried.origin);
-                    tried.tell(&format!("no thread to open it: {error}"));
+                    attempt.next = now + again(&attempt.origin);
+                    attempt.tell(&format!("no thread to open it: {error}"));
                 }
             }
         }
@@ -114,30 +115,31 @@ impl Tries {
     /// One that has come to its end, if there is any, and what came of it. Those that fail are due again some
     /// time from `now`.
     pub fn take(&mut self, now: Instant) -> Option<(Origin, Result<Found, SnapshotError>)> {
-        let is_finished = |tried: &&mut Try| tried.thread.as_ref().is_some_and(JoinHandle::is_finished);
-        let tried = self.tries.iter_mut().find(is_finished)?;
-        let thread = tried.thread.take()?;
-        tried.next = now + again(&tried.origin);
-        let panicked = |_| Err(tried.origin.failed("opening it has panicked"));
-        Some((tried.origin.clone(), thread.join().unwrap_or_else(panicked)))
+        let is_finished =
+            |attempt: &&mut OpenAttempt| attempt.thread.as_ref().is_some_and(JoinHandle::is_finished);
+        let attempt = self.attempts.iter_mut().find(is_finished)?;
+        let thread = attempt.thread.take()?;
+        attempt.next = now + again(&attempt.origin);
+        let panicked = |_| Err(attempt.origin.failed("opening it has panicked"));
+        Some((attempt.origin.clone(), thread.join().unwrap_or_else(panicked)))
     }
 
     /// Tell why what is at an origin is left out, unless it was told.
     pub fn tell(&mut self, origin: &Origin, why: &str) {
-        let known = self.tries.iter_mut().find(|tried| tried.origin == *origin);
-        known.into_iter().for_each(|tried| tried.tell(why));
+        let known = self.attempts.iter_mut().find(|attempt| attempt.origin == *origin);
+        known.into_iter().for_each(|attempt| attempt.tell(why));
     }
 
-    /// What has failed is due at once: whoever asks for it may have mended something.
+    /// What has failed is due at once: the user may have repaired something.
     pub fn again(&mut self, now: Instant) {
-        self.tries.iter_mut().for_each(|tried| tried.next = now);
+        self.attempts.iter_mut().for_each(|attempt| attempt.next = now);
     }
 
     /// How long there is nothing to look at.
     pub fn pause(&self) -> Duration {
         if self.opening().next().is_some() {
             OPENING_PERIOD
-        } else if self.tries.iter().all(|tried| is_drive(&tried.origin)) {
+        } else if self.attempts.iter().all(|attempt| is_drive(&attempt.origin)) {
             LOOK_PERIOD
         } else {
             REMOTE_AGAIN
@@ -146,18 +148,18 @@ impl Tries {
 
     /// Drives are being opened.
     pub fn is_opening_drives(&self) -> bool {
-        self.tries.iter().any(|tried| is_drive(&tried.origin) && tried.is_opening())
+        self.attempts.iter().any(|attempt| is_drive(&attempt.origin) && attempt.is_opening())
     }
 
     /// What is being opened, or has been and was not taken.
     pub fn opening(&self) -> impl Iterator<Item = &Origin> {
-        self.tries.iter().filter(|tried| tried.thread.is_some()).map(|tried| &tried.origin)
+        self.attempts.iter().filter(|attempt| attempt.thread.is_some()).map(|attempt| &attempt.origin)
     }
 
     /// What was told.
     #[cfg(test)]
     pub fn told(&self) -> Vec<&str> {
-        self.tries.iter().flat_map(|tried| &tried.told).map(String::as_str).collect()
+        self.attempts.iter().flat_map(|attempt| &attempt.told).map(String::as_str).collect()
     }
 }
 

@@ -1,7 +1,7 @@
-//! [`Member`]: what a core and the drive's manager share about one queue pair.
+//! [`CoreQueue`]: what a core and the drive's manager share about one queue pair.
 //!
-//! The manager writes the *word* (an [`Order`] with its epoch, and the tick); the core obeys it in its next
-//! poll and answers with the same word in `seen`. In steady state the core loads the word once a turn.
+//! The manager writes the *word* (a [`QueueCommand`] with its epoch, and the tick); the core obeys it in its
+//! next poll and answers with the same word in `seen`. In steady state the core loads the word once a turn.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -13,14 +13,14 @@ use spindle_reactor::mem::Area;
 use crate::core::Left;
 use crate::fronts::{Attached, Fronts};
 use crate::function::Mapping;
-use crate::guests::Guest;
 use crate::pointers::Pointers;
 use crate::queue::QueuePair;
 use crate::rules::Rules;
+use crate::shared_queue::Sharer;
 
 /// What a core may do with its queue pair. See `docs/nvme.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum QueueCommand {
     /// Nothing yet: requests wait.
     Wait,
     /// Work.
@@ -38,28 +38,28 @@ pub(crate) enum Order {
     Absent,
 }
 
-/// An order, the how-manieth it is, and the time.
+/// Command (3 bits), epoch (29 bits), manager tick (32 bits).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Word(u64);
+pub(crate) struct QueueEpoch(u64);
 
-impl Word {
-    /// What every member begins with: [`Order::Wait`].
-    pub(crate) const FIRST: Word = Word(0);
+impl QueueEpoch {
+    /// What every core queue begins with: [`QueueCommand::Wait`].
+    pub(crate) const FIRST: QueueEpoch = QueueEpoch(0);
     const ORDER_BITS: u32 = 3;
 
-    pub(crate) fn order(self) -> Order {
+    pub(crate) fn order(self) -> QueueCommand {
         match self.0 & 7 {
-            0 => Order::Wait,
-            1 => Order::Go,
-            2 => Order::Stop,
-            3 => Order::Rewind,
-            5 => Order::Replay,
-            6 => Order::Absent,
-            _ => Order::Gone,
+            0 => QueueCommand::Wait,
+            1 => QueueCommand::Go,
+            2 => QueueCommand::Stop,
+            3 => QueueCommand::Rewind,
+            5 => QueueCommand::Replay,
+            6 => QueueCommand::Absent,
+            _ => QueueCommand::Gone,
         }
     }
 
-    /// Order and epoch: what is answered.
+    /// Command and epoch: what is answered.
     pub(crate) const fn answer(self) -> u32 {
         let [a, b, c, d, ..] = self.0.to_le_bytes();
         u32::from_le_bytes([a, b, c, d])
@@ -71,18 +71,18 @@ impl Word {
         u32::from_le_bytes([e, f, g, h])
     }
 
-    fn next(self, order: Order) -> Word {
+    fn next(self, order: QueueCommand) -> QueueEpoch {
         let epoch = self.answer() >> Self::ORDER_BITS;
         let low = epoch.wrapping_add(1) << Self::ORDER_BITS | order as u32;
-        Word(u64::from(low) | u64::from(self.tick()) << 32)
+        QueueEpoch(u64::from(low) | u64::from(self.tick()) << 32)
     }
 
-    fn at(self, tick: u32) -> Word {
-        Word(u64::from(self.answer()) | u64::from(tick) << 32)
+    fn at(self, tick: u32) -> QueueEpoch {
+        QueueEpoch(u64::from(self.answer()) | u64::from(tick) << 32)
     }
 }
 
-/// What a core gets with [`Order::Rewind`].
+/// What a core gets with [`QueueCommand::Rewind`].
 pub(crate) struct Setup {
     pub(crate) queue: QueuePair,
     pub(crate) pointers: Pointers,
@@ -90,7 +90,7 @@ pub(crate) struct Setup {
 }
 
 /// One core's queue pair. Each half has cache lines of its own (two: processors fetch them in pairs).
-pub(crate) struct Member {
+pub(crate) struct CoreQueue {
     /// By the manager.
     word: Padded<AtomicU64>,
     /// By the core: the last word that it has obeyed.
@@ -105,8 +105,8 @@ pub(crate) struct Member {
     aborts: Lock<Vec<u16>>,
     setup: Lock<Option<Setup>>,
     /// Cores that are to use this one's queue, and that it has not taken over yet.
-    guests: Lock<Vec<Guest>>,
-    has_guests: AtomicBool,
+    sharers: Lock<Vec<Sharer>>,
+    has_sharers: AtomicBool,
     /// Cores that have its queue pair in hand: one at most, and those that hang from a time before.
     hosts: AtomicU32,
     /// Of a core that was dropped while the drive had commands of it: until its queue is deleted.
@@ -132,7 +132,7 @@ pub(crate) struct Member {
 #[repr(align(128))]
 struct Padded<T>(T);
 
-impl Member {
+impl CoreQueue {
     /// On the core's thread.
     pub(crate) fn new(
         core: usize,
@@ -140,17 +140,17 @@ impl Member {
         depth: u32,
         pool: Area,
         mapping: Option<Box<dyn Mapping>>,
-    ) -> Member {
-        Member {
-            word: Padded(AtomicU64::new(Word::FIRST.0)),
-            seen: Padded(AtomicU64::new(Word::FIRST.0)),
+    ) -> CoreQueue {
+        CoreQueue {
+            word: Padded(AtomicU64::new(QueueEpoch::FIRST.0)),
+            seen: Padded(AtomicU64::new(QueueEpoch::FIRST.0)),
             is_closed: AtomicBool::new(false),
             wants_reset: AtomicBool::new(false),
             is_replaying: AtomicBool::new(false),
             aborts: Lock::new(Vec::new()),
             setup: Lock::new(None),
-            guests: Lock::new(Vec::new()),
-            has_guests: AtomicBool::new(false),
+            sharers: Lock::new(Vec::new()),
+            has_sharers: AtomicBool::new(false),
             hosts: AtomicU32::new(0),
             left: Lock::new(None),
             left_memory: Lock::default(),
@@ -165,23 +165,23 @@ impl Member {
     }
 
     /// The same with what stands in front of the namespace.
-    pub(crate) fn with_fronts(self, fronts: Arc<Fronts>) -> Member {
-        Member { fronts, ..self }
+    pub(crate) fn with_fronts(self, fronts: Arc<Fronts>) -> CoreQueue {
+        CoreQueue { fronts, ..self }
     }
 
     /// What is ordered now.
     #[inline]
-    pub(crate) fn word(&self) -> Word {
-        Word(self.word.0.load(Ordering::Acquire))
+    pub(crate) fn word(&self) -> QueueEpoch {
+        QueueEpoch(self.word.0.load(Ordering::Acquire))
     }
 
     /// The core did what `word` says, and knows its time.
-    pub(crate) fn answer(&self, word: Word) {
+    pub(crate) fn answer(&self, word: QueueEpoch) {
         self.seen.0.store(word.0, Ordering::Release);
     }
 
-    /// The manager's next order. Only the manager calls this and [`Member::set_tick`].
-    pub(crate) fn order(&self, order: Order) {
+    /// The manager's next order. Only the manager calls this and [`CoreQueue::set_tick`].
+    pub(crate) fn order(&self, order: QueueCommand) {
         self.word.0.store(self.word().next(order).0, Ordering::Release);
     }
 
@@ -200,8 +200,8 @@ impl Member {
         !self.is_closed() && self.word().tick().wrapping_sub(self.seen().tick()) > ticks
     }
 
-    fn seen(&self) -> Word {
-        Word(self.seen.0.load(Ordering::Acquire))
+    fn seen(&self) -> QueueEpoch {
+        QueueEpoch(self.seen.0.load(Ordering::Acquire))
     }
 
     /// The core is gone.
@@ -209,7 +209,8 @@ impl Member {
         self.is_closed.store(true, Ordering::Release);
     }
 
-    /// For as long as the manager knows the member: the drive may still do what the core has left with it.
+    /// For as long as the manager knows the core_queue: the drive may still do what the core has left with
+    /// it.
     pub(crate) fn keep(&self, left: Left) {
         *self.left.lock() = Some(left);
         *self.left_memory.lock() = self.fronts.attached();
@@ -254,7 +255,7 @@ impl Member {
         self.wants_reset.swap(false, Ordering::Relaxed)
     }
 
-    /// By the core, before it answers [`Order::Rewind`] and when it has done [`Order::Replay`].
+    /// By the core, before it answers [`QueueCommand::Rewind`] and when it has done [`QueueCommand::Replay`].
     pub(crate) fn set_replaying(&self, is_replaying: bool) {
         self.is_replaying.store(is_replaying, Ordering::Release);
     }
@@ -265,17 +266,17 @@ impl Member {
     }
 
     /// The core is to serve another one's queue pair, from its next look at the time on.
-    pub(crate) fn add_guest(&self, guest: Guest) {
-        self.guests.lock().push(guest);
-        self.has_guests.store(true, Ordering::Release);
+    pub(crate) fn add_sharer(&self, sharer: Sharer) {
+        self.sharers.lock().push(sharer);
+        self.has_sharers.store(true, Ordering::Release);
     }
 
     /// Those that were added since.
-    pub(crate) fn take_guests(&self) -> Vec<Guest> {
-        if !self.has_guests.swap(false, Ordering::Acquire) {
+    pub(crate) fn take_sharers(&self) -> Vec<Sharer> {
+        if !self.has_sharers.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
-        std::mem::take(&mut *self.guests.lock())
+        std::mem::take(&mut *self.sharers.lock())
     }
 
     /// By the host's end of its queue pair, when that begins.
@@ -298,7 +299,7 @@ impl Member {
         self.mapping.lock().take()
     }
 
-    /// For the next [`Order::Rewind`].
+    /// For the next [`QueueCommand::Rewind`].
     pub(crate) fn put_setup(&self, setup: Option<Setup>) {
         *self.setup.lock() = setup;
     }
@@ -315,9 +316,9 @@ mod tests {
 
     #[test]
     fn each_order_is_another_word_and_time_changes_no_order() {
-        let mut word = Word::FIRST;
-        assert_eq!((word.order(), word.tick()), (Order::Wait, 0));
-        use Order::{Absent, Go, Gone, Replay, Rewind, Stop, Wait};
+        let mut word = QueueEpoch::FIRST;
+        assert_eq!((word.order(), word.tick()), (QueueCommand::Wait, 0));
+        use QueueCommand::{Absent, Go, Gone, Replay, Rewind, Stop, Wait};
         for order in [Rewind, Replay, Go, Stop, Rewind, Absent, Gone, Wait] {
             let next = word.next(order);
             assert_eq!(next.order(), order);
@@ -326,7 +327,7 @@ mod tests {
             assert_eq!((later.answer(), later.tick()), (next.answer(), u32::MAX));
             word = later;
         }
-        let last = Word(u64::from(u32::MAX)).next(Order::Go);
-        assert_eq!(last.answer(), Order::Go as u32);
+        let last = QueueEpoch(u64::from(u32::MAX)).next(QueueCommand::Go);
+        assert_eq!(last.answer(), QueueCommand::Go as u32);
     }
 }

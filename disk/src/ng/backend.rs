@@ -1,4 +1,4 @@
-//! [`NgMedium`]: what a core does with a namespace, in pieces that the drive takes.
+//! [`NgBackend`]: what a core does with a namespace, in pieces that the drive takes.
 
 use std::io;
 use std::ops::Range;
@@ -14,8 +14,8 @@ use spindle_reactor::slab::{Slab, Slot};
 use spindle_reactor::uring::{Full, PassCommand, PassDone, PassError, PassRing};
 
 use super::Shared;
-use crate::medium::request::ZERO_WRITE_BYTES;
-use crate::medium::{Ended, Medium, Request};
+use crate::backend::request::ZERO_WRITE_BYTES;
+use crate::backend::{AsyncBackend, Ended, Request};
 use crate::shape::block_shift;
 use crate::{DiskError, Geometry};
 
@@ -70,7 +70,7 @@ fn took<B>(result: Result<(), Full<B>>) {
 
 /// How a range becomes zeroes, the better first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ZeroMethod {
     /// Write Zeroes with DEAC: the space may go back.
     Deallocate,
     /// Write Zeroes: the drive knows.
@@ -103,7 +103,7 @@ struct Transfer {
 }
 
 /// A namespace and the ring of one core.
-pub(super) struct NgMedium<D> {
+pub(super) struct NgBackend<D> {
     drive: D,
     transfers: Slab<Transfer>,
     shared: Arc<Shared>,
@@ -112,13 +112,13 @@ pub(super) struct NgMedium<D> {
     done: Vec<PassDone>,
 }
 
-impl<D: Drive> NgMedium<D> {
+impl<D: Drive> NgBackend<D> {
     /// With a drive that has room for `entries`.
-    pub(super) fn new(drive: D, shared: Arc<Shared>, entries: u32) -> NgMedium<D> {
+    pub(super) fn new(drive: D, shared: Arc<Shared>, entries: u32) -> NgBackend<D> {
         let shift = block_shift(shared.limits.block_bytes);
         let entries = entries as usize;
         let (transfers, done) = (Slab::with_capacity(entries), Vec::with_capacity(entries));
-        NgMedium { drive, transfers, shared, shift, done }
+        NgBackend { drive, transfers, shared, shift, done }
     }
 
     fn begin(&mut self, token: u64, kind: Kind, offset: u64, buf: Option<Buf>) {
@@ -174,9 +174,9 @@ impl<D: Drive> NgMedium<D> {
     }
 }
 
-impl<D: Drive> Medium for NgMedium<D> {
+impl<D: Drive> AsyncBackend for NgBackend<D> {
     type Error = PassError;
-    type Way = Way;
+    type ZeroMethod = ZeroMethod;
 
     #[inline]
     fn geometry(&self) -> Geometry {
@@ -184,7 +184,7 @@ impl<D: Drive> Medium for NgMedium<D> {
     }
 
     #[inline]
-    fn refusal(&self, _: &Request<Way>) -> Option<DiskError> {
+    fn refusal(&self, _: &Request<ZeroMethod>) -> Option<DiskError> {
         None
     }
 
@@ -203,29 +203,29 @@ impl<D: Drive> Medium for NgMedium<D> {
         self.begin(token, Kind::Command(command), 0, None);
     }
 
-    fn way(&self, gives_back: bool) -> Way {
+    fn way(&self, gives_back: bool) -> ZeroMethod {
         if !self.shared.can_write_zeroes.load(Ordering::Relaxed) {
-            Way::Write
+            ZeroMethod::Write
         } else if gives_back && self.shared.can_deallocate.load(Ordering::Relaxed) {
-            Way::Deallocate
+            ZeroMethod::Deallocate
         } else {
-            Way::Zero
+            ZeroMethod::Zero
         }
     }
 
-    fn zero_bytes_max(&self, way: Way) -> u64 {
-        if way == Way::Write { ZERO_WRITE_BYTES } else { self.shared.limits.zero_bytes_max }
+    fn zero_bytes_max(&self, way: ZeroMethod) -> u64 {
+        if way == ZeroMethod::Write { ZERO_WRITE_BYTES } else { self.shared.limits.zero_bytes_max }
     }
 
-    fn zero(&mut self, token: u64, way: Way, offset: u64, bytes: u64) {
-        if way == Way::Write {
+    fn zero(&mut self, token: u64, way: ZeroMethod, offset: u64, bytes: u64) {
+        if way == ZeroMethod::Write {
             // At most ZERO_WRITE_BYTES.
             return self.write(token, offset, Buf::zeroes(u32::try_from(bytes).unwrap_or(0)), false);
         }
         let (lba, blocks) = (offset >> self.shift, bytes >> self.shift);
         // At most what `zero_bytes_max` says: 65536 blocks.
         let nlb_z = u16::try_from(blocks.saturating_sub(1)).unwrap_or(u16::MAX);
-        let cdw12 = ReadWriteCdw12::new().with_nlb_z(nlb_z).with_deac(way == Way::Deallocate);
+        let cdw12 = ReadWriteCdw12::new().with_nlb_z(nlb_z).with_deac(way == ZeroMethod::Deallocate);
         let [a, b, c, d, e, f, g, h] = lba.to_le_bytes();
         let (low, high) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
         let dwords = [low, high, cdw12.into_bits(), 0, 0, 0];
@@ -234,16 +234,16 @@ impl<D: Drive> Medium for NgMedium<D> {
     }
 
     /// A way that the drive does not know is not tried again.
-    fn next_way(&self, way: Way, error: &PassError) -> Option<Way> {
+    fn next_way(&self, way: ZeroMethod, error: &PassError) -> Option<ZeroMethod> {
         let PassError::Status(bits) = error else { return None };
         let code = Status::from_bits(*bits).code();
         if ![Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&code) {
             return None;
         }
         match way {
-            Way::Deallocate => self.shared.can_deallocate.store(false, Ordering::Relaxed),
-            Way::Zero => self.shared.can_write_zeroes.store(false, Ordering::Relaxed),
-            Way::Write => return None,
+            ZeroMethod::Deallocate => self.shared.can_deallocate.store(false, Ordering::Relaxed),
+            ZeroMethod::Zero => self.shared.can_write_zeroes.store(false, Ordering::Relaxed),
+            ZeroMethod::Write => return None,
         }
         Some(self.way(true))
     }
@@ -262,7 +262,7 @@ impl<D: Drive> Medium for NgMedium<D> {
         }
     }
 
-    fn forget(&mut self, token: u64) {
+    fn cancel(&mut self, token: u64) {
         let own = self.transfers.iter_mut().filter(|(_, transfer)| transfer.token == token);
         own.for_each(|(_, transfer)| transfer.is_forgotten = true);
     }

@@ -7,7 +7,7 @@ use super::failures::{settings, turns};
 use super::world::World;
 use super::{range, small_blocks};
 use crate::emulator::{EmulatorSpec, Injection};
-use crate::guests::OWN_COMMANDS_MAX;
+use crate::shared_queue::OWN_COMMANDS_MAX;
 
 /// A drive that gives one queue pair.
 pub(super) fn one_pair() -> EmulatorSpec {
@@ -51,7 +51,7 @@ fn cores_without_a_queue_pair_work_with_another_ones() {
 }
 
 #[test]
-fn what_a_guest_has_is_aborted_and_repeated_as_if_the_queue_were_its_own() {
+fn what_a_sharer_has_is_aborted_and_repeated_as_if_the_queue_were_its_own() {
     for (injection, aborted, enables) in [
         (Injection::Error(nvme_spec::Status::NAMESPACE_NOT_READY), 0, 1),
         (Injection::Swallow, 1, 1),
@@ -73,7 +73,7 @@ fn what_a_guest_has_is_aborted_and_repeated_as_if_the_queue_were_its_own() {
 }
 
 #[test]
-fn a_guest_whose_host_closes_goes_on_with_another_and_repeats_what_it_had() {
+fn a_sharer_whose_host_closes_goes_on_with_another_and_repeats_what_it_had() {
     let mut world = World::with(one_pair(), settings(), 3);
     (0..3).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
     world.emulator.inject(Injection::Swallow);
@@ -86,7 +86,7 @@ fn a_guest_whose_host_closes_goes_on_with_another_and_repeats_what_it_had() {
     assert_eq!((world.failed(), world.take_ended()), (0, 1));
     assert!(world.now() - begin < 1000, "{} ms", world.now() - begin);
     assert_eq!((read_on(&mut world, 0, 9), read_on(&mut world, 1, 9)), (Ok(7), Ok(7)));
-    // A guest that closes leaves the others alone, and a new one is served.
+    // A sharer that closes leaves the others alone, and a new one is served.
     world.drop_core(1);
     world.run_for(500);
     world.open();
@@ -96,7 +96,7 @@ fn a_guest_whose_host_closes_goes_on_with_another_and_repeats_what_it_had() {
 }
 
 #[test]
-fn a_host_does_not_sleep_while_its_guest_repeats_what_it_had() {
+fn a_host_does_not_sleep_while_its_sharer_repeats_what_it_had() {
     let mut world = World::with(one_pair(), settings(), 2);
     (0..2).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
     world.emulator.inject(Injection::Swallow);
@@ -117,10 +117,10 @@ fn a_host_does_not_sleep_while_its_guest_repeats_what_it_had() {
 }
 
 #[test]
-fn a_late_completion_of_a_guest_that_is_gone_ends_no_command_of_the_next_one() {
+fn a_late_completion_of_a_sharer_that_is_gone_ends_no_command_of_the_next_one() {
     let mut world = World::with(one_pair(), settings(), 2);
     assert_eq!(read_on(&mut world, 0, 9), Ok(0));
-    // The first command of the first guest. Identifiers of guests begin behind those of their host.
+    // The first command of the first sharer. Identifiers of sharers begin behind those of their host.
     assert_eq!(read_on(&mut world, 1, 9), Ok(0));
     let first = u16::try_from(OWN_COMMANDS_MAX).expect("a CID");
     world.drop_core(1);
@@ -180,7 +180,7 @@ fn a_namespace_without_a_queue_pair_works_with_that_of_another_one() {
 }
 
 #[test]
-fn guests_of_a_core_that_hangs_go_on_when_it_does() {
+fn sharers_of_a_core_that_hangs_go_on_when_it_does() {
     let mut world = World::with(one_pair(), settings(), 0);
     let context = CoreContext { core: 7, pool: world.pool.clone(), depth: 64 };
     let mut host = world.drive.disk("disk", 1).expect("namespace 1").open(&context).expect("opened");
@@ -215,13 +215,13 @@ fn write_without_host(world: &mut World, core: usize, lba: u64, byte: u8, limit_
 }
 
 #[test]
-fn a_guest_fails_in_time_when_its_host_hangs_over_a_reset_and_goes_on_when_it_does() {
+fn a_sharer_fails_in_time_when_its_host_hangs_over_a_reset_and_goes_on_when_it_does() {
     let mut world = World::with(one_pair(), settings(), 3);
     (0..3).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
     world.emulator.set_fatal();
     // The limits of docs/guarantees.md: 10 s, and what a core that hangs costs.
     assert_eq!(write_without_host(&mut world, 1, 9, 7, 15_000), 1);
-    // The other guest, and one that comes now, do not wait for ever either.
+    // The other sharer, and one that comes now, do not wait for ever either.
     assert_eq!(write_without_host(&mut world, 2, 9, 7, 15_000), 1);
     world.open();
     assert_eq!(write_without_host(&mut world, 3, 9, 7, 11_000), 1);
@@ -239,7 +239,7 @@ fn a_guest_fails_in_time_when_its_host_hangs_over_a_reset_and_goes_on_when_it_do
 }
 
 #[test]
-fn a_guest_whose_host_hangs_while_the_drive_works_fails_in_time_and_goes_on_when_it_does() {
+fn a_sharer_whose_host_hangs_while_the_drive_works_fails_in_time_and_goes_on_when_it_does() {
     let mut world = World::with(one_pair(), settings(), 2);
     (0..2).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
     assert_eq!(write_without_host(&mut world, 1, 9, 7, 20_000), 1);
@@ -252,10 +252,10 @@ fn a_guest_whose_host_hangs_while_the_drive_works_fails_in_time_and_goes_on_when
 }
 
 #[test]
-fn a_guest_that_takes_too_long_costs_no_reset_while_its_host_works() {
+fn a_sharer_that_takes_too_long_costs_no_reset_while_its_host_works() {
     let mut world = World::with(one_pair(), settings(), 2);
     (0..2).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
-    // The host hangs for less than it takes to be left behind, but longer than the guest's command may take.
+    // The host hangs for less than it takes to be left behind, but longer than the sharer's command may take.
     world.start_write(1, 9, 7);
     for _ in 0..4500 {
         world.turn_of(|core| core != 0);

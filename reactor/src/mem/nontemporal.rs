@@ -1,4 +1,4 @@
-//! [`copy_past_caches`]: a copy to memory that is in no cache and is not read soon (non-temporal stores).
+//! [`copy_nontemporal`]: a copy to memory that is in no cache and is not read soon (non-temporal stores).
 //!
 //! UNSAFETY: stores through a pointer; the caller owns the memory.
 #![expect(unsafe_code, reason = "an intrinsic that writes through a pointer")]
@@ -16,7 +16,7 @@ const LINE_BYTES: usize = 64;
 /// # Safety
 /// As of [`std::ptr::copy_nonoverlapping`]; `to` is on a multiple of 16, and `bytes` is one of 64.
 #[inline(never)]
-pub(super) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, bytes: usize) {
+pub(super) unsafe fn copy_nontemporal(from: *const u8, to: *mut u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -53,7 +53,7 @@ mod tests {
         for skip in [0, 1, 7] {
             let mut to = Lines([0xee; 512]);
             // SAFETY: 192 bytes from `skip` on are in `from`, as many from 64 on in `to`, which is aligned.
-            unsafe { copy_past_caches(from[skip..].as_ptr(), to.0[64..].as_mut_ptr(), 192) };
+            unsafe { copy_nontemporal(from[skip..].as_ptr(), to.0[64..].as_mut_ptr(), 192) };
             assert_eq!(to.0[64..256], from[skip..skip + 192]);
             assert!(to.0[..64].iter().chain(&to.0[256..]).all(|byte| *byte == 0xee));
         }

@@ -12,7 +12,7 @@ use spindle_disk::{
 use spindle_nvme_pcie::emulator::{Emulator, EmulatorSpec};
 use spindle_nvme_pcie::{Drive, DriveError, Settings};
 
-use super::tries::{DRIVE_AGAIN, LOOK_PERIOD, OPENING_PERIOD, REMOTE_AGAIN};
+use super::open_attempts::{DRIVE_AGAIN, LOOK_PERIOD, OPENING_PERIOD, REMOTE_AGAIN};
 use super::*;
 use crate::config::{DriveSource, RemotePlan};
 
@@ -126,7 +126,7 @@ enum Answers {
     No(&'static str),
     /// It has it.
     Yes,
-    /// The same, once it is told or nobody can tell any more.
+    /// The same, once it is told or the sender is gone.
     OnceTold(Arc<Mutex<Receiver<()>>>),
 }
 
@@ -221,18 +221,18 @@ fn config_of(more: &[String]) -> Config {
     ))
 }
 
-fn served(bays: &Arc<Bays>, drives: &[(&str, u32)]) -> Served {
+fn served(bays: &Arc<Bays>, drives: &[(&str, u32)]) -> Reconfigurator {
     let drives_there: Arc<dyn DriveSource> = Arc::clone(bays) as _;
     let origins =
         Origins { drives: drives_there, remote: Arc::new(|_: &RemotePlan| panic!("there is none")) };
-    Served::open(config(drives), origins, false).unwrap_or_else(|error| panic!("{error}"))
+    Reconfigurator::open(config(drives), origins, false).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn served_remotes(targets: &Arc<FarTargets>, hosts: &[u8]) -> Served {
+fn served_remotes(targets: &Arc<FarTargets>, hosts: &[u8]) -> Reconfigurator {
     let its = Arc::clone(targets);
     let remote = Arc::new(move |plan: &RemotePlan| its.open(plan));
     let origins = Origins { drives: Arc::new(Bays::default()), remote };
-    Served::open(config_of_remotes(hosts), origins, false).unwrap_or_else(|error| panic!("{error}"))
+    Reconfigurator::open(config_of_remotes(hosts), origins, false).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn nsids(snapshot: &Snapshot) -> Vec<u32> {
@@ -249,25 +249,25 @@ fn wait(mut is_so: impl FnMut() -> bool) {
 }
 
 /// Look until there is another snapshot.
-fn look_until_changed(served: &mut Served, now: Instant) -> Arc<Snapshot> {
+fn look_until_changed(served: &mut Reconfigurator, now: Instant) -> Arc<Snapshot> {
     let mut next = None;
     wait(|| {
-        next = served.look(now);
+        next = served.poll(now);
         next.is_some()
     });
     next.expect("there is one")
 }
 
-/// Look until all tries have come to an end, which changes nothing.
-fn look_until_tried(served: &mut Served, now: Instant) {
+/// Look until all attempts have come to an end, which changes nothing.
+fn look_until_tried(served: &mut Reconfigurator, now: Instant) {
     wait(|| {
-        assert!(served.look(now).is_none());
-        served.tries.opening().next().is_none()
+        assert!(served.poll(now).is_none());
+        served.attempts.opening().next().is_none()
     });
 }
 
 /// Let go of all drives before they are not stepped any more.
-fn finish(served: Served) {
+fn finish(served: Reconfigurator) {
     drop(served);
     spindle_nvme_pcie::finish();
 }
@@ -278,7 +278,7 @@ fn drives_that_come_are_taken_up_and_those_that_do_not_are_not_asked_for() {
     let mut served = served(&bays, &[(FIRST, 1), (SECOND, 1)]);
     let now = Instant::now();
     assert_eq!((nsids(&served.snapshot), bays.asked()), (vec![1], 2));
-    assert!(served.look(now).is_none());
+    assert!(served.poll(now).is_none());
     assert_eq!((bays.asked(), served.pause()), (2, LOOK_PERIOD), "nothing is there to be opened");
 
     let drive = Stepped::new();
@@ -286,7 +286,7 @@ fn drives_that_come_are_taken_up_and_those_that_do_not_are_not_asked_for() {
     let next = look_until_changed(&mut served, now);
     assert_eq!((nsids(&next), next.generation), (vec![1, 3], 2));
     assert_eq!(bays.asked(), 3, "once, and the other one is not there");
-    assert!(served.look(now).is_none(), "once");
+    assert!(served.poll(now).is_none(), "once");
     finish(served);
 }
 
@@ -297,7 +297,7 @@ fn a_drive_that_takes_for_ever_holds_up_neither_a_look_nor_the_other_drive_nor_s
     let now = Instant::now();
     let (told, word): (Sender<()>, _) = channel();
     bays.plug(FIRST, Opens::OnceTold(Arc::new(Mutex::new(word))));
-    assert!(served.look(now).is_none());
+    assert!(served.poll(now).is_none());
     wait(|| bays.asked() == 3);
     assert!(served.is_opening_drives());
 
@@ -314,10 +314,10 @@ fn a_drive_that_takes_for_ever_holds_up_neither_a_look_nor_the_other_drive_nor_s
     told.send(()).expect("it waits");
     let later = now + 2 * DRIVE_AGAIN;
     look_until_tried(&mut served, later);
-    assert!(served.look(later + DRIVE_AGAIN - Duration::from_secs(1)).is_none());
-    assert_eq!(served.tries.opening().count(), 0, "not so soon");
-    assert!(served.look(later + DRIVE_AGAIN).is_none());
-    assert_eq!(served.tries.opening().count(), 1, "again");
+    assert!(served.poll(later + DRIVE_AGAIN - Duration::from_secs(1)).is_none());
+    assert_eq!(served.attempts.opening().count(), 0, "not so soon");
+    assert!(served.poll(later + DRIVE_AGAIN).is_none());
+    assert_eq!(served.attempts.opening().count(), 1, "again");
     drop(told);
     look_until_tried(&mut served, later + DRIVE_AGAIN);
     assert_eq!(bays.asked(), 5);
@@ -336,14 +336,14 @@ fn why_a_new_size_cannot_be_served_is_known_until_it_can() {
     let right = std::mem::replace(&mut served.config, config_of(&[another]));
     drive.emulator.set_namespace_blocks(1, blocks * 2);
     wait(|| {
-        assert!(served.look(now).is_none());
+        assert!(served.poll(now).is_none());
         !served.why.is_empty()
     });
     assert!(served.why.contains("another"), "{}", served.why);
     // The drive takes it back: there is nothing to say, and if it comes again it is said again.
     drive.emulator.set_namespace_blocks(1, blocks);
     wait(|| {
-        assert!(served.look(now).is_none());
+        assert!(served.poll(now).is_none());
         served.why.is_empty()
     });
     served.config = right;
@@ -365,7 +365,7 @@ fn a_drive_without_its_namespace_is_not_the_others_harm() {
     }
     assert_eq!(nsids(&look_until_changed(&mut served, now)), [1, 3]);
     look_until_tried(&mut served, now);
-    let told = served.tries.told();
+    let told = served.attempts.told();
     assert!(told.iter().any(|why| why.contains("namespace = 9")), "{told:?}");
     assert_eq!(nsids(&served.snapshot), [1, 3]);
     finish(served);
@@ -378,7 +378,7 @@ fn a_drive_that_is_taken_out_of_the_file_while_it_is_opened_is_let_go() {
     let now = Instant::now();
     let drive = Stepped::new();
     bays.plug(FIRST, Opens::As(drive.emulator.clone()));
-    assert!(served.look(now).is_none());
+    assert!(served.poll(now).is_none());
     served.config = config(&[]);
     look_until_tried(&mut served, now);
     wait(|| !drive.emulator.is_open());
@@ -409,9 +409,9 @@ fn the_start_opens_drives_at_once_and_each_once() {
     let drives = Arc::new(Together(Mutex::default(), std::sync::Condvar::new()));
     let origins = Origins { drives: Arc::clone(&drives) as _, ..Origins::here() };
     let served =
-        Served::open(config(&[(FIRST, 1), (SECOND, 1), (FIRST, 2)]), origins, false).expect("opened");
+        Reconfigurator::open(config(&[(FIRST, 1), (SECOND, 1), (FIRST, 2)]), origins, false).expect("opened");
     assert_eq!((nsids(&served.snapshot), *locked(&drives.0)), (vec![1], 2));
-    let told = served.tries.told();
+    let told = served.attempts.told();
     assert!(told.len() == 2 && told.iter().all(|why| why.contains("one of 2")), "{told:?}");
 }
 
@@ -428,7 +428,8 @@ fn what_stands_in_the_way_of_a_drive_ends_the_start() {
         }
     }
     let origins = Origins { drives: Arc::new(InUse), ..Origins::here() };
-    let error = Served::open(config(&[(FIRST, 1)]), origins, false).err().expect("refused").to_string();
+    let error =
+        Reconfigurator::open(config(&[(FIRST, 1)]), origins, false).err().expect("refused").to_string();
     assert!(error.contains(FIRST) && error.contains("in use"), "{error}");
 }
 
@@ -445,7 +446,7 @@ fn a_far_target_that_is_away_is_tried_again_and_each_reason_is_told_once() {
     let targets = Arc::new(FarTargets::default());
     let mut served = served_remotes(&targets, &[1, 2]);
     assert_eq!((nsids(&served.snapshot), targets.asked()), (vec![1], 2));
-    assert_eq!(served.tries.told().len(), 2);
+    assert_eq!(served.attempts.told().len(), 2);
     assert!(served.pause() <= REMOTE_AGAIN);
     targets.now("d2", Answers::No("reset"));
     let mut now = Instant::now();
@@ -453,8 +454,8 @@ fn a_far_target_that_is_away_is_tried_again_and_each_reason_is_told_once() {
         now += REMOTE_AGAIN;
         look_until_tried(&mut served, now);
         assert_eq!(targets.asked(), 2 * round);
-        assert_eq!(served.tries.told().len(), 3, "{:?}", served.tries.told());
-        assert!(served.look(now + REMOTE_AGAIN - Duration::from_millis(1)).is_none());
+        assert_eq!(served.attempts.told().len(), 3, "{:?}", served.attempts.told());
+        assert!(served.poll(now + REMOTE_AGAIN - Duration::from_millis(1)).is_none());
         assert_eq!(targets.asked(), 2 * round, "not so soon");
     }
     targets.now("d3", Answers::Yes);
@@ -488,7 +489,7 @@ fn a_far_disk_that_is_taken_out_of_the_file_while_it_is_opened_is_dropped() {
     // Another target under the same name, after it was taken out and put back.
     served.config = config_of_remotes(&[9]);
     targets.now("d2", Answers::No("refused"));
-    assert!(served.look(Instant::now()).is_none());
+    assert!(served.poll(Instant::now()).is_none());
     wait(|| targets.asked() == 2);
     drop(tell);
     look_until_tried(&mut served, Instant::now());
@@ -502,9 +503,9 @@ fn a_far_namespace_that_becomes_read_only_is_served_so() {
     targets.now("d2", Answers::Yes);
     let mut served = served_remotes(&targets, &[1]);
     let before = Arc::clone(served.snapshot.subsystems[0].namespace(2).expect("there"));
-    assert!(served.look(Instant::now()).is_none());
+    assert!(served.poll(Instant::now()).is_none());
     targets.is_read_only.store(true, Ordering::Relaxed);
-    let next = served.look(Instant::now()).expect("another snapshot");
+    let next = served.poll(Instant::now()).expect("another snapshot");
     let after = next.subsystems[0].namespace(2).expect("there");
     assert!(after.geometry.is_read_only && !before.geometry.is_read_only);
     assert_eq!((after.disk, after.uuid, after.nguid), (before.disk, before.uuid, before.nguid));

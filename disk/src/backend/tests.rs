@@ -8,7 +8,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 use super::guard::Guard;
-use super::{Ended, Medium, MediumCore, Request};
+use super::{AsyncBackend, BackendCore, Ended, Request};
 use crate::testing::pool;
 use crate::{BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, Token};
 
@@ -25,9 +25,9 @@ impl Failing {
     }
 }
 
-impl Medium for Failing {
+impl AsyncBackend for Failing {
     type Error = ();
-    type Way = ();
+    type ZeroMethod = ();
 
     fn geometry(&self) -> Geometry {
         Geometry {
@@ -76,7 +76,7 @@ impl Medium for Failing {
         self.told.borrow_mut().push(is_sync);
     }
 
-    fn forget(&mut self, _: u64) {}
+    fn cancel(&mut self, _: u64) {}
 
     fn disk_error(&self, (): &(), is_write: bool) -> DiskError {
         if is_write { DiskError::MediaWrite } else { DiskError::MediaRead }
@@ -96,10 +96,10 @@ fn only_what_was_to_be_durable_is_told_to_the_medium() {
     let context = CoreContext { core: 0, pool: pool(), depth: 4 };
     let told = Rc::default();
     let medium = Failing { told: Rc::clone(&told), ended: Vec::new() };
-    let mut core = MediumCore::new("d", medium, &Guard::new(1), &context).expect("opens");
+    let mut core = BackendCore::new("d", medium, &Guard::new(1), &context).expect("opens");
     let range = BlockRange { lba: 0, blocks: 1 };
     let block = || context.pool.take(512).expect("a buffer");
-    let end = |core: &mut MediumCore<Failing>| -> Done {
+    let end = |core: &mut BackendCore<Failing>| -> Done {
         let mut done = Vec::with_capacity(1);
         while done.is_empty() {
             core.poll(Nanos::ZERO, &mut done);

@@ -30,7 +30,7 @@ impl Drop for Folder {
 }
 
 /// A target with a disk of each kind but ng, and its file.
-fn target() -> (Folder, PathBuf, Served) {
+fn target() -> (Folder, PathBuf, Reconfigurator) {
     let folder = std::env::temp_dir().join(format!("spindle-refusals-{}", std::process::id()));
     std::fs::create_dir(&folder).expect("a fresh folder");
     let path = |name: &str| folder.join(name);
@@ -62,7 +62,7 @@ fn target() -> (Folder, PathBuf, Served) {
     let remote = Arc::new(move |plan: &RemotePlan| targets.open(plan));
     let origins = Origins { drives: Arc::new(Bays::default()), remote };
     let config = Config::load(&file).unwrap_or_else(|errors| panic!("{errors}"));
-    let served = Served::open(config, origins, false).unwrap_or_else(|error| panic!("{error}"));
+    let served = Reconfigurator::open(config, origins, false).unwrap_or_else(|error| panic!("{error}"));
     (Folder(folder), file, served)
 }
 

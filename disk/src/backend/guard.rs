@@ -18,11 +18,12 @@
 //! A core that answered has seen the guard, and so does each of its later writes. Once clear, a core stays
 //! clear. Why it ends: only writes that overlap are waited for, and a core with writes in flight polls.
 //!
-//! Cost to a write when nobody compares: an addition to a line of the core's own, and one load of a word that
-//! nobody changes.
+//! Cost to a write while no core compares: an addition to a line of the core's own, and one load of a word
+//! that no core changes.
 //!
 //! A core that looks at the guard once a turn enters with all its writes at once, while it has any
-//! ([`Member::enter_all`]), and so pays nothing for each: until it has answered, the holder waits for it.
+//! ([`GuardParticipant::enter_all`]), and so pays nothing for each: until it has answered, the holder waits
+//! for it.
 //!
 //! Limits: [`CORES_MAX`] handles on one disk.
 
@@ -72,7 +73,7 @@ impl Guarded {
     }
 }
 
-/// The right to compare and write one block; goes back by [`Member::release`].
+/// The right to compare and write one block; goes back by [`GuardParticipant::release`].
 #[derive(Debug)]
 pub struct Hold {
     generation: u64,
@@ -93,23 +94,23 @@ impl Guard {
     }
 
     /// A core's place among the others; `None` when every line is taken.
-    pub fn join(self: &Arc<Self>) -> Option<Member> {
+    pub fn join(self: &Arc<Self>) -> Option<GuardParticipant> {
         let take = |line: &Line| !line.is_taken.swap(true, Ordering::AcqRel);
         let line = self.lines.iter().position(take)?;
         // Before this core's first write, so that a holder which does not see the line is seen by that write.
         self.lines_used.fetch_max(line + 1, Ordering::SeqCst);
-        Some(Member { guard: Arc::clone(self), line })
+        Some(GuardParticipant { guard: Arc::clone(self), line })
     }
 }
 
 /// One core's place at the guard. Nothing may be in flight when it is dropped.
 #[derive(Debug)]
-pub struct Member {
+pub struct GuardParticipant {
     guard: Arc<Guard>,
     line: usize,
 }
 
-impl Member {
+impl GuardParticipant {
     #[inline]
     fn line(&self) -> &Line {
         &self.guard.lines[self.line]
@@ -126,9 +127,9 @@ impl Member {
         true
     }
 
-    /// Writes may begin from now on, and end later with one [`Member::leave`] for all. Until it has answered,
-    /// the core looks at [`Member::guarded`] before it begins what it has not begun yet: now, and whenever
-    /// [`Member::generation`] is another than before.
+    /// Writes may begin from now on, and end later with one [`GuardParticipant::leave`] for all. Until it has
+    /// answered, the core looks at [`GuardParticipant::guarded`] before it begins what it has not begun yet:
+    /// now, and whenever [`GuardParticipant::generation`] is another than before.
     pub fn enter_all(&self) {
         self.line().in_flight.fetch_add(1, Ordering::SeqCst);
     }
@@ -215,7 +216,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for GuardParticipant {
     fn drop(&mut self) {
         self.line().in_flight.store(0, Ordering::SeqCst);
         self.line().is_taken.store(false, Ordering::Release);
@@ -300,14 +301,14 @@ mod tests {
     #[test]
     fn lines_are_used_again_and_run_out() {
         let guard = Guard::new(4);
-        let members: Vec<Member> = std::iter::from_fn(|| guard.join()).collect();
+        let members: Vec<GuardParticipant> = std::iter::from_fn(|| guard.join()).collect();
         assert_eq!(members.len(), 4);
         assert!(members[3].enter(BLOCK));
         drop(members);
-        let member = guard.join().expect("a line again");
-        let mut hold = member.try_hold(5).expect("free");
-        assert!(member.is_clear(&mut hold), "whoever left has nothing in flight");
-        member.release(hold);
+        let participant = guard.join().expect("a line again");
+        let mut hold = participant.try_hold(5).expect("free");
+        assert!(participant.is_clear(&mut hold), "a participant that left has nothing in flight");
+        participant.release(hold);
     }
 
     /// Every order in which two writers and two holders can take their steps, each step a call of the guard:
@@ -340,7 +341,7 @@ mod tests {
 
     /// A core that writes some ranges and once compares and writes.
     struct Player {
-        member: Member,
+        participant: GuardParticipant,
         /// Still to write, the next at the end.
         writes: Vec<BlockRange>,
         inside: Option<BlockRange>,
@@ -351,36 +352,36 @@ mod tests {
 
     impl Player {
         fn new(guard: &Arc<Guard>, writes: Vec<BlockRange>) -> Player {
-            let member = guard.join().expect("a line");
-            Player { member, writes, inside: None, hold: None, has_compared: false }
+            let participant = guard.join().expect("a line");
+            Player { participant, writes, inside: None, hold: None, has_compared: false }
         }
 
         /// As every poll does.
         fn answer(&mut self) {
-            let guarded = self.member.unanswered();
+            let guarded = self.participant.unanswered();
             if let Some(guarded) = guarded.filter(|it| !self.inside.is_some_and(|range| it.is_in(range))) {
-                self.member.answer(guarded);
+                self.participant.answer(guarded);
             }
         }
 
         fn step_write(&mut self) {
             if self.inside.take().is_some() {
-                return self.member.leave();
+                return self.participant.leave();
             }
-            if self.writes.last().is_some_and(|range| self.member.enter(*range)) {
+            if self.writes.last().is_some_and(|range| self.participant.enter(*range)) {
                 self.inside = self.writes.pop();
             }
         }
 
         fn step_compare(&mut self) {
             self.hold = match self.hold.take() {
-                None => self.member.try_hold(BLOCK.lba).map(|hold| (hold, false)),
+                None => self.participant.try_hold(BLOCK.lba).map(|hold| (hold, false)),
                 Some((mut hold, false)) => {
-                    let is_clear = self.member.is_clear(&mut hold);
+                    let is_clear = self.participant.is_clear(&mut hold);
                     Some((hold, is_clear))
                 }
                 Some((hold, true)) => {
-                    self.member.release(hold);
+                    self.participant.release(hold);
                     self.has_compared = true;
                     None
                 }
@@ -443,25 +444,25 @@ mod tests {
             for thread in 0..3u64 {
                 let (guard, inside, value) = (&guard, &inside, &value);
                 scope.spawn(move || {
-                    let member = guard.join().expect("a line");
-                    let (mut swaps, mut hold) = (0, None);
-                    while swaps < swaps_each || hold.is_some() {
-                        if let Some(guarded) = member.unanswered() {
-                            member.answer(guarded);
+                    let participant = guard.join().expect("a line");
+                    let (mut pairs, mut hold) = (0, None);
+                    while pairs < swaps_each || hold.is_some() {
+                        if let Some(guarded) = participant.unanswered() {
+                            participant.answer(guarded);
                         }
-                        if member.enter(if swaps % 3 == thread { BLOCK } else { BESIDE }) {
-                            if swaps % 3 == thread {
+                        if participant.enter(if pairs % 3 == thread { BLOCK } else { BESIDE }) {
+                            if pairs % 3 == thread {
                                 inside.fetch_add(1, Ordering::Relaxed);
                                 std::hint::spin_loop();
                                 inside.fetch_sub(1, Ordering::Relaxed);
                             }
-                            member.leave();
+                            participant.leave();
                         }
-                        let Some(mut held) = hold.take().or_else(|| member.try_hold(5)) else {
+                        let Some(mut held) = hold.take().or_else(|| participant.try_hold(5)) else {
                             std::thread::yield_now();
                             continue;
                         };
-                        if !member.is_clear(&mut held) {
+                        if !participant.is_clear(&mut held) {
                             hold = Some(held);
                             std::thread::yield_now();
                             continue;
@@ -469,8 +470,8 @@ mod tests {
                         let before = value.load(Ordering::Relaxed);
                         assert_eq!(inside.load(Ordering::Relaxed), 0, "a write is inside");
                         value.store(before + 1, Ordering::Relaxed);
-                        member.release(held);
-                        swaps += 1;
+                        participant.release(held);
+                        pairs += 1;
                     }
                 });
             }

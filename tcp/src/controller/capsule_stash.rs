@@ -26,12 +26,12 @@ enum State {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Aside {
+pub(super) struct CapsuleStash {
     entries: Vec<(Slot, State)>,
     fetched: VecDeque<(Slot, Buf, Result<(), Status>)>,
 }
 
-impl Aside {
+impl CapsuleStash {
     /// The data of this request will be received into the buffer that comes back.
     #[cold]
     pub(super) fn begin(&mut self, slot: Slot, bytes: u32) -> Buf {
@@ -99,7 +99,7 @@ impl Aside {
         self.fetched.len() < before || self.take(slot).is_some()
     }
 
-    /// True when [`Aside::next_fetched`] has something.
+    /// True when [`CapsuleStash::next_fetched`] has something.
     #[inline]
     pub(super) fn has_fetched(&self) -> bool {
         !self.fetched.is_empty()

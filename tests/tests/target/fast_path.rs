@@ -177,7 +177,7 @@ fn such_a_write_does_not_pass_what_another_queue_waits_for() {
     for queue in [&first, &second, &third] {
         assert_ok(&rig.finish_command(queue, 1, &[3; 512]));
     }
-    assert!(send(&mut rig, &third, Sqe::write(2, 2, 7, 1, false), &[4; 512]), "nobody waits any more");
+    assert!(send(&mut rig, &third, Sqe::write(2, 2, 7, 1, false), &[4; 512]), "no command waits any more");
     assert_ok(&rig.answer(&third).expect("an answer"));
     rig.finish();
 }

@@ -11,7 +11,7 @@ use nvme_spec::status::Status;
 use spindle_disk::{Disk, Done, Geometry, IoRequest, Op, Prepared};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_transport::{DataPointer, Reply, Transport, UNSLOTTED};
+use spindle_transport::{DataPointer, FAST_PATH, Reply, Transport};
 
 use super::io;
 use super::request::{Answer, IoCommand, IoOp, Request, State, Work};
@@ -54,19 +54,25 @@ fn check<'r, 'e>(
 impl<T: Transport> Qpair<T> {
     /// False: the command takes the long way.
     #[inline]
-    pub(super) fn step_at_once(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, pointer: DataPointer) -> bool {
+    pub(super) fn step_fast_path(
+        &mut self,
+        id: Slot,
+        env: &mut Env,
+        sqe: &Sqe,
+        pointer: DataPointer,
+    ) -> bool {
         if sqe.flags & 3 != 0 || self.fused_first.is_some() {
             return false;
         }
         match (sqe.io_opcode(), pointer) {
-            (IoOpcode::READ, DataPointer::Host { bytes }) => self.read_at_once(id, env, sqe, bytes),
-            (IoOpcode::WRITE, DataPointer::InCapsule { bytes }) => self.write_at_once(id, env, sqe, bytes),
+            (IoOpcode::READ, DataPointer::Host { bytes }) => self.read_fast_path(id, env, sqe, bytes),
+            (IoOpcode::WRITE, DataPointer::InCapsule { bytes }) => self.write_fast_path(id, env, sqe, bytes),
             _ => false,
         }
     }
 
     #[inline]
-    fn read_at_once(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
+    fn read_fast_path(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
         let Role::Io(role) = &self.role else { return false };
         let core = env.core;
         let Some(checked) = check(role, env, sqe, Op::Read, bytes) else { return false };
@@ -98,12 +104,12 @@ impl<T: Transport> Qpair<T> {
         counters::add(&counters.units_read, u64::from(bytes) / 512);
         counters::add(&counters.reads, 1);
         env.note_command(namespace, counters);
-        self.reply_at_once(sqe.cid(), Some(data));
+        self.reply_fast_path(sqe.cid(), Some(data));
         true
     }
 
     #[inline]
-    fn write_at_once(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
+    fn write_fast_path(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
         let Role::Io(role) = &self.role else { return false };
         // Who comes now does not overtake who has waited for memory before.
         if env.is_crowded || self.has_waiting() {
@@ -128,7 +134,7 @@ impl<T: Transport> Qpair<T> {
                 counters::add(&counters.units_written, u64::from(bytes) / 512);
                 counters::add(&counters.writes, 1);
                 env.note_command(namespace, counters);
-                self.reply_at_once(sqe.cid(), None);
+                self.reply_fast_path(sqe.cid(), None);
             }
             ended => self.go_on(id, env, slot, sqe, bytes, ended),
         }
@@ -171,10 +177,10 @@ impl<T: Transport> Qpair<T> {
 
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves `data` through memory")]
-    fn reply_at_once(&mut self, cid: u16, data: Option<Buf>) {
-        self.unslotted += 1;
+    fn reply_fast_path(&mut self, cid: u16, data: Option<Buf>) {
+        self.fast_path_inflight += 1;
         let cqe = self.cqe(cid, Status::SUCCESS);
-        self.transport.reply(Reply { slot: UNSLOTTED, cqe, data, may_omit_cqe: self.is_sq_flow_off });
+        self.transport.reply(Reply { slot: FAST_PATH, cqe, data, may_omit_cqe: self.is_sq_flow_off });
     }
 
     /// The disk has the write and takes its time, or has failed it: it gets the place that the disk knows it

@@ -1,13 +1,13 @@
-//! [`Served`]: the configuration that is served, and what makes another of it: SIGHUP, a change by the
-//! control socket, a drive or a far target that was absent and is there now, a namespace of one that has
+//! [`Reconfigurator`]: the configuration that is served, and what makes another of it: SIGHUP, a change by
+//! the control socket, a drive or a far target that was absent and is there now, a namespace of one that has
 //! another size.
 //!
-//! Drives and far targets are opened in the background ([`tries`]), at the start as well as later: one that
-//! is broken takes minutes to say so, and the caller has signals to hear meanwhile. What opens is in the next
-//! snapshot. The start waits for drives, however long they take, and for at most [`REMOTES_MAX`] for far
-//! targets: so a normal start shows them at once, and one that is away keeps nobody waiting.
+//! Drives and far targets are opened in the background ([`attempts`]), at the start as well as later: one
+//! that is broken takes minutes to say so, and the caller has signals to hear meanwhile. What opens is in the
+//! next snapshot. The start waits for drives, however long they take, and for at most [`REMOTES_MAX`] for far
+//! targets: so a normal start shows them at once, and one that is away does not block the start.
 //!
-//! What it does not do: it tells nobody; the snapshots that it returns are for the cores.
+//! What it does not do: it tells no core; the caller gives the snapshots that it returns to them.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
 use spindle_transport::TransportKind;
 
-use self::tries::Tries;
+use self::open_attempts::OpenAttempts;
 use super::ServeError;
 use super::core_loop::Listening;
 use super::store::{Staged, difference};
@@ -30,9 +30,9 @@ use crate::config::{Change, Config, Found, Has, Opened, Origin, Origins, Plan, S
 use crate::log::LogControl;
 use crate::rpc::{Edit, Failure};
 
+mod open_attempts;
 #[cfg(test)]
 mod tests;
-mod tries;
 
 /// How long the start waits for far targets.
 const REMOTES_MAX: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ impl Refused {
 }
 
 /// What is served now.
-pub struct Served {
+pub struct Reconfigurator {
     config: Config,
     /// Changes are not written to a file.
     is_ephemeral: bool,
@@ -69,7 +69,7 @@ pub struct Served {
     /// When a listener over RDMA was taken away last.
     rdma_closed: Option<Instant>,
     snapshot: Arc<Snapshot>,
-    tries: Tries,
+    attempts: OpenAttempts,
     /// Why a new size cannot be served, as it was said: not said again.
     why: String,
     /// Sockets of listeners that are new in the snapshot.
@@ -85,54 +85,56 @@ fn known(listeners: &[Listening]) -> impl Iterator<Item = Known> {
     listeners.iter().map(|(socket, index)| (Arc::downgrade(socket), *index))
 }
 
-impl Served {
+impl Reconfigurator {
     /// Open what the file says, to which changes are written unless `is_ephemeral`: the first snapshot, with
     /// the drives that are there and the far targets that answer soon.
     ///
     /// # Errors
     /// [`ServeError::Start`]. A drive that is absent, or a far target that is away, is none.
-    pub fn open(config: Config, origins: Origins, is_ephemeral: bool) -> Result<Served, ServeError> {
+    pub fn open(config: Config, origins: Origins, is_ephemeral: bool) -> Result<Reconfigurator, ServeError> {
         let failed = |error: SnapshotError| ServeError::Start(error.to_string());
         let begun = Instant::now();
-        let mut tries = Tries::new(origins);
-        tries.open_all(config.plan().absent(None), begun);
+        let mut attempts = OpenAttempts::new(origins);
+        attempts.open_all(config.plan().absent(None), begun);
         let mut found = Vec::new();
         loop {
             let now = Instant::now();
-            while let Some((origin, result)) = tries.take(now) {
+            while let Some((origin, result)) = attempts.take(now) {
                 match result {
                     Ok(opened) => found.push(opened),
                     // What stands in the way of a drive that is there is to be mended first.
                     Err(SnapshotError::Drive(error)) if !error.is_absent => return Err(failed(error.into())),
-                    Err(error) => tries.tell(&origin, &error.to_string()),
+                    Err(error) => attempts.tell(&origin, &error.to_string()),
                 }
             }
             let is_awaited = |origin: &Origin| match origin {
                 Origin::Drive(_) => true,
                 Origin::Remote(_) => now < begun + REMOTES_MAX,
             };
-            if !tries.opening().any(is_awaited) {
+            if !attempts.opening().any(is_awaited) {
                 break;
             }
             std::thread::park_timeout(START_PERIOD);
         }
-        for origin in tries.opening() {
-            tracing::warn!(disk = %origin, "its namespaces are left out until its far target answers");
+        for origin in attempts.opening() {
+            tracing::warn!(
+                "disk {origin}: no answer yet; its namespaces are offline until its target answers"
+            );
         }
         // The drives are held until the snapshot has their disks.
         let (opened, _drives): (Vec<_>, Vec<_>) = found.into_iter().unzip();
-        let snapshot = config.plan().snapshot(None, &*tries.origins().drives, &opened).map_err(failed)?;
+        let snapshot = config.plan().snapshot(None, &*attempts.origins().drives, &opened).map_err(failed)?;
         // What is open is not tried any more, and a drive that is not there is opened once it is.
-        tries.open(config.plan().absent(Some(&snapshot)), begun);
+        attempts.open(config.plan().absent(Some(&snapshot)), begun);
         let (why, listeners, known) = (String::new(), Vec::new(), Vec::new());
         let rdma_capsule = config.plan().rdma_capsule();
-        Ok(Served {
+        Ok(Reconfigurator {
             config,
             is_ephemeral,
             rdma_capsule,
             rdma_closed: None,
             snapshot,
-            tries,
+            attempts,
             why,
             listeners,
             known,
@@ -209,7 +211,7 @@ impl Served {
         let old = self.config.text().to_owned();
         let mut is_kept = false;
         let mut keep = || {
-            // Whoever has saved the file since it was compared is not written over.
+            // A file that was saved since it was compared is not written over.
             if file.as_deref().is_some_and(|file| text_of(file).is_ok_and(|text| text != old)) {
                 return Err(std::io::Error::other("it was changed meanwhile"));
             }
@@ -275,7 +277,7 @@ impl Served {
         // are there at once.
         let absent = next.plan().absent(Some(&self.snapshot));
         let opened: Vec<Opened> = absent.iter().filter_map(|origin| self.already_open(origin)).collect();
-        let drives = &*self.tries.origins().drives;
+        let drives = &*self.attempts.origins().drives;
         let snapshot = next.plan().snapshot_kept(Some(&self.snapshot), drives, &opened, keep);
         let snapshot = snapshot.map_err(Refused::cause)?;
         for change in &changes {
@@ -294,10 +296,10 @@ impl Served {
         self.known.extend(known(&sockets));
         self.listeners = sockets;
         self.snapshot = Arc::clone(&snapshot);
-        // Whoever asks for it may have mended a drive.
+        // The user may have repaired a drive.
         let now = Instant::now();
-        self.tries.again(now);
-        self.tries.open(self.absent(), now);
+        self.attempts.again(now);
+        self.attempts.open(self.absent(), now);
         Ok(snapshot)
     }
 
@@ -381,22 +383,22 @@ impl Served {
 
     /// How long there is nothing to look at.
     pub fn pause(&self) -> Duration {
-        self.tries.pause()
+        self.attempts.pause()
     }
 
     /// Drives are being opened. Far targets need not be told when the process ends.
     pub fn is_opening_drives(&self) -> bool {
-        self.tries.is_opening_drives()
+        self.attempts.is_opening_drives()
     }
 
     /// Look at what is absent, and at sizes. `Some`: a drive or a far target is there at last, or a namespace
     /// has another size: the snapshot that the cores are to change to.
-    pub fn look(&mut self, now: Instant) -> Option<Arc<Snapshot>> {
+    pub fn poll(&mut self, now: Instant) -> Option<Arc<Snapshot>> {
         let before = self.snapshot.generation;
         // One at a time: what is wrong with one is not the others' harm.
-        while let Some((origin, result)) = self.tries.take(now) {
+        while let Some((origin, result)) = self.attempts.take(now) {
             if let Err(error) = result.and_then(|found| self.take_up(&origin, found)) {
-                self.tries.tell(&origin, &error.to_string());
+                self.attempts.tell(&origin, &error.to_string());
             }
         }
         let renewed = if has_new_size(&self.snapshot) { self.renew(&[]) } else { Ok(()) };
@@ -405,7 +407,7 @@ impl Served {
             tracing::error!("the new size of a drive or far namespace cannot be served: {why}");
         }
         self.why = why;
-        self.tries.open(self.absent(), now);
+        self.attempts.open(self.absent(), now);
         (self.snapshot.generation != before).then(|| Arc::clone(&self.snapshot))
     }
 
@@ -416,7 +418,7 @@ impl Served {
 
     /// The next snapshot, with what is open now.
     fn renew(&mut self, opened: &[Opened]) -> Result<(), SnapshotError> {
-        let next = self.plan().snapshot(Some(&self.snapshot), &*self.tries.origins().drives, opened)?;
+        let next = self.plan().snapshot(Some(&self.snapshot), &*self.attempts.origins().drives, opened)?;
         tell(&self.snapshot, &next);
         self.snapshot = next;
         Ok(())

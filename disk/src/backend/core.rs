@@ -1,4 +1,4 @@
-//! [`MediumCore`]: its requests, its turn.
+//! [`BackendCore`]: its requests, its turn.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 
+use super::compare_and_write::{CompareAndWrite, CompareAndWriteQueue, Phase};
 use super::guard::{self, Guard};
 use super::request::{Request, State, Zeroing};
-use super::swap::{Gate, Swap, SwapState};
-use super::{Ended, Medium};
+use super::{AsyncBackend, Ended};
 use crate::shape::block_shift;
 use crate::{
     BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner, Token,
@@ -20,20 +20,20 @@ use crate::{
 pub(crate) const REQUESTS_MAX: u32 = 1024;
 
 /// The medium's name for the compare-and-write; requests have their slots, which are 32 bits.
-const SWAP_TOKEN: u64 = u64::MAX;
+const COMPARE_AND_WRITE_TOKEN: u64 = u64::MAX;
 
-/// One core's handle. The medium comes first: its drop waits for what is in flight, and the gate's must come
-/// after that.
-pub(crate) struct MediumCore<M: Medium> {
+/// One core's handle. The medium comes first: its drop waits for what is in flight, and that of the
+/// compare-and-writes must come after that.
+pub(crate) struct BackendCore<M: AsyncBackend> {
     medium: M,
-    gate: Gate,
+    compare_and_writes: CompareAndWriteQueue,
     shift: u32,
     /// Begun: each is one thing that the medium does.
-    requests: Slab<Request<M::Way>>,
+    requests: Slab<Request<M::ZeroMethod>>,
     /// No room for them yet, in order.
-    queue: VecDeque<Request<M::Way>>,
+    queue: VecDeque<Request<M::ZeroMethod>>,
     /// Writes that wait for the guard, in order.
-    waiting: VecDeque<Request<M::Way>>,
+    waiting: VecDeque<Request<M::ZeroMethod>>,
     /// What the medium gave back; empty between polls.
     endings: Vec<Ended<M::Error>>,
     /// Ended, not yet told.
@@ -47,7 +47,7 @@ pub(crate) fn requests_of(context: &CoreContext) -> u32 {
     context.depth.clamp(1, REQUESTS_MAX)
 }
 
-impl<M: Medium> MediumCore<M> {
+impl<M: AsyncBackend> BackendCore<M> {
     /// The handle of one core of `disk`, with a medium that was made for [`requests_of`] it and one more.
     ///
     /// # Errors
@@ -57,8 +57,8 @@ impl<M: Medium> MediumCore<M> {
         medium: M,
         guard: &Arc<Guard>,
         context: &CoreContext,
-    ) -> Result<MediumCore<M>, OpenError> {
-        let Some(member) = guard.join() else {
+    ) -> Result<BackendCore<M>, OpenError> {
+        let Some(participant) = guard.join() else {
             return Err(OpenError::Setting {
                 disk: disk.to_owned(),
                 field: "cores",
@@ -67,10 +67,10 @@ impl<M: Medium> MediumCore<M> {
             });
         };
         let (entries, depth) = (requests_of(context) as usize, context.depth as usize);
-        Ok(MediumCore {
+        Ok(BackendCore {
             shift: block_shift(medium.geometry().block_bytes),
             medium,
-            gate: Gate::new(member),
+            compare_and_writes: CompareAndWriteQueue::new(participant),
             requests: Slab::with_capacity(entries),
             queue: VecDeque::with_capacity(depth),
             waiting: VecDeque::with_capacity(depth),
@@ -82,7 +82,7 @@ impl<M: Medium> MediumCore<M> {
 
     /// Why a command ends before it begins.
     #[inline]
-    fn refusal(&self, request: &Request<M::Way>) -> Option<DiskError> {
+    fn refusal(&self, request: &Request<M::ZeroMethod>) -> Option<DiskError> {
         if self.is_broken {
             return Some(DiskError::Gone);
         }
@@ -94,8 +94,8 @@ impl<M: Medium> MediumCore<M> {
 
     /// Begin a request for which the slab has room.
     #[inline]
-    fn begin(&mut self, request: Request<M::Way>) {
-        if request.is_write() && !self.gate.member.enter(request.range) {
+    fn begin(&mut self, request: Request<M::ZeroMethod>) {
+        if request.is_write() && !self.compare_and_writes.participant().enter(request.range) {
             self.waiting.push_back(request);
             return;
         }
@@ -149,7 +149,7 @@ impl<M: Medium> MediumCore<M> {
     }
 
     /// The next piece of a zeroing, or what comes after the last.
-    fn step_piece(&mut self, slot: Slot, zeroing: Zeroing<M::Way>) {
+    fn step_piece(&mut self, slot: Slot, zeroing: Zeroing<M::ZeroMethod>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::Zeroing(zeroing);
         let bytes = zeroing.piece_bytes(self.medium.zero_bytes_max(zeroing.way));
@@ -160,8 +160,8 @@ impl<M: Medium> MediumCore<M> {
     }
 
     fn on_ended(&mut self, ended: Ended<M::Error>) {
-        if ended.token == SWAP_TOKEN {
-            return self.on_swap(ended);
+        if ended.token == COMPARE_AND_WRITE_TOKEN {
+            return self.on_compare_and_write(ended);
         }
         let slot = Slot::from_wire(u32::try_from(ended.token).unwrap_or(0));
         let Some(request) = self.requests.get_mut(slot) else { return };
@@ -196,7 +196,7 @@ impl<M: Medium> MediumCore<M> {
     fn end(&mut self, slot: Slot, result: Result<(), DiskError>, buf: Option<Buf>) {
         let Some(request) = self.requests.remove(slot) else { return };
         if request.is_write() {
-            self.gate.member.leave();
+            self.compare_and_writes.participant().leave();
         }
         // The medium may have left out some of it.
         let result = if request.is_forgotten { Err(DiskError::Cancelled) } else { result };
@@ -204,52 +204,47 @@ impl<M: Medium> MediumCore<M> {
     }
 
     /// The block of the compare-and-write was read or written.
-    fn on_swap(&mut self, ended: Ended<M::Error>) {
-        let is_expected = ended.buf.as_ref().is_some_and(|read| self.gate.is_expected(read));
-        let Some(active) = &mut self.gate.active else { return };
-        let result = match active.state {
-            SwapState::Clearing => panic!("nothing of this compare-and-write is under way"),
-            SwapState::Reading => match (ended.result, &ended.buf) {
-                (Err(error), _) => Err(self.medium.disk_error(&error, false)),
-                _ if active.is_forgotten => Err(DiskError::Cancelled),
-                (Ok(()), Some(_)) if is_expected => {
-                    let offset = active.swap.range.offset(self.shift);
-                    let Some(data) = active.swap.data.take() else {
-                        panic!("the data are here until they are written")
-                    };
-                    active.state = SwapState::Writing;
-                    return self.medium.write(SWAP_TOKEN, offset, data, true);
+    fn on_compare_and_write(&mut self, ended: Ended<M::Error>) {
+        let pairs = &mut self.compare_and_writes;
+        let is_write = pairs.phase() == Some(Phase::Writing);
+        let result = match (ended.result, &ended.buf) {
+            (Err(error), _) => {
+                if is_write {
+                    self.medium.on_durable_error(false, &error);
                 }
-                (Ok(()), _) => Err(DiskError::CompareDiffers),
-            },
-            SwapState::Writing => {
-                active.swap.data = ended.buf;
-                if let Err(error) = &ended.result {
-                    self.medium.on_durable_error(false, error);
-                }
-                ended.result.map_err(|error| self.medium.disk_error(&error, true))
+                Err(self.medium.disk_error(&error, is_write))
             }
+            (Ok(()), _) if is_write => Ok(()),
+            (Ok(()), _) if pairs.is_cancelled() => Err(DiskError::Cancelled),
+            (Ok(()), read) => match read.as_ref().and_then(|read| pairs.begin_write(read)) {
+                Some((_, range, data)) => {
+                    let offset = range.offset(self.shift);
+                    return self.medium.write(COMPARE_AND_WRITE_TOKEN, offset, data, true);
+                }
+                None => Err(DiskError::CompareDiffers),
+            },
         };
-        if let Some(swap) = self.gate.finish() {
-            self.ready.push_back(Done { token: swap.token, result, buf: swap.data });
+        if let Some(pair) = pairs.finish(ended.buf.filter(|_| is_write)) {
+            self.ready.push_back(Done { token: pair.token, result, buf: pair.data });
         }
     }
 
     /// What the guard has for this core to do.
     #[inline]
     pub(crate) fn step_gate(&mut self) {
-        if let Some(guarded) = self.gate.member.unanswered() {
-            let has_block = |request: &Request<M::Way>| request.is_write() && guarded.is_in(request.range);
+        if let Some(guarded) = self.compare_and_writes.participant().unanswered() {
+            let has_block =
+                |request: &Request<M::ZeroMethod>| request.is_write() && guarded.is_in(request.range);
             if !self.requests.iter().any(|(_, request)| has_block(request)) {
-                self.gate.member.answer(guarded);
+                self.compare_and_writes.participant().answer(guarded);
             }
         }
-        if self.gate.len() == 0 {
+        if self.compare_and_writes.is_empty() {
             return;
         }
-        self.gate.step_queued();
-        if let Some((range, scratch)) = self.gate.step_clearing() {
-            self.medium.read(SWAP_TOKEN, range.offset(self.shift), scratch);
+        self.compare_and_writes.hold_next();
+        if let Some((_, range, scratch)) = self.compare_and_writes.begin_read() {
+            self.medium.read(COMPARE_AND_WRITE_TOKEN, range.offset(self.shift), scratch);
         }
     }
 
@@ -290,7 +285,10 @@ impl<M: Medium> MediumCore<M> {
         let gone = |token, buf| Done { token, result: Err(DiskError::Gone), buf };
         let queued = self.waiting.drain(..).chain(self.queue.drain(..));
         self.ready.extend(queued.map(|request| gone(request.token, request.buf)));
-        self.ready.extend(self.gate.drain().map(|swap| gone(swap.token, swap.data)));
+        // The medium has nothing any more, also of the one that holds the guard.
+        let (held, pairs) = (self.compare_and_writes.finish(None), &mut self.compare_and_writes);
+        let queued = std::iter::from_fn(|| pairs.take_where(|_| true));
+        self.ready.extend(held.into_iter().chain(queued).map(|pair| gone(pair.token, pair.data)));
     }
 
     /// What `owner` has queued ends here.
@@ -305,8 +303,9 @@ impl<M: Medium> MediumCore<M> {
                 }
             }
         }
-        for swap in self.gate.forget_queued(owner) {
-            self.ready.push_back(Done::cancelled(swap.token, swap.data));
+        let is_own = |pair: &CompareAndWrite| pair.token.owner() == owner;
+        while let Some(pair) = self.compare_and_writes.take_where(is_own) {
+            self.ready.push_back(Done::cancelled(pair.token, pair.data));
         }
     }
 
@@ -320,7 +319,7 @@ impl<M: Medium> MediumCore<M> {
     }
 }
 
-impl<M: Medium> Disk for MediumCore<M> {
+impl<M: AsyncBackend> Disk for BackendCore<M> {
     #[inline]
     fn geometry(&self) -> Geometry {
         self.medium.geometry()
@@ -353,7 +352,7 @@ impl<M: Medium> Disk for MediumCore<M> {
         if let Some(error) = self.refusal(&request) {
             return Some(Done { token, result: Err(error), buf: Some(data) });
         }
-        self.gate.push(Swap { token, range, expected: Some(expected), data: Some(data) });
+        self.compare_and_writes.push(CompareAndWrite::new(token, range, expected, data, 0));
         None
     }
 
@@ -364,7 +363,7 @@ impl<M: Medium> Disk for MediumCore<M> {
         self.step_waiting();
         // The next steps of what came back leave in this turn.
         self.send();
-        is_busy |= !self.ready.is_empty() || !self.waiting.is_empty() || self.gate.len() > 0;
+        is_busy |= !self.ready.is_empty() || !self.waiting.is_empty() || !self.compare_and_writes.is_empty();
         while done.len() < done.capacity() {
             let Some(ready) = self.ready.pop_front() else { break };
             done.push(ready);
@@ -372,19 +371,18 @@ impl<M: Medium> Disk for MediumCore<M> {
         is_busy
     }
 
-    fn forget(&mut self, owner: Owner) -> usize {
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
         self.forget_queued(owner);
         let mut count = self.ready.iter().filter(|done| done.token.owner() == owner).count();
         for (slot, request) in self.requests.iter_mut() {
             if request.token.owner() == owner {
                 request.is_forgotten = true;
-                self.medium.forget(u64::from(slot.to_wire()));
+                self.medium.cancel(u64::from(slot.to_wire()));
                 count += 1;
             }
         }
-        if let Some(active) = self.gate.active.as_mut().filter(|it| it.swap.token.owner() == owner) {
-            active.is_forgotten = true;
-            self.medium.forget(SWAP_TOKEN);
+        if self.compare_and_writes.cancel_active(owner) {
+            self.medium.cancel(COMPARE_AND_WRITE_TOKEN);
             count += 1;
         }
         count
@@ -392,6 +390,10 @@ impl<M: Medium> Disk for MediumCore<M> {
 
     #[inline]
     fn in_flight(&self) -> usize {
-        self.requests.len() + self.queue.len() + self.waiting.len() + self.gate.len() + self.ready.len()
+        self.requests.len()
+            + self.queue.len()
+            + self.waiting.len()
+            + self.compare_and_writes.len()
+            + self.ready.len()
     }
 }

@@ -1,23 +1,24 @@
-//! [`Guests`]: commands of cores that have no queue pair of the drive's, on the queue pair of one that has.
+//! [`SharedQueue`]: commands of cores that have no queue pair of the drive's, on the queue pair of one that
+//! has.
 //!
 //! A drive may give fewer queue pairs than there are cores and namespaces. A core that gets none, the
-//! *guest*, has a queue pair in memory all the same, and works with it as if it were the drive's. The core
+//! *sharer*, has a queue pair in memory all the same, and works with it as if it were the drive's. The core
 //! that has one of the drive's, its *host*, does at every poll what a drive would:
 //!
 //! ```text
-//!   guest: push ─> entry ... ring ─> shadow doorbell          completion ─> pop
-//!   host:    forward: the entry, under a CID of the host's ─> the drive's queue ─> complete: the guest's CID
+//!   sharer: push ─> entry ... ring ─> shadow doorbell          completion ─> pop
+//!   host:   forward: the entry, under a CID of the host's ─> the drive's queue ─> complete: the sharer's CID
 //! ```
 //!
 //! Each of the two queues has one writer and one reader: the doorbell is stored after the entries (release)
 //! and loaded before them (acquire), as is the word of a completion that has its phase. No lock is taken.
 //!
-//! A guest has at most its share of the host's queue at the drive, so that neither keeps the other out. CIDs
-//! of guests' commands name slots that the host's own never have. Time-outs are the host's to see: what a
-//! guest asks for is about a queue that the drive does not know.
+//! A sharer has at most its share of the host's queue at the drive, so that neither keeps the other out. CIDs
+//! of sharers' commands name slots that the host's own never have. Time-outs are the host's to see: what a
+//! sharer asks for is about a queue that the drive does not know.
 //!
 //! What it does not do: it keeps no host awake (its `poll` says so), and it gives nothing to the drive again:
-//! a guest does that itself, as after any reset.
+//! a sharer does that itself, as after any reset.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,26 +27,26 @@ use nvme_spec::CQE_BYTES;
 use nvme_spec::status::Status;
 
 use crate::commands::{COMMANDS_MAX, slot_of};
+use crate::core_queue::CoreQueue;
 use crate::dma::DmaMemory;
-use crate::member::Member;
 use crate::queue::{Layout, QueuePair, Shadow, Words};
 use crate::shared::TickLimits;
 
-/// What a guest's queue pair is called, in its completions.
-pub(crate) const GUEST_QID: u16 = 1;
-/// Commands of all guests of a core that the drive may have.
-const GUEST_COMMANDS_MAX: u16 = 64;
+/// What a sharer's queue pair is called, in its completions.
+pub(crate) const SHARER_QID: u16 = 1;
+/// Commands of all sharers of a core that the drive may have.
+const SHARER_COMMANDS_MAX: u16 = 64;
 /// Commands that a core itself may have in flight.
 pub(crate) const OWN_COMMANDS_MAX: u32 = 959;
-/// The slots behind those are guests'.
+/// The slots behind those are sharers'.
 const FIRST_SLOT: u16 = 959;
 const _: () = assert!(OWN_COMMANDS_MAX + 64 == COMMANDS_MAX, "a CID has slots for both");
 /// From one use of a slot to the next: see [`Commands`](crate::commands::Commands).
 const GENERATION: u16 = 1 << 10;
 
-/// The host's end of a guest's queue pair.
-pub(crate) struct Guest {
-    member: Arc<Member>,
+/// The host's end of a sharer's queue pair.
+pub(crate) struct Sharer {
+    core_queue: Arc<CoreQueue>,
     memory: Arc<DmaMemory>,
     doorbells: Shadow,
     layout: Layout,
@@ -54,21 +55,21 @@ pub(crate) struct Guest {
     phase: bool,
     /// Given to the drive.
     in_flight: u16,
-    /// The how-manieth guest of the host.
+    /// The number of the sharer at its host, from 1.
     number: u32,
 }
 
-impl Guest {
-    /// Of the queue pair that `member` was given, in fresh memory.
+impl Sharer {
+    /// Of the queue pair that `core_queue` was given, in fresh memory.
     pub(crate) fn new(
-        member: &Arc<Member>,
+        core_queue: &Arc<CoreQueue>,
         memory: &Arc<DmaMemory>,
         doorbells: &Shadow,
         layout: Layout,
-    ) -> Guest {
-        member.add_host();
-        Guest {
-            member: Arc::clone(member),
+    ) -> Sharer {
+        core_queue.add_host();
+        Sharer {
+            core_queue: Arc::clone(core_queue),
             memory: Arc::clone(memory),
             doorbells: doorbells.clone(),
             layout,
@@ -80,9 +81,9 @@ impl Guest {
         }
     }
 
-    /// The oldest entry that the guest has rung for and the host has not taken.
+    /// The oldest entry that the sharer has rung for and the host has not taken.
     fn take(&mut self) -> Option<Words> {
-        if self.doorbells.tail(GUEST_QID) == self.sq_head {
+        if self.doorbells.tail(SHARER_QID) == self.sq_head {
             return None;
         }
         let words = self.layout.entry(&self.memory, self.sq_head)?;
@@ -95,7 +96,7 @@ impl Guest {
     fn complete(&mut self, cid: u16, result: u64, status: Status) {
         let status = status.to_wire(self.phase);
         let [h0, h1] = self.sq_head.to_le_bytes();
-        let [q0, q1] = GUEST_QID.to_le_bytes();
+        let [q0, q1] = SHARER_QID.to_le_bytes();
         let [c0, c1] = cid.to_le_bytes();
         let [s0, s1] = status.to_le_bytes();
         let word = u64::from_le_bytes([h0, h1, q0, q1, c0, c1, s0, s1]);
@@ -109,142 +110,142 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
+impl Drop for Sharer {
     fn drop(&mut self) {
-        self.member.drop_host();
+        self.core_queue.drop_host();
     }
 }
 
 const _: () = assert!(CQE_BYTES == 16, "two words, of which the second has the phase");
 
-/// A command of a guest that the drive has.
+/// A command of a sharer that the drive has.
 struct Forwarded {
-    guest: u32,
+    sharer: u32,
     cid: u16,
     tick: u32,
     is_abort_asked: bool,
 }
 
 /// A slot, whose CID changes with each use.
-struct Place {
+struct CommandSlot {
     cid: u16,
     command: Option<Forwarded>,
 }
 
-/// The guests of one host core, and which of its commands are whose.
-pub(crate) struct Guests {
-    guests: Vec<Guest>,
-    places: Vec<Place>,
+/// The sharers of one host core, and which of its commands are whose.
+pub(crate) struct SharedQueue {
+    sharers: Vec<Sharer>,
+    slots: Vec<CommandSlot>,
     free: VecDeque<u16>,
     /// The one that is served first.
     first: usize,
-    /// Guests that were ever added; the number of the last one.
+    /// Sharers that were ever added; the number of the last one.
     count: u32,
-    /// A guest's command was begun since the core's own had its turn.
+    /// A sharer's command was begun since the core's own had its turn.
     has_begun: bool,
 }
 
-impl Guests {
-    pub(crate) fn new() -> Guests {
-        let place = |index| Place { cid: FIRST_SLOT + index, command: None };
-        Guests {
-            guests: Vec::new(),
-            places: (0..GUEST_COMMANDS_MAX).map(place).collect(),
-            free: (0..GUEST_COMMANDS_MAX).collect(),
+impl SharedQueue {
+    pub(crate) fn new() -> SharedQueue {
+        let slot = |index| CommandSlot { cid: FIRST_SLOT + index, command: None };
+        SharedQueue {
+            sharers: Vec::new(),
+            slots: (0..SHARER_COMMANDS_MAX).map(slot).collect(),
+            free: (0..SHARER_COMMANDS_MAX).collect(),
             first: 0,
             count: 0,
             has_begun: false,
         }
     }
 
-    /// Serve another guest from now on.
-    pub(crate) fn add(&mut self, mut guest: Guest) {
+    /// Serve another sharer from now on.
+    pub(crate) fn add(&mut self, mut sharer: Sharer) {
         self.count = self.count.wrapping_add(1);
-        guest.number = self.count;
-        self.guests.push(guest);
+        sharer.number = self.count;
+        self.sharers.push(sharer);
     }
 
     /// Commands that the drive has.
     fn in_flight(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
-    /// Commands that one guest may have of a queue of `depth`.
+    /// Commands that one sharer may have of a queue of `depth`.
     fn share(&self, depth: u16) -> u16 {
-        let guests = u16::try_from(self.guests.len()).unwrap_or(u16::MAX);
-        let each = GUEST_COMMANDS_MAX / guests.max(1);
-        (depth / guests.saturating_add(1)).min(each).max(1)
+        let sharers = u16::try_from(self.sharers.len()).unwrap_or(u16::MAX);
+        let each = SHARER_COMMANDS_MAX / sharers.max(1);
+        (depth / sharers.saturating_add(1)).min(each).max(1)
     }
 
     /// What a queue of `depth` leaves to its own core.
     pub(crate) fn rest(&self, depth: u16) -> usize {
         let (depth, share) = (usize::from(depth), usize::from(self.share(depth)));
-        let kept = (self.guests.len() * share).min(depth.saturating_sub(1));
+        let kept = (self.sharers.len() * share).min(depth.saturating_sub(1));
         depth.saturating_sub(kept.max(self.in_flight()))
     }
 }
 
-impl Guests {
-    /// No guest is served, and the queue is all its core's.
+impl SharedQueue {
+    /// No sharer is served, and the queue is all its core's.
     pub(crate) fn is_empty(&self) -> bool {
-        self.guests.is_empty()
+        self.sharers.is_empty()
     }
 
-    /// Give the drive what guests have, each in its turn, as far as there is room beside the core's `own`
-    /// commands; where it has others that wait, they take turns for the last place. Guests that are closed
+    /// Give the drive what sharers have, each in its turn, as far as there is room beside the core's `own`
+    /// commands; where it has others that wait, they take turns for the last slot. Sharers that are closed
     /// and have nothing with the drive go.
     pub(crate) fn forward(&mut self, queue: &mut QueuePair, own: usize, own_wait: bool, tick: u32) {
-        self.guests.retain(|guest| guest.in_flight > 0 || !guest.member.is_closed());
-        let (depth, count) = (queue.layout().depth(), self.guests.len());
+        self.sharers.retain(|sharer| sharer.in_flight > 0 || !sharer.core_queue.is_closed());
+        let (depth, count) = (queue.layout().depth(), self.sharers.len());
         let share = self.share(depth);
         let is_own_turn = own_wait && own == 0 && std::mem::take(&mut self.has_begun);
         let room = usize::from(depth).saturating_sub(own + usize::from(is_own_turn));
         for at in 0..count {
             let index = (self.first + at) % count;
-            let Some(guest) = self.guests.get_mut(index) else { break };
-            // Nobody waits for what one that is closed has left there.
-            while guest.in_flight < share && !guest.member.is_closed() {
-                if self.places.len() - self.free.len() >= room {
+            let Some(sharer) = self.sharers.get_mut(index) else { break };
+            // No core waits for what a closed one has left there.
+            while sharer.in_flight < share && !sharer.core_queue.is_closed() {
+                if self.slots.len() - self.free.len() >= room {
                     break;
                 }
                 let Some(slot) = self.free.front().copied() else { break };
-                let Some(words) = guest.take() else { break };
-                let Some(place) = self.places.get_mut(usize::from(slot)) else { break };
+                let Some(words) = sharer.take() else { break };
+                let Some(slot) = self.slots.get_mut(usize::from(slot)) else { break };
                 self.free.pop_front();
-                guest.in_flight += 1;
+                sharer.in_flight += 1;
                 self.has_begun = true;
-                let (guest, cid) = (guest.number, cid_of(&words));
-                place.command = Some(Forwarded { guest, cid, tick, is_abort_asked: false });
-                queue.push_words(with_cid(words, place.cid));
+                let (sharer, cid) = (sharer.number, cid_of(&words));
+                slot.command = Some(Forwarded { sharer, cid, tick, is_abort_asked: false });
+                queue.push_words(with_cid(words, slot.cid));
             }
         }
         self.first = if count == 0 { 0 } else { (self.first + 1) % count };
     }
 
-    /// A command has ended. False when no guest has it.
+    /// A command has ended. False when no sharer has it.
     #[cold]
     #[inline(never)]
     pub(crate) fn complete(&mut self, cid: u16, result: u64, status: Status) -> bool {
-        let Some(slot) = slot_of(cid).checked_sub(usize::from(FIRST_SLOT)) else { return false };
-        let Some(place) = self.places.get_mut(slot).filter(|place| place.cid == cid) else { return false };
-        let Some(command) = place.command.take() else { return false };
-        place.cid = place.cid.wrapping_add(GENERATION);
-        self.free.extend(u16::try_from(slot));
-        if let Some(guest) = self.guests.iter_mut().find(|guest| guest.number == command.guest) {
-            guest.in_flight -= 1;
-            guest.complete(command.cid, result, status);
+        let Some(index) = slot_of(cid).checked_sub(usize::from(FIRST_SLOT)) else { return false };
+        let Some(slot) = self.slots.get_mut(index).filter(|slot| slot.cid == cid) else { return false };
+        let Some(command) = slot.command.take() else { return false };
+        slot.cid = slot.cid.wrapping_add(GENERATION);
+        self.free.extend(u16::try_from(index));
+        if let Some(sharer) = self.sharers.iter_mut().find(|sharer| sharer.number == command.sharer) {
+            sharer.in_flight -= 1;
+            sharer.complete(command.cid, result, status);
         }
         true
     }
 
     /// What took too long is to be aborted; what the Abort did not end either costs a reset.
-    pub(crate) fn check_time(&mut self, now: u32, limits: TickLimits, host: &Member) {
-        for place in &mut self.places {
-            let Some(command) = &mut place.command else { continue };
+    pub(crate) fn check_time(&mut self, now: u32, limits: TickLimits, host: &CoreQueue) {
+        for slot in &mut self.slots {
+            let Some(command) = &mut slot.command else { continue };
             let age = now.wrapping_sub(command.tick);
             if age > limits.command_ticks && !command.is_abort_asked {
                 command.is_abort_asked = true;
-                host.ask_abort(place.cid);
+                host.ask_abort(slot.cid);
             } else if age > limits.command_ticks.saturating_add(limits.abort_ticks) {
                 host.ask_reset();
             }
