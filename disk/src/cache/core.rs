@@ -594,8 +594,10 @@ impl CachedCore {
         self.pieces -= 1;
         read.at_disk -= 1;
         read.passes |= done.result.is_err() || done.buf.is_none();
-        if let Some(buf) = done.buf {
-            read.plan.on_read(&means, buf, done.result.is_ok());
+        match done.buf {
+            Some(buf) => read.plan.on_read(&means, buf, done.result.is_ok()),
+            // The disk has it still. Dropped later, it frees doomed frames only; the other pieces pass, too.
+            None => read.plan.doom(&means, 0..u64::MAX),
         }
     }
 

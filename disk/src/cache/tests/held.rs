@@ -27,6 +27,8 @@ pub(super) struct Control {
     pub(super) loses: AtomicU64,
     /// Such buffers are dropped by the next poll.
     pub(super) drops: AtomicBool,
+    /// Reads of this page are held; 0: of none.
+    pub(super) holds_page: AtomicU64,
     /// Reads that came.
     pub(super) reads: AtomicU64,
     /// First blocks of the first of them.
@@ -96,7 +98,7 @@ impl DiskSource for HeldDisk {
 struct HeldCore {
     control: Arc<Control>,
     geometry: Geometry,
-    pending: VecDeque<(Op, Done)>,
+    pending: VecDeque<(IoRequest, Done)>,
     lost: Vec<Buf>,
 }
 
@@ -148,7 +150,7 @@ impl Disk for HeldCore {
             self.lost.extend(buf.take());
             result = Err(DiskError::Gone);
         }
-        self.pending.push_back((request.op, Done { token, result, buf }));
+        self.pending.push_back((*request, Done { token, result, buf }));
         None
     }
 
@@ -157,10 +159,14 @@ impl Disk for HeldCore {
             self.lost.clear();
         }
         for _ in 0..self.pending.len() {
-            let Some((op, ended)) = self.pending.pop_front() else { break };
-            let holds = if op == Op::Read { &self.control.holds_reads } else { &self.control.holds_writes };
-            if holds.load(Ordering::SeqCst) || done.len() == done.capacity() {
-                self.pending.push_back((op, ended));
+            let Some((request, ended)) = self.pending.pop_front() else { break };
+            let control = &self.control;
+            let is_read = request.op == Op::Read;
+            let holds = if is_read { &control.holds_reads } else { &control.holds_writes };
+            let page = request.range.lba * u64::from(self.geometry.block_bytes) / 4096;
+            let is_held = is_read && page > 0 && page == control.holds_page.load(Ordering::SeqCst);
+            if holds.load(Ordering::SeqCst) || is_held || done.len() == done.capacity() {
+                self.pending.push_back((request, ended));
             } else {
                 done.push(ended);
             }

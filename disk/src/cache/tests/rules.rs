@@ -332,6 +332,25 @@ fn long_writes_beyond_those_that_the_cache_knows_wait() {
     rig.assert_at_rest();
 }
 
+/// A read of another target that is not answered in time: its buffer comes back later, unseen.
+#[test]
+fn frames_of_a_lost_piece_are_free_when_the_disk_drops_it_before_the_other_piece_ends() {
+    let mut rig = Rig::new(128 * PAGE, 1 << 20);
+    rig.data(PAGE, PAGE);
+    rig.control.loses.store(1, SeqCst);
+    rig.control.holds_page.store(2, SeqCst);
+    // Page 1 is there: two pieces.
+    assert!(rig.begin(1, read(0, 3 * PAGE)).is_none());
+    (0..4).for_each(|_| _ = rig.poll());
+    rig.control.drops.store(true, SeqCst);
+    (0..4).for_each(|_| _ = rig.poll());
+    rig.control.holds_page.store(0, SeqCst);
+    assert_eq!(rig.wait(1).result, Ok(()));
+    let data = rig.data(0, 3 * PAGE);
+    assert!(data.chunks(PAGE).zip(0_u8..).all(|(page, byte)| page == [byte; PAGE]));
+    rig.assert_at_rest();
+}
+
 /// A write to another target that is not answered in time.
 #[test]
 fn a_page_that_a_failed_write_may_still_change_is_read_and_not_entered() {
