@@ -19,8 +19,8 @@ use crate::config::{
     CachePlan, Change, Config, ConfigErrors, DelayPlan, DiskKind, DiskPlan, Hosts, LogFormat, Plan,
     SubsystemPlan, When, connect_line, reachable, reference, rounded, sums, total,
 };
-use crate::report::say;
 use crate::size::Bytes;
+use spindle_console::say;
 
 /// Run it.
 ///

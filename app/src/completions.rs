@@ -4,9 +4,9 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command, CommandFactory};
 
 use crate::cli::{Cli, CompletionsArgs};
-use crate::report::say;
 use crate::rpc::methods::METHODS;
 use crate::rpc::params::{Kind, Param};
+use spindle_console::say;
 
 /// Print them.
 pub fn run(args: &CompletionsArgs) {

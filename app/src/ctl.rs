@@ -16,11 +16,11 @@ use clap::CommandFactory;
 use serde_json::{Map, Value};
 
 use crate::cli::{Cli, CtlArgs, CtlCommand, StatusArgs};
-use crate::report::say;
 use crate::rpc::client::{CallError, call};
 use crate::rpc::methods::{METHODS, reference};
 use crate::rpc::params::{Kind, Param, nearest};
 use crate::status;
+use spindle_console::say;
 
 /// Why something was not done, or has no result.
 #[derive(Debug, thiserror::Error)]

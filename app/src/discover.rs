@@ -6,21 +6,36 @@ use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde_json::{Value, json};
 use spindle_initiator::nvme_spec::log::{DiscoveryLogEntry, SubsystemType};
+use spindle_initiator::nvme_spec::nqn::{Nqn, NqnError};
 use spindle_initiator::{
-    DISCOVERY_PORT, DiscoveryLog, Error, Host, NVME_RDMA_PORT, NVME_TCP_PORT, Options, TransportKind,
-    discover, resolve, split_transport,
+    AddressError, DISCOVERY_PORT, DiscoveryLog, Error, Host, NVME_RDMA_PORT, NVME_TCP_PORT, Options,
+    TransportKind, discover, resolve, split_transport,
 };
 
-use crate::bench::run::{BenchError, host};
 use crate::cli::DiscoverArgs;
-use crate::report::say;
+use spindle_console::say;
+
+/// Why there is no log to show.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoverError {
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    #[error("--hostnqn = `{0}`: {1}")]
+    Host(String, #[source] NqnError),
+    #[error("no target listens at {0}")]
+    Unreachable(String),
+    #[error(transparent)]
+    Target(#[from] Error),
+}
 
 /// Ask, and print the log.
-///
-/// # Errors
-/// [`BenchError`]: the reasons are those of any target that is asked.
-pub fn run(args: &DiscoverArgs) -> Result<(), BenchError> {
-    let host = host(args.hostnqn.as_deref())?;
+pub fn run(args: &DiscoverArgs) -> Result<(), DiscoverError> {
+    let host = match &args.hostnqn {
+        Some(nqn) => {
+            Host::from_nqn(Nqn::new(nqn).map_err(|source| DiscoverError::Host(nqn.clone(), source))?)
+        }
+        None => Host::of_this_machine(),
+    };
     let (address, log) = ask(&args.address, &host)?;
     if args.json {
         say!("{}", to_json(address, &log));
@@ -34,7 +49,7 @@ pub fn run(args: &DiscoverArgs) -> Result<(), BenchError> {
 /// The log of the first address at which somebody listens: the port that was given, else that of discovery,
 /// else that of NVMe/TCP, where targets that are not only a discovery service answer as well. RDMA has one
 /// port for both.
-fn ask(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), BenchError> {
+fn ask(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), DiscoverError> {
     let (transport, text) = split_transport(text);
     let ports: &[u16] = match transport {
         TransportKind::Tcp => &[DISCOVERY_PORT, NVME_TCP_PORT],
@@ -56,7 +71,7 @@ fn ask(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), BenchError
             Err(error) => return Err(error.into()),
         }
     }
-    Err(BenchError::Unreachable(format!("{text}: {}", tried.join("; "))))
+    Err(DiscoverError::Unreachable(format!("{text}: {}", tried.join("; "))))
 }
 
 /// What an entry is, in a word.

@@ -12,7 +12,6 @@ mod queue;
 
 use std::fmt::{self, Debug};
 use std::io::{self, IsTerminal};
-use std::sync::mpsc::sync_channel;
 
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::filter::EnvFilter;
@@ -122,18 +121,6 @@ fn tell_panics(queue: Queue) {
         );
         queue.flush(FLUSH_MAX);
     }));
-}
-
-/// Write a last message to standard error and wait a bounded time until it is out: it may have no reader.
-pub fn last_words(text: String) {
-    let (done, is_done) = sync_channel(1);
-    let write = move || {
-        eprintln!("{text}");
-        let _ = done.try_send(());
-    };
-    if std::thread::Builder::new().spawn(write).is_ok() {
-        let _ = is_done.recv_timeout(FLUSH_MAX);
-    }
 }
 
 fn filter(level: LogLevel, variable: Option<&str>) -> Result<EnvFilter, LogError> {

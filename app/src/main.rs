@@ -4,9 +4,7 @@
 //!   main ── cli (what was asked) ──┬── serve, status, ctl       a target, what it does, changes
 //!                                  ├── check, discover            its configuration, its log
 //!                                  ├── nvme                       its drives: the kernel's or ours
-//!                                  └── bench ──┬── a target     ─┐
-//!                                              └── limit         ├── report (table, JSON, plot, progress)
-//!                                                               ─┘
+//!                                  └── bench            a target or a disk, measured (spindle-bench)
 //! ```
 //!
 //! Each subcommand is a module that takes its arguments and gives back `Result`; this file only parses,
@@ -14,7 +12,6 @@
 //! command line.
 #![forbid(unsafe_code)]
 
-mod bench;
 mod check;
 mod cli;
 mod completions;
@@ -24,10 +21,8 @@ mod discover;
 mod identity;
 mod log;
 mod nvme;
-mod report;
 mod rpc;
 mod serve;
-mod size;
 mod status;
 
 use std::error::Error;
@@ -35,14 +30,15 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{BenchArgs, BenchCommand, Cli, Command};
+use cli::{Cli, Command};
+use spindle_console::{last_words, size};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match dispatch(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::last_words(format!("spindle: {}", with_reasons(error.as_ref())));
+            last_words(format!("spindle: {}", with_reasons(error.as_ref())));
             ExitCode::FAILURE
         }
     }
@@ -50,12 +46,6 @@ fn main() -> ExitCode {
 
 fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
     match command {
-        Command::Bench(BenchArgs { command: Some(command), .. }) => match command {
-            BenchCommand::Limit(args) => Ok(bench::limit::run(&args)?),
-            BenchCommand::Disk(args) => Ok(bench::disk::run(&args)?),
-            BenchCommand::Delivery(args) => Ok(bench::limit::delivery::run(&args)?),
-            BenchCommand::Line(args) => Ok(bench::limit::run_line(&args)?),
-        },
         Command::Serve(args) => Ok(serve::run(&args)?),
         Command::Check(args) => Ok(check::run(&args)?),
         Command::Status(args) => Ok(status::run(&args)?),
@@ -66,7 +56,7 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
         }
         Command::Discover(args) => Ok(discover::run(&args)?),
         Command::Nvme(args) => Ok(nvme::run(&args.command)?),
-        Command::Bench(BenchArgs { command: None, target }) => Ok(bench::run::run(&target)?),
+        Command::Bench(args) => spindle_bench::run(&args),
     }
 }
 

@@ -7,9 +7,9 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde_json::{Map, Value};
 
 use crate::cli::StatusArgs;
-use crate::report::say;
 use crate::rpc::client::{CallError, call};
 use crate::size::Bytes;
+use spindle_console::say;
 
 /// Over so long it is seen how busy cores are and what traffic there is.
 const SAMPLE: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@
 //! | [`mem`] | memory of the data path: regions, the buffer pool, frames of RAM disks |
 //! | [`slab`] | generation-checked slots |
 //! | [`net`] | sockets, epoll |
-//! | [`uring`] | io_uring for disks and for many sockets |
+//! | [`uring`] | io_uring for disks |
 //! | [`mailbox`] | bounded queues between cores |
 //! | [`affinity`] | pinning of threads |
 //! | [`clock`] | time |

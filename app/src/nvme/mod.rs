@@ -31,9 +31,9 @@ use std::io;
 use spindle_nvme_pcie::PciAddress;
 
 use crate::cli::NvmeCommand;
-use crate::report::say;
 use change::{Machine, Step, ThisMachine};
 use root::{Root, printable};
+use spindle_console::say;
 
 /// Where an address is written to, for the driver that fits.
 const PROBE: &str = "/sys/bus/pci/drivers_probe";

@@ -30,7 +30,6 @@ pub mod admin;
 mod flight;
 mod pass;
 mod pieces;
-pub mod sockets;
 #[cfg(test)]
 mod tests;
 

@@ -15,7 +15,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
 use super::message::Kind;
 
 /// Slices that the system takes in one call (UIO_MAXIOV).
-pub(super) const IOV_MAX: usize = 1024;
+const IOV_MAX: usize = 1024;
 /// Memory that a stock takes at most for one kind of message; beyond it slots are shared.
 const STOCK_BYTES_MAX: usize = 256 << 20;
 
@@ -68,7 +68,7 @@ fn message(kind: Kind, block_bytes: usize) -> Vec<u8> {
 pub(super) const PAYLOAD: u8 = 0x5a;
 
 /// What one call sends.
-pub(super) type Slices<'a> = ArrayVec<IoSlice<'a>, IOV_MAX>;
+type Slices<'a> = ArrayVec<IoSlice<'a>, IOV_MAX>;
 
 /// Something to send.
 #[derive(Debug, Clone, Copy)]
@@ -151,7 +151,7 @@ impl Outbox {
 
     /// Put the next slices to send into `slices`.
     #[inline]
-    pub(super) fn gather<'a>(&self, stock: &'a Stock, span: &'a [u8], slices: &mut Slices<'a>) {
+    fn gather<'a>(&self, stock: &'a Stock, span: &'a [u8], slices: &mut Slices<'a>) {
         let mut skip = self.sent;
         let mut push = |bytes: &'a [u8]| {
             if skip >= bytes.len() {
@@ -175,7 +175,7 @@ impl Outbox {
 
     /// So many bytes of it were sent.
     #[inline]
-    pub(super) fn advance(&mut self, sent: usize, stock: &Stock) {
+    fn advance(&mut self, sent: usize, stock: &Stock) {
         self.sent += sent;
         while let Some(item) = self.items.front() {
             let bytes = match *item {

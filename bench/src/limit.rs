@@ -18,10 +18,6 @@
 //!                      ◀──────────────────────────────── 24
 //! ```
 //!
-//! Both ends reach their sockets with a call for each receive and send, or with io_uring (`ring`). Which is
-//! faster depends on the number of connections, so both are measured and the faster is shown, if nothing else
-//! is asked for.
-//!
 //! What it does not do: it is no protocol. A message says its kind in its first byte, and its length follows.
 //!
 //! Limits: loopback only. Alternatives that were measured and were not faster stand in `docs/lab-notes.md`.
@@ -33,35 +29,25 @@ mod line;
 mod message;
 mod outbox;
 mod requester;
-mod ring;
 mod server;
 
 use std::io;
 use std::time::Duration;
 
+use spindle_console::say;
 use spindle_reactor::affinity::{available_cores, pin_current_thread};
 use spindle_reactor::mem::RegionError;
 
-use crate::bench::Access;
-use crate::cli::{CorePair, LimitArgs, LimitWay, LineArgs};
-use crate::report::{self, BenchResult, Progress, Run, say};
-use crate::size::Bytes;
-use end::LANDING_BYTES_MIN;
+use crate::access::Access;
+use crate::args::{CorePair, LimitArgs, LineArgs};
+use crate::report::{self, BenchResult, Progress, Run};
+use spindle_console::size::Bytes;
 
 /// Time before the measurement in which windows, caches and clocks settle.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 /// The share of their cores that both ends must have had for the figures to say something about the machine.
 const CPU_SHARE_MIN: f64 = 0.97;
-
-/// How an end reaches its sockets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SocketApi {
-    /// A call for each receive and each send.
-    Sockets,
-    /// A call for all connections.
-    IoUring,
-}
 
 /// What the two ends are to do.
 #[derive(Debug, Clone)]
@@ -84,8 +70,6 @@ pub(crate) struct Plan {
     congestion: Option<String>,
     /// Send and receive buffer of the serving end's sockets; 0 leaves them to the kernel.
     socket_buffer_bytes: usize,
-    /// How both ends reach their sockets.
-    way: SocketApi,
     /// The server's and the requester's core; `None` leaves both unpinned (tests).
     cores: Option<CorePair>,
     /// Time before the measurement.
@@ -99,47 +83,24 @@ pub(crate) struct Plan {
 pub enum LimitError {
     /// A core that this process may not use, or fewer than two.
     #[error("cannot pin the two ends to the cores {asked}: this process may use {allowed}")]
-    Cores {
-        /// What was asked for.
-        asked: String,
-        /// What there is.
-        allowed: String,
-    },
-    /// Sizes that do not go together.
+    Cores { asked: String, allowed: String },
     #[error("{option} is {value}, but {rule}")]
-    Size {
-        /// The option.
-        option: &'static str,
-        /// Its value.
-        value: String,
-        /// What is allowed.
-        rule: String,
-    },
-    /// No memory for the span.
+    Size { option: &'static str, value: String, rule: String },
     #[error(transparent)]
     Span(#[from] RegionError),
-    /// The sockets failed.
     #[error("{what}: {source}")]
     Socket {
-        /// What was tried.
         what: &'static str,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// No io_uring with what it takes.
-    #[error("cannot use io_uring (--way): {0}")]
-    Ring(#[source] io::Error),
     /// One end met bytes that the other cannot have sent.
     #[error("the exchange broke: a message begins with the byte {0}")]
     Broken(u8),
-    /// An end's thread ended in a panic.
     #[error("the {0} end panicked")]
     Panicked(&'static str),
-    /// The result could not be shown.
     #[error("cannot print the result: {0}")]
     Json(#[from] serde_json::Error),
-    /// The plot could not be drawn.
     #[error(transparent)]
     Plot(#[from] report::plot::PlotError),
 }
@@ -151,31 +112,12 @@ impl LimitError {
 }
 
 /// Run the exchange and show what it gave.
-///
-/// # Errors
-/// [`LimitError`].
 pub fn run(args: &LimitArgs) -> Result<(), LimitError> {
     let plan = Plan::new(args)?;
     let title = format!("limit {} {}", args.load.rw, args.load.bs);
     let total = plan.warm_up + plan.measured;
-    let measure_way = |way| {
-        let progress = Progress::new(&title, total, args.load.bs.get(), args.output.json);
-        measure(&Plan { way, ..plan.clone() }, progress)
-    };
-    let result = match args.way {
-        LimitWay::Sockets => measure_way(SocketApi::Sockets)?,
-        LimitWay::IoUring => measure_way(SocketApi::IoUring)?,
-        LimitWay::Best => {
-            let sockets = measure_way(SocketApi::Sockets)?;
-            let ring = (plan.block_bytes < LANDING_BYTES_MIN).then(|| measure_way(SocketApi::IoUring));
-            match ring {
-                Some(Ok(ring)) if ring.iops() > sockets.iops() => ring,
-                // Older systems, and those that forbid it, have the one way only.
-                None | Some(Ok(_) | Err(LimitError::Ring(_))) => sockets,
-                Some(Err(error)) => return Err(error),
-            }
-        }
-    };
+    let progress = Progress::new(&title, total, args.load.bs.get(), args.output.json);
+    let result = measure(&plan, progress)?;
     show(args, &result)
 }
 
@@ -218,7 +160,6 @@ fn measure(plan: &Plan, progress: Progress) -> Result<BenchResult, LimitError> {
             cores: plan.cores.map_or(Vec::new(), |CorePair(server, requester)| vec![server, requester]),
             verify: None,
             congestion: plan.congestion.clone(),
-            way: Some(plan.way.name()),
         },
         elapsed: outcome.elapsed,
         operations: outcome.operations,
@@ -250,15 +191,6 @@ fn show(args: &LimitArgs, result: &BenchResult) -> Result<(), LimitError> {
         report::plot::write(path, &result.run.summary(), &[("limit", &result.latency)])?;
     }
     Ok(())
-}
-
-impl SocketApi {
-    fn name(self) -> &'static str {
-        match self {
-            SocketApi::Sockets => "sockets",
-            SocketApi::IoUring => "io_uring",
-        }
-    }
 }
 
 impl Plan {
@@ -295,7 +227,6 @@ impl Plan {
             congestion: (!args.congestion.is_empty()).then(|| args.congestion.clone()),
             socket_buffer_bytes: args.socket_buffer.as_len(),
             cores: Some(choose_cores(args.cores)?),
-            way: SocketApi::Sockets,
             warm_up: WARM_UP,
             measured: load.seconds,
         })

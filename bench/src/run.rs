@@ -19,8 +19,6 @@ mod engine;
 mod job;
 mod target;
 
-pub(crate) use target::host;
-
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -28,13 +26,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use spindle_console::say;
 use spindle_initiator as initiator;
 use spindle_reactor::affinity::{AffinityError, pin_current_thread};
 
-use crate::bench::Access;
-use crate::cli::BenchTargetArgs;
-use crate::report::{self, BenchResult, Latencies, PROGRESS_PERIOD, Progress, Run, say};
-use crate::size::Bytes;
+use crate::access::Access;
+use crate::args::BenchTargetArgs;
+use crate::report::{self, BenchResult, Latencies, PROGRESS_PERIOD, Progress, Run};
+use spindle_console::size::Bytes;
 
 use engine::Engine;
 use job::{Check, Fill, Load, Tally};
@@ -51,92 +50,44 @@ const CPU_SHARE_MIN: f64 = 0.97;
 /// Why there is nothing to report, or why what is reported is not good.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The address is none.
     #[error(transparent)]
     Address(#[from] initiator::AddressError),
-    /// A name is none.
     #[error("{option} = `{value}`: {source}")]
     Name {
-        /// The option.
         option: &'static str,
-        /// Its value.
         value: String,
-        /// What is wrong.
         #[source]
         source: initiator::nvme_spec::nqn::NqnError,
     },
-    /// The target cannot be reached, or refused.
     #[error(transparent)]
     Target(#[from] initiator::Error),
-    /// The target offers nothing that can be measured.
     #[error(
         "{address} offers no NVM subsystem over {} to this host (--nqn names one, --hostnqn says who asks)",
         transport.to_string().to_uppercase()
     )]
-    NothingOffered {
-        /// Who was asked.
-        address: SocketAddr,
-        /// Over what.
-        transport: initiator::TransportKind,
-    },
-    /// No target listens at any of the addresses.
-    #[error("no target listens at {0}")]
-    Unreachable(String),
-    /// There is no namespace.
+    NothingOffered { address: SocketAddr, transport: initiator::TransportKind },
     #[error("the subsystem shows no namespace{0} to this host")]
     NoNamespace(String),
     /// A value that does not go with the target or with others.
     #[error("{option} is {value}, but {rule}")]
-    Size {
-        /// The option.
-        option: &'static str,
-        /// Its value.
-        value: String,
-        /// What is allowed.
-        rule: String,
-    },
-    /// The core cannot be had.
+    Size { option: &'static str, value: String, rule: String },
     #[error(transparent)]
     Core(#[from] AffinityError),
-    /// No memory for the data in flight.
     #[error(transparent)]
     Pool(#[from] initiator::PoolError),
-    /// A connection ended in the middle.
     #[error("queue {queue}: the connection ended after {operations} commands: {loss}")]
-    Lost {
-        /// Which.
-        queue: usize,
-        /// Commands that had ended.
-        operations: u64,
-        /// Why.
-        loss: initiator::Loss,
-    },
-    /// Commands did not end in time.
+    Lost { queue: usize, operations: u64, loss: initiator::Loss },
     #[error("{outstanding} commands did not end, and nothing came for {after:?}")]
-    Stuck {
-        /// How many.
-        outstanding: usize,
-        /// The time.
-        after: Duration,
-    },
-    /// A command could not be sent.
+    Stuck { outstanding: usize, after: Duration },
     #[error("a command could not be sent: {0}")]
     Refused(initiator::Why),
-    /// It ran to its end, but not well.
     #[error("{count} errors:\n{}", shown.join("\n"))]
-    Errors {
-        /// How many.
-        count: u64,
-        /// The first of them.
-        shown: Vec<String>,
-    },
+    Errors { count: u64, shown: Vec<String> },
     /// The measuring thread could not be started, or panicked.
     #[error("the measuring thread {0}")]
     Thread(&'static str),
-    /// The result could not be shown.
     #[error("cannot print the result: {0}")]
     Json(#[from] serde_json::Error),
-    /// The plot could not be drawn.
     #[error(transparent)]
     Plot(#[from] report::plot::PlotError),
 }
@@ -319,7 +270,6 @@ fn describe(args: &BenchTargetArgs, engine: &Engine<'_>, plan: &Plan) -> Run {
         cores: args.core.into_iter().collect(),
         verify: args.verify.then_some(true),
         congestion: None,
-        way: None,
     }
 }
 
@@ -365,18 +315,12 @@ fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::cli::{Cli, Command};
 
     #[test]
     fn commands_that_failed_are_told_also_where_none_is_left_to_plot() {
-        let line = "spindle bench 127.0.0.1 --json --plot /nowhere/at/all.svg";
-        let Ok(Command::Bench(bench)) = Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command)
-        else {
-            panic!("{line}")
-        };
+        let bench =
+            crate::args::parse("bench 127.0.0.1 --json --plot /nowhere/at/all.svg").expect("a command");
         let mut result = report::example_result();
         result.latency.clear();
         let tally = Tally { errors: 7, shown: vec!["write of unit 3".to_owned()], ..Tally::default() };

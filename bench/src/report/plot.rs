@@ -9,13 +9,10 @@ mod axis;
 use std::path::Path;
 use std::{fs, io};
 
-use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
 use super::Latencies;
 use super::table::figures;
-use axis::{LatencyAxis, PercentileAxis};
-
 pub(super) use axis::TickAxis;
 
 /// Width and height in pixels.
@@ -42,18 +39,13 @@ const FONT: &str = "DejaVu Sans, Helvetica, Arial, sans-serif";
 /// Why there is no plot.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
-    /// No series has a command in it.
     #[error("there is nothing to plot: not one command was measured")]
     Empty,
-    /// The drawing failed.
     #[error("cannot draw the plot: {0}")]
     Draw(String),
-    /// The file could not be written.
     #[error("cannot write the plot to {path}: {source}")]
     Write {
-        /// The file.
         path: String,
-        /// The system's reason.
         #[source]
         source: io::Error,
     },
@@ -80,13 +72,10 @@ pub fn render(title: &str, series: &[(&str, &Latencies)]) -> Result<String, Plot
     let series: Vec<(&str, &Latencies)> =
         series.iter().copied().filter(|(_, latencies)| latencies.count() > 0).collect();
     let (nines, latency) = axes(&series).ok_or(PlotError::Empty)?;
-    let (nines_max, latency_max) = (nines.nines(), latency.highest());
+    let nines_max = nines.range().end;
     let curves: Vec<Curve> = series
         .iter()
-        .map(|(name, latencies)| {
-            let points = points(latencies, nines_max).map(|(x, y)| (x, y.min(latency_max)));
-            (legend(name, latencies), points.collect())
-        })
+        .map(|(name, latencies)| (legend(name, latencies), points(latencies, nines_max).collect()))
         .collect();
     let (x, y) = ("percentile of commands".to_owned(), "latency, µs".to_owned());
     draw(title, (nines, x), (latency, y), &curves, 0)
@@ -96,17 +85,13 @@ pub fn render(title: &str, series: &[(&str, &Latencies)]) -> Result<String, Plot
 pub(super) type Curve = (String, Vec<(f64, f64)>);
 
 /// Draw curves between two axes with their texts, each point as a dot of this size; 0: none.
-pub(super) fn draw<X, Y>(
+pub(super) fn draw(
     title: &str,
-    x: (X, String),
-    y: (Y, String),
+    x: (TickAxis, String),
+    y: (TickAxis, String),
     curves: &[Curve],
     dot: u32,
-) -> Result<String, PlotError>
-where
-    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
-    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
-{
+) -> Result<String, PlotError> {
     let mut svg = String::new();
     let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
     root.fill(&WHITE).map_err(draw_error)?;
@@ -170,18 +155,18 @@ fn legend(name: &str, latencies: &Latencies) -> String {
 }
 
 /// Axes that hold every series; `None` of no series.
-fn axes(series: &[(&str, &Latencies)]) -> Option<(PercentileAxis, LatencyAxis)> {
+fn axes(series: &[(&str, &Latencies)]) -> Option<(TickAxis, TickAxis)> {
     let commands = series.iter().map(|(_, latencies)| latencies.count()).max()?;
     let nines = (commands as f64).log10().ceil().clamp(NINES.0, NINES.1);
     let ends = |percentile: f64| series.iter().map(move |(_, latencies)| latencies.percentile_us(percentile));
     let lowest = ends(0.0).fold(f64::INFINITY, f64::min).max(0.01);
     let highest = ends(percentile_of(nines)).fold(lowest, f64::max);
     let axis = if highest / lowest > LINEAR_SPAN_MAX {
-        LatencyAxis::logarithmic(lowest, highest)
+        TickAxis::logarithmic(lowest, highest)
     } else {
-        LatencyAxis::linear(highest)
+        TickAxis::linear(highest)
     };
-    Some((PercentileAxis::new(nines), axis))
+    Some((TickAxis::percentiles(nines), axis))
 }
 
 /// The percentile at so many nines: 0 at 0, 90 at 1, 99 at 2.

@@ -22,16 +22,17 @@ use std::thread::{self, ScopedJoinHandle, Thread};
 use std::time::Duration;
 
 use serde_json::json;
+use spindle_console::say;
 use spindle_reactor::affinity::available_cores;
 use spindle_reactor::clock::{Clock, Nanos};
 
 use super::exchange::connect_pair;
 use super::{LimitError, WARM_UP, choose_cores, pin};
-use crate::cli::{CorePair, DeliveryArgs};
+use crate::args::{CorePair, DeliveryArgs};
 use crate::report::json::rounded;
-use crate::report::{Latencies, per_second, say};
-use crate::size::Bytes;
+use crate::report::{Latencies, per_second};
 use ring::Ring;
+use spindle_console::size::Bytes;
 
 /// Bytes of a request: those of an NVMe command.
 const REQUEST_BYTES: usize = 64;
@@ -82,9 +83,6 @@ struct Figures {
 }
 
 /// Measure the three ways in turn and show what they gave.
-///
-/// # Errors
-/// [`LimitError`].
 pub fn run(args: &DeliveryArgs) -> Result<(), LimitError> {
     if args.bs.as_len() < TAG_BYTES || args.bs > REPLY_MAX {
         let rule = format!("a reply is {TAG_BYTES} B to {REPLY_MAX}");

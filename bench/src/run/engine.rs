@@ -15,7 +15,7 @@ use spindle_initiator as initiator;
 use super::job::{Command, Job};
 use super::target::Connected;
 use super::{BenchError, DRAIN_MAX, Plan};
-use crate::cli::BenchTargetArgs;
+use crate::args::BenchTargetArgs;
 
 /// Turns without anything to do after which the time is asked for all the same.
 const TURNS_PER_LOOK: u32 = 16;

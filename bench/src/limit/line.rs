@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::pin;
-use crate::cli::CorePair;
+use crate::args::CorePair;
 
 /// Round trips that are timed together, so that the clock itself does not count.
 const BATCH: u64 = 500;

@@ -10,7 +10,7 @@ use spindle_disk::{CacheCounts, CacheSpec};
 use super::plot::{self, PlotError, TickAxis};
 use super::table::{figures, grouped};
 use super::{BenchResult, json};
-use crate::size::Bytes;
+use spindle_console::size::Bytes;
 
 /// A run with one cache.
 pub struct SizeRun {

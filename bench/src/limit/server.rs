@@ -4,7 +4,7 @@ use super::Plan;
 use super::end::Role;
 use super::message::{Kind, Piece};
 use super::outbox::{Outbox, Stock};
-use crate::bench::random::Random;
+use crate::random::Random;
 
 /// Messages of a kind that the stock has in a row; more in one turn take a second slice.
 const RUN_SLOTS: usize = 512;
@@ -36,7 +36,6 @@ impl<'span> Server<'span> {
 
 impl Role for Server<'_> {
     const RECEIVES_WHILE_BLOCKED: bool = false;
-    const LANDS: bool = true;
 
     #[inline]
     fn is_over(&self) -> bool {
@@ -121,7 +120,7 @@ mod tests {
     use super::super::exchange::{connect, small_plan};
     use super::super::message::{HEAD_BYTES, REQUEST_BYTES};
     use super::*;
-    use crate::bench::Access;
+    use crate::access::Access;
 
     /// Send `bytes` to a server of a numbered span in parts of `step`, and give back its answer and the span
     /// after it.

@@ -1,4 +1,4 @@
-//! One end of the exchange with plain sockets: the loop that receives, hands on and sends, the same for both
+//! One end of the exchange: the loop that receives, hands on and sends, the same for both
 //! roles.
 //!
 //! A turn asks every connection once, hands what came to the [`Role`], and sends in one call what the role
@@ -21,7 +21,7 @@ use super::outbox::{Outbox, Stock};
 const RECEIVE_BYTES: usize = 256 << 10;
 /// Blocks from this size on are received to where they belong; smaller ones are cheaper to copy there out of
 /// a batch.
-pub(super) const LANDING_BYTES_MIN: usize = 16 << 10;
+const LANDING_BYTES_MIN: usize = 16 << 10;
 /// Bytes that are received at most beyond a block that lands where it belongs, so that most of the next one
 /// does too.
 const BEYOND_BYTES: usize = 4 << 10;
@@ -30,8 +30,6 @@ const BEYOND_BYTES: usize = 4 << 10;
 pub(super) trait Role {
     /// Whether it goes on receiving while its own messages do not go out. One of the two ends must.
     const RECEIVES_WHILE_BLOCKED: bool;
-    /// Whether payload belongs somewhere, other than in the receive buffer.
-    const LANDS: bool;
 
     /// Whether its work is done.
     fn is_over(&self) -> bool;
@@ -71,26 +69,6 @@ pub(super) struct End<R> {
     buffer: Region,
 }
 
-/// Hand the role what came on connection `at`.
-#[inline]
-pub(super) fn take<R: Role>(
-    role: &mut R,
-    at: usize,
-    cursor: &mut Cursor,
-    outbox: &mut Outbox,
-    mut bytes: &[u8],
-) -> Result<(), LimitError> {
-    while let Some(piece) = cursor.next(&mut bytes).map_err(|UnknownKind(byte)| LimitError::Broken(byte))? {
-        if piece.kind.has_payload() {
-            role.on_piece(at, &piece);
-        }
-        if piece.is_last {
-            role.on_message(at, piece.kind, outbox);
-        }
-    }
-    Ok(())
-}
-
 impl<R: Role> End<R> {
     /// An end of those connections, which are non-blocking.
     pub(super) fn new(role: R, sockets: Vec<TcpStream>, block_bytes: usize) -> Result<End<R>, LimitError> {
@@ -106,7 +84,7 @@ impl<R: Role> End<R> {
         // Filled, so that the pages are there before the first receive.
         let mut buffer = Region::map(RECEIVE_BYTES, Pages::Transparent)?;
         buffer.as_mut_slice().fill(0xff);
-        let lands = R::LANDS && block_bytes >= LANDING_BYTES_MIN;
+        let lands = block_bytes >= LANDING_BYTES_MIN;
         Ok(End { role, links, lands, blocked: Vec::new(), open, buffer })
     }
 
@@ -163,7 +141,17 @@ impl<R: Role> End<R> {
         if let Some(kind) = link.cursor.landed(landed) {
             self.role.on_message(at, kind, &mut link.outbox);
         }
-        take(&mut self.role, at, &mut link.cursor, &mut link.outbox, &buffer[..received - landed])?;
+        let mut rest = &buffer[..received - landed];
+        while let Some(piece) =
+            link.cursor.next(&mut rest).map_err(|UnknownKind(byte)| LimitError::Broken(byte))?
+        {
+            if piece.kind.has_payload() {
+                self.role.on_piece(at, &piece);
+            }
+            if piece.is_last {
+                self.role.on_message(at, piece.kind, &mut link.outbox);
+            }
+        }
         self.role.on_received(at, &mut link.outbox);
         self.flush(at)
     }

@@ -6,9 +6,9 @@ use rustix::time::{ClockId, clock_gettime};
 use spindle_initiator::{Buf, Failure, Nanos};
 
 use super::{ERRORS_SHOWN, Measured, Plan};
-use crate::bench::random::Random;
-use crate::bench::verify::Table;
+use crate::random::Random;
 use crate::report::Latencies;
+use crate::verify::Table;
 
 /// One command.
 #[derive(Debug, Clone, Copy, Default)]
@@ -375,7 +375,7 @@ mod tests {
     use spindle_initiator::{Pages, Pool, ZoneSpec};
 
     use super::*;
-    use crate::bench::Access;
+    use crate::access::Access;
 
     fn plan(access: Access, verify: bool) -> Plan {
         Plan {

@@ -9,11 +9,10 @@ use std::time::Instant;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size, set_tcp_congestion};
 use spindle_reactor::mem::{Pages, Region};
 
-use super::end::{End, Role};
+use super::end::End;
 use super::requester::{Outcome, Requester};
-use super::ring::RingEnd;
 use super::server::Server;
-use super::{LimitError, Plan, SocketApi, pin};
+use super::{LimitError, Plan, pin};
 use crate::report::{PROGRESS_PERIOD, Progress};
 
 /// Run the exchange that `plan` asks for.
@@ -68,11 +67,10 @@ fn serve(plan: &Plan, sockets: Vec<TcpStream>, ready: &mpsc::Sender<()>) -> Resu
     // Written, not only read: untouched pages would all be the same page of zeroes.
     span.fill(0xa5);
     let server = Server::new(plan, span);
-    let is_ready = || {
-        // It fails only when the caller has panicked.
-        let _ = ready.send(());
-    };
-    run_end(server, sockets, plan, is_ready).map(drop)
+    let end = End::new(server, sockets, plan.block_bytes)?;
+    // It fails only when the caller has panicked.
+    let _ = ready.send(());
+    end.run().map(drop)
 }
 
 /// The requesting thread.
@@ -80,28 +78,7 @@ fn request(plan: &Plan, sockets: Vec<TcpStream>, done: &AtomicU64) -> Result<Opt
     if let Some(cores) = plan.cores {
         pin(cores.1);
     }
-    Ok(run_end(Requester::new(plan, done), sockets, plan, || ())?.outcome())
-}
-
-/// An end of these connections, the plan's way, until it is over. `is_ready` is called when it can receive.
-fn run_end<R: Role>(
-    role: R,
-    sockets: Vec<TcpStream>,
-    plan: &Plan,
-    is_ready: impl FnOnce(),
-) -> Result<R, LimitError> {
-    match plan.way {
-        SocketApi::Sockets => {
-            let end = End::new(role, sockets, plan.block_bytes)?;
-            is_ready();
-            end.run()
-        }
-        SocketApi::IoUring => {
-            let end = RingEnd::new(role, sockets, plan)?;
-            is_ready();
-            end.run()
-        }
-    }
+    Ok(End::new(Requester::new(plan, done), sockets, plan.block_bytes)?.run()?.outcome())
 }
 
 /// The connections, their serving and their requesting ends in the same order.
@@ -162,7 +139,7 @@ fn set_buffers(socket: &TcpStream, bytes: usize) -> Result<(), LimitError> {
 
 /// A plan for tests: small, short, on whatever cores there are.
 #[cfg(test)]
-pub(super) fn small_plan(access: crate::bench::Access) -> Plan {
+pub(super) fn small_plan(access: crate::access::Access) -> Plan {
     use std::time::Duration;
     Plan {
         access,
@@ -175,7 +152,6 @@ pub(super) fn small_plan(access: crate::bench::Access) -> Plan {
         congestion: None,
         socket_buffer_bytes: 0,
         cores: None,
-        way: SocketApi::Sockets,
         warm_up: Duration::from_millis(2),
         measured: Duration::from_millis(20),
     }
@@ -186,7 +162,7 @@ mod tests {
     use clap::ValueEnum;
 
     use super::*;
-    use crate::bench::Access;
+    use crate::access::Access;
 
     fn run_hidden(plan: &Plan) -> Result<Outcome, LimitError> {
         run(plan, Progress::new("test", plan.measured, 4096, true))
@@ -203,17 +179,7 @@ mod tests {
                 Plan { inline_bytes_max: 0, ..plan.clone() },
                 Plan { socket_buffer_bytes: 64 << 10, block_bytes: 1 << 20, ..plan.clone() },
                 Plan { block_bytes: 128 << 10, ..plan.clone() },
-                Plan { block_bytes: 777, depth: 1500, ..plan.clone() },
-                Plan { way: SocketApi::IoUring, ..plan.clone() },
-                Plan { way: SocketApi::IoUring, depth: 40, connections: 5, ..plan.clone() },
-                Plan {
-                    way: SocketApi::IoUring,
-                    depth: 300,
-                    connections: 100,
-                    block_bytes: 777,
-                    ..plan.clone()
-                },
-                Plan { way: SocketApi::IoUring, socket_buffer_bytes: 64 << 10, block_bytes: 1 << 20, ..plan },
+                Plan { block_bytes: 777, depth: 1500, ..plan },
             ] {
                 let outcome = run_hidden(&plan).expect("runs");
                 assert!(outcome.operations > 0, "{plan:?}");

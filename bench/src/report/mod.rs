@@ -22,36 +22,15 @@ mod progress;
 pub mod sizes;
 pub mod table;
 
-use std::fmt::Arguments;
-use std::io::{self, Write};
-use std::process;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::bench::Access;
-use crate::log;
-use crate::size::Bytes;
+use crate::access::Access;
+use spindle_console::size::Bytes;
 
 pub use progress::{PROGRESS_PERIOD, Progress};
-
-/// A line of a result on standard output, as `println!` takes it; see [`write_result`].
-macro_rules! say {
-    ($($line:tt)*) => { $crate::report::write_result(format_args!($($line)*)) };
-}
-pub(crate) use say;
-
-/// Write a line of a result to standard output. Where that is a pipe whose reader has seen enough, the
-/// process ends and says nothing; where it fails otherwise (a full file system), the process ends with the
-/// reason.
-pub fn write_result(line: Arguments<'_>) {
-    let Err(error) = writeln!(io::stdout(), "{line}") else { return };
-    if error.kind() != io::ErrorKind::BrokenPipe {
-        log::last_words(format!("spindle: cannot write the result: {error}"));
-    }
-    process::exit(1);
-}
 
 /// The longest latency that a histogram tells from longer ones.
 pub const LATENCY_MAX: Duration = Duration::from_secs(100);
@@ -162,9 +141,6 @@ pub struct Run {
     /// The congestion control of the sockets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub congestion: Option<String>,
-    /// How the ends of the limit reached their sockets.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub way: Option<&'static str>,
 }
 
 /// What a run found.
@@ -223,9 +199,6 @@ impl Run {
         if let Some(exponent) = self.zipf {
             text.push_str(&format!(", Zipf {exponent}"));
         }
-        if let Some(way) = self.way {
-            text.push_str(&format!(", {way}"));
-        }
         text
     }
 }
@@ -253,7 +226,6 @@ pub(crate) fn example_result() -> BenchResult {
             cores: vec![1],
             verify: None,
             congestion: None,
-            way: None,
         },
         elapsed: Duration::from_secs(1),
         operations: 1000,

@@ -13,9 +13,9 @@ use initiator::{
 use spindle_initiator as initiator;
 
 use super::{BenchError, Plan, WARM_UP};
-use crate::bench::verify;
-use crate::cli::BenchTargetArgs;
-use crate::size::Bytes;
+use crate::args::BenchTargetArgs;
+use crate::verify;
+use spindle_console::size::Bytes;
 
 /// Commands that a queue is made for that has none to send: as many as a Linux host makes its queues for.
 const IDLE_DEPTH: u16 = 127;
@@ -90,7 +90,7 @@ fn in_capsule(args: &BenchTargetArgs) -> u32 {
 }
 
 /// Who asks.
-pub(crate) fn host(nqn: Option<&str>) -> Result<Host, BenchError> {
+fn host(nqn: Option<&str>) -> Result<Host, BenchError> {
     match nqn {
         Some(nqn) => Ok(Host::from_nqn(name("--hostnqn", nqn)?)),
         None => Ok(Host::of_this_machine()),

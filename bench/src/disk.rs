@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use spindle_console::say;
 use spindle_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, READ_AHEAD_BYTES_MAX};
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgSpec};
@@ -21,12 +22,12 @@ use spindle_reactor::affinity::{AffinityError, pin_current_thread};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Pages, Pool, PoolError, ZoneSpec};
 
-use crate::bench::random::Random;
-use crate::bench::zipf::Zipf;
-use crate::cli::DiskArgs;
+use crate::args::DiskArgs;
+use crate::random::Random;
 use crate::report::sizes::{self, SizeRun};
-use crate::report::{self, BenchResult, Latencies, Run, say};
-use crate::size::Bytes;
+use crate::report::{self, BenchResult, Latencies, Run};
+use crate::zipf::Zipf;
+use spindle_console::size::Bytes;
 
 /// Time before the measurement in which queues are made and caches settle.
 const WARM_UP: Duration = Duration::from_millis(500);
@@ -62,13 +63,10 @@ impl std::fmt::Display for DiskPlace {
 /// Why a text names no disk.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// The kind before the colon.
     #[error("{0:?}: must be nvme:ADDRESS, nvme:ADDRESS/NAMESPACE, ng:PATH, file:PATH or null:")]
     Kind(String),
-    /// The address.
     #[error(transparent)]
     Address(#[from] PciAddressError),
-    /// The namespace.
     #[error("namespace {0:?}: must be a number from 1 to 4294967294")]
     Namespace(String),
 }
@@ -95,41 +93,25 @@ impl FromStr for DiskPlace {
 /// Why there is nothing to report.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskBenchError {
-    /// The drive.
     #[error(transparent)]
     Drive(#[from] DriveError),
-    /// The disk.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The core.
     #[error(transparent)]
     Core(#[from] AffinityError),
-    /// The buffers.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// A value that does not go with the disk or with others.
     #[error("{option} is {value}, but {rule}")]
-    Size {
-        /// The option.
-        option: &'static str,
-        /// Its value.
-        value: String,
-        /// What is allowed.
-        rule: String,
-    },
-    /// Writes were not allowed.
+    Size { option: &'static str, value: String, rule: String },
     #[error("--rw {0}: writes destroy what is on the disk; --destroy-data allows it")]
-    Destroys(crate::bench::Access),
-    /// Commands failed.
+    Destroys(crate::access::Access),
     #[error("{0} commands failed, the first with: {1}")]
     Failed(u64, DiskError),
-    /// Commands did not end.
     #[error("{0} commands did not end within {DRAIN_MAX:?}")]
     Stuck(usize),
-    /// The result could not be shown.
     #[error("cannot print the result: {0}")]
     Json(#[from] serde_json::Error),
-    /// The plot could not be drawn.
     #[error(transparent)]
     Plot(#[from] report::plot::PlotError),
 }
@@ -320,7 +302,6 @@ impl Engine {
             cores: args.core.into_iter().collect(),
             verify: None,
             congestion: None,
-            way: None,
         };
         Ok(Engine {
             disk,
@@ -443,9 +424,8 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
+    use crate::args::{BenchArgs, BenchCommand, parse};
 
     fn refusal(options: &[&str]) -> String {
         refusal_of("null:", options)
@@ -456,11 +436,11 @@ mod tests {
     }
 
     fn parsed(disk: &str, options: &[&str]) -> DiskArgs {
-        use crate::cli::{BenchCommand, Cli, Command};
-        let words = ["spindle", "bench", "disk", disk, "--seconds", "0.01"];
-        let words = words.iter().chain(options);
-        let Cli { command: Command::Bench(bench) } = Cli::parse_from(words) else { panic!("no bench") };
-        let Some(BenchCommand::Disk(args)) = bench.command else { panic!("no bench disk") };
+        let line = format!("bench disk {disk} --seconds 0.01 {}", options.join(" "));
+        let line = line.trim_end();
+        let Ok(BenchArgs { command: Some(BenchCommand::Disk(args)), .. }) = parse(line) else {
+            panic!("{line}")
+        };
         args
     }
 
@@ -503,8 +483,8 @@ mod tests {
         assert!(error.contains("delay.bandwidth = 1024: must be 65536 to 1099511627776 bytes"), "{error}");
         for (option, max) in [("--latency-us", 10_000_000), ("--seek-us", 1_000_000)] {
             let value = (max + 1).to_string();
-            let words = ["spindle", "bench", "disk", "null:", option, &value];
-            let error = crate::cli::Cli::try_parse_from(words).expect_err("refused").to_string();
+            let error =
+                parse(&format!("bench disk null: {option} {value}")).expect_err("refused").to_string();
             assert!(error.contains(&format!("{value} is not in 0..={max}")), "{error}");
         }
     }

@@ -14,7 +14,7 @@ use super::Plan;
 use super::end::Role;
 use super::message::{Kind, Piece};
 use super::outbox::{Outbox, Stock};
-use crate::bench::random::Random;
+use crate::random::Random;
 use crate::report::Latencies;
 
 /// Memory that payload lands in at most; beyond it blocks are shared.
@@ -227,7 +227,6 @@ impl<'shared> Requester<'shared> {
 
 impl Role for Requester<'_> {
     const RECEIVES_WHILE_BLOCKED: bool = true;
-    const LANDS: bool = true;
 
     #[inline]
     fn is_over(&self) -> bool {

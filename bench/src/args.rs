@@ -1,0 +1,340 @@
+//! The command line of `spindle bench`: what each option is, and its default.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use spindle_console::at_least_one;
+use spindle_console::size::Bytes;
+use spindle_disk::delay::{LATENCY_US_MAX, SEEK_US_MAX};
+
+use crate::access::Access;
+use crate::disk::DiskPlace;
+
+/// `spindle bench`: either a target's address or one of the subcommands.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct BenchArgs {
+    /// What else than a target to measure.
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+    /// How to measure a target.
+    #[command(flatten)]
+    pub target: BenchTargetArgs,
+}
+
+/// What `bench` measures besides targets.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// The ceiling: the bare exchange of the same bytes between two pinned, busy-polling ends over loopback
+    /// sockets
+    Limit(LimitArgs),
+    /// A disk of this machine, without a network, through what the target drives it with
+    Disk(DiskArgs),
+    /// Replies sent by the thread that took their requests, against replies that another thread sends, which
+    /// polls or sleeps; over one loopback connection
+    Delivery(DeliveryArgs),
+    /// What a cache line takes from one core to the other and back
+    #[command(hide = true)]
+    Line(LineArgs),
+}
+
+/// `spindle bench ADDRESS`.
+#[derive(Debug, Args)]
+pub struct BenchTargetArgs {
+    /// The target, as HOST or HOST:PORT, over TCP; as rdma:HOST or rdma:HOST:PORT over RDMA
+    #[arg(value_name = "ADDRESS", required = true)]
+    pub address: Option<String>,
+    /// The subsystem; without it the first that the target offers
+    #[arg(long)]
+    pub nqn: Option<String>,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// Queues, each a connection of its own, that share the depth
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub queues: usize,
+    /// The core to pin the measuring end to
+    #[arg(long, value_name = "CORE")]
+    pub core: Option<usize>,
+    /// Write a pattern with address and generation into each block, and check it on every read and all of it
+    /// at the end
+    #[arg(long)]
+    pub verify: bool,
+    /// The name of this host; without it one that belongs to this machine
+    #[arg(long, value_name = "NQN")]
+    pub hostnqn: Option<String>,
+    /// The namespace; without it the first that there is
+    #[arg(long, value_name = "N")]
+    pub nsid: Option<u32>,
+    /// Use only the first SIZE bytes of the namespace
+    #[arg(long, value_name = "SIZE")]
+    pub span: Option<Bytes>,
+    /// Ask for digests of headers
+    #[arg(long)]
+    pub header_digest: bool,
+    /// Ask for digests of data
+    #[arg(long)]
+    pub data_digest: bool,
+    /// Writes up to this size go with their command, if the target takes as much; without it as much as it
+    /// takes
+    #[arg(long, value_name = "SIZE")]
+    pub in_capsule: Option<Bytes>,
+    /// RDMA: bytes that stay registered
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub registration_bytes: Bytes,
+    /// So many connected queues more, on which nothing is sent
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub idle_queues: usize,
+    /// Keep-alive time-out in seconds: after so long a silence the target may take this host for dead;
+    /// 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=KEEP_ALIVE_SECONDS_MAX))]
+    pub keep_alive_tmo: u32,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `spindle bench limit`.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// The region that payload is taken from or put into; give the disk's size
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub span: Bytes,
+    /// Connections that share the depth
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub connections: usize,
+    /// The cores to pin the serving and the requesting end to; without it the first two
+    #[arg(long, value_name = "A,B")]
+    pub cores: Option<CorePair>,
+    /// In-capsule data: writes up to this size are sent with their request, larger ones wait for a
+    /// ready-to-transfer
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    pub icd: Bytes,
+    /// Congestion control of both ends; the system's default may pace packets (bbr), which costs even on
+    /// loopback
+    #[arg(long, value_name = "NAME", default_value = "reno")]
+    pub congestion: String,
+    /// Send and receive buffer of the serving end's sockets, as tcp.socket_buffer; 0: the kernel tunes them
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub socket_buffer: Bytes,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `spindle bench disk DISK`.
+#[derive(Debug, Args)]
+pub struct DiskArgs {
+    /// The disk: nvme:ADDRESS or nvme:ADDRESS/NAMESPACE for a drive that is bound to vfio-pci, ng:PATH for a
+    /// drive with the kernel, past its block layer, file:PATH for a file or block device, null: for none
+    #[arg(value_name = "DISK")]
+    pub disk: DiskPlace,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// The core to pin to
+    #[arg(long, value_name = "CORE")]
+    pub core: Option<usize>,
+    /// Use only the first SIZE bytes
+    #[arg(long, value_name = "SIZE")]
+    pub span: Option<Bytes>,
+    /// Addresses by Zipf's law with this exponent: the k-th most popular comes 1 / k^EXPONENT times as often
+    /// as the first; for rand*
+    #[arg(long, value_name = "EXPONENT", value_parser = exponent, allow_negative_numbers = true)]
+    pub zipf: Option<f64>,
+    /// Put a cache of SIZE bytes in front of it, as `[disk.cache]` does. With several sizes or policies there
+    /// is a run of --seconds for each, with an empty cache, and --plot draws what was found over the size
+    #[arg(long, value_name = "SIZE[,SIZE...]", value_delimiter = ',')]
+    pub cache: Vec<Bytes>,
+    /// Which page of the cache goes when another comes
+    #[arg(long, value_name = "POLICY[,POLICY]", value_delimiter = ',', default_value = "s3-fifo")]
+    #[arg(value_parser = ["s3-fifo", "lru"], requires = "cache")]
+    pub policy: Vec<String>,
+    /// Most that the cache reads ahead of a stream, as `read_ahead` of `[disk.cache]`
+    #[arg(long, value_name = "SIZE", default_value = "256KiB", requires = "cache")]
+    pub read_ahead: Bytes,
+    /// Make it slow, as `latency_us` of `[disk.delay]` does
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=LATENCY_US_MAX))]
+    pub latency_us: u64,
+    /// Make it slow, as `bandwidth` of `[disk.delay]` does, in bytes per second
+    #[arg(long, value_name = "SIZE")]
+    pub bandwidth: Option<Bytes>,
+    /// Make it slow, as `seek_us` of `[disk.delay]` does
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=SEEK_US_MAX))]
+    pub seek_us: u64,
+    /// Allow writes, which destroy what is on the disk
+    #[arg(long)]
+    pub destroy_data: bool,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `spindle bench line`.
+#[derive(Debug, Args)]
+pub struct LineArgs {
+    /// The two cores; without it the first two
+    #[arg(long, value_name = "A,B")]
+    pub cores: Option<CorePair>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `spindle bench delivery`.
+#[derive(Debug, Args)]
+pub struct DeliveryArgs {
+    /// Bytes of a reply
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    pub bs: Bytes,
+    /// Requests in flight
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub qd: u16,
+    /// How long to measure each way in a round, after a short warm-up; a fraction is allowed
+    #[arg(long, value_name = "SECONDS", default_value = "1")]
+    #[arg(value_parser = seconds, allow_negative_numbers = true)]
+    pub seconds: Duration,
+    /// How often the ways are measured in turn; the medians are shown
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
+    /// The cores to pin the serving thread and the requester to; without it the first two
+    #[arg(long, value_name = "A,B")]
+    pub cores: Option<CorePair>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The load that is put on what is measured.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// Commands and the order of their addresses
+    #[arg(long, value_enum, default_value_t = Access::RandRead)]
+    pub rw: Access,
+    /// The share of reads in per cent, for randrw
+    #[arg(long, value_name = "PERCENT", default_value_t = 70)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub mix: u8,
+    /// Bytes of a command
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    pub bs: Bytes,
+    /// Commands in flight in all
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    pub qd: usize,
+    /// How long to measure, after a short warm-up; a fraction is allowed
+    #[arg(long, value_name = "SECONDS", default_value = "10")]
+    #[arg(value_parser = seconds, allow_negative_numbers = true)]
+    pub seconds: Duration,
+}
+
+/// How a result is shown.
+#[derive(Debug, Args)]
+pub struct OutputArgs {
+    /// Print one JSON object instead of a table, and no progress
+    #[arg(long)]
+    pub json: bool,
+    /// Also draw the percentile distribution of the latencies into this file
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+/// Two different cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CorePair(pub usize, pub usize);
+
+impl FromStr for CorePair {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CorePair, String> {
+        let wrong = || format!("`{text}` is not two core numbers with a comma between, as in 0,1");
+        let (first, second) = text.split_once(',').ok_or_else(wrong)?;
+        let core = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());
+        let pair = CorePair(core(first)?, core(second)?);
+        if pair.0 == pair.1 {
+            return Err(format!("core {} cannot be both ends: each end polls without a pause", pair.0));
+        }
+        Ok(pair)
+    }
+}
+
+/// The longest keep-alive time-out that can be asked for: a day.
+const KEEP_ALIVE_SECONDS_MAX: i64 = 86_400;
+/// The longest run that can be asked for: a day.
+const SECONDS_MAX: f64 = 86_400.0;
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is not a time; allowed are 0.01 to {SECONDS_MAX} seconds");
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    if (0.01..=SECONDS_MAX).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
+}
+
+/// The largest exponent of Zipf's law that can be asked for.
+const EXPONENT_MAX: f64 = 3.0;
+
+fn exponent(text: &str) -> Result<f64, String> {
+    let exponent = text.parse().ok().filter(|exponent| *exponent > 0.0 && *exponent <= EXPONENT_MAX);
+    exponent.ok_or_else(|| format!("`{text}` is not a number above 0, at most {EXPONENT_MAX}"))
+}
+
+/// A command line of `spindle`, from `bench` on.
+#[cfg(test)]
+pub(crate) fn parse(line: &str) -> Result<BenchArgs, clap::Error> {
+    use clap::{CommandFactory, FromArgMatches, Parser};
+
+    #[derive(Parser)]
+    struct Tool {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+    let matches = Tool::command().try_get_matches_from(line.split(' '))?;
+    Tool::from_arg_matches(&matches).map(|tool| tool.bench)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_or_a_subcommand_is_taken() {
+        let bench = parse("bench 127.0.0.1:4420 --rw randrw --mix 30 --bs 8k --qd 64").expect("a target");
+        assert!(bench.command.is_none());
+        assert_eq!(bench.target.address.as_deref(), Some("127.0.0.1:4420"));
+        let load = &bench.target.load;
+        assert_eq!((load.rw, load.mix, load.bs.get(), load.qd), (Access::RandRw, 30, 8192, 64));
+
+        let bench = parse("bench limit --span 1GiB --cores 1,0 --seconds 0.5 --json").expect("the limit");
+        let Some(BenchCommand::Limit(limit)) = bench.command else { panic!("the limit") };
+        assert_eq!((limit.span.get(), limit.cores), (1 << 30, Some(CorePair(1, 0))));
+        assert_eq!((limit.load.seconds, limit.output.json), (Duration::from_millis(500), true));
+        assert!(parse("bench").expect_err("no address").to_string().contains("ADDRESS"));
+    }
+
+    #[test]
+    fn every_refusal_names_the_option_the_value_and_what_is_allowed() {
+        for (line, parts) in [
+            ("bench a --bs 4x", ["--bs", "4x", "KiB"]),
+            ("bench a --qd 0", ["--qd", "`0`", "from 1 up"]),
+            ("bench a --mix 101", ["--mix", "101", "0..=100"]),
+            ("bench a --rw both", ["--rw", "both", "randwrite"]),
+            ("bench a --seconds -1", ["--seconds", "`-1`", "0.01 to 86400"]),
+            ("bench a --seconds=0", ["--seconds", "`0`", "0.01 to 86400"]),
+            ("bench limit --cores 1,1", ["--cores", "core 1", "both ends"]),
+            ("bench limit --cores 1", ["--cores", "`1`", "0,1"]),
+            ("bench disk null: --zipf 0", ["--zipf", "`0`", "above 0, at most 3"]),
+            ("bench disk null: --zipf nan", ["--zipf", "`nan`", "above 0, at most 3"]),
+            ("bench disk null: --zipf -1", ["--zipf", "`-1`", "above 0, at most 3"]),
+            ("bench disk null: --cache 1M,,2M", ["--cache", "``", "must begin with a number"]),
+            ("bench disk null: --cache= --json", ["--cache", "SIZE", "value"]),
+            ("bench disk null: --cache 1M --policy lru,fifo", ["--policy", "fifo", "s3-fifo"]),
+        ] {
+            let message = parse(line).expect_err(line).to_string();
+            for part in parts {
+                assert!(message.contains(part), "{part} in: {message}");
+            }
+        }
+    }
+}
