@@ -7,8 +7,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{Cell, CellAlignment, Table};
+use comfy_table::{CellAlignment, Table};
 use spindle_disk::medium_id;
 use spindle_initiator::Target;
 use spindle_reactor::run::Idle;
@@ -16,10 +15,11 @@ use uuid::Uuid;
 
 use crate::cli::CheckArgs;
 use crate::config::{
-    CachePlan, Change, Config, ConfigErrors, DelayPlan, DiskKind, DiskPlan, Hosts, LogFormat, Plan,
-    SubsystemPlan, When, connect_line, reachable, reference, rounded, sums, total,
+    Change, Config, ConfigErrors, DiskKind, DiskPlan, Hosts, LogFormat, Plan, SubsystemPlan, When,
+    cache_words, connect_line, delay_words, reachable, reference, sums, total,
 };
-use crate::size::Bytes;
+use crate::size::{Bytes, rounded};
+use crate::text::table;
 use spindle_console::say;
 
 /// Run it.
@@ -72,7 +72,7 @@ fn describe(plan: &Plan) -> String {
     let _ = writeln!(
         text,
         "  log         {} and more urgent, {format}, to standard error",
-        plan.log.level.name()
+        plan.log.level.as_str().to_lowercase()
     );
     let _ = writeln!(text, "  shutdown    within {} ms", plan.drain_deadline.as_millis());
     let _ = write!(text, "\nMemory\n{}\n", memory_table(plan));
@@ -88,19 +88,15 @@ fn describe(plan: &Plan) -> String {
 
 /// The name of what is at a disk's path now. That of a drive with vfio-pci is known when it is open.
 fn medium_of(disk: &DiskPlan) -> Option<String> {
-    match &disk.kind {
-        DiskKind::File { path, .. } | DiskKind::Ng { path, .. } => {
-            medium_id::at(path).ok()?.into_iter().next()
-        }
-        DiskKind::Ram { .. } | DiskKind::Null | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => {
-            disk.medium_id.clone()
-        }
+    if let DiskKind::File { path, .. } | DiskKind::Ng { path, .. } = &disk.kind {
+        return medium_id::at(path).ok()?.into_iter().next();
     }
+    disk.medium_id.clone()
 }
 
 fn describe_disk(disk: &DiskPlan) -> String {
-    let cache = disk.cache.map(|cache| format!(", cache {}", CachePlan::words(Some(&cache))));
-    let delay = disk.delay.map(|delay| format!(", slow on purpose: {}", DelayPlan::words(Some(&delay))));
+    let cache = disk.cache.map(|cache| format!(", cache {}", cache_words(Some(&cache))));
+    let delay = disk.delay.map(|delay| format!(", slow on purpose: {}", delay_words(Some(&delay))));
     format!("{}{}{}", describe_uncached(disk), delay.unwrap_or_default(), cache.unwrap_or_default())
 }
 
@@ -154,36 +150,23 @@ fn describe_subsystem(text: &mut String, plan: &Plan, subsystem: &SubsystemPlan)
 }
 
 fn memory_table(plan: &Plan) -> Table {
-    let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-    let size = |bytes: u64| right(rounded(bytes));
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header(vec![
-        Cell::new("what for"),
-        right("each".into()),
-        right("count".into()),
-        right("at most".into()),
-        Cell::new("taken"),
-    ]);
+    let mut table = table(["what for", "each", "count", "at most", "taken"]);
+    for column in table.column_iter_mut().skip(1).take(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
     let sums = sums(plan);
     for sum in &sums {
         let from = if sum.is_huge { ", huge pages" } else { "" };
-        let when = Cell::new(format!("{}{from}", sum.when.words()));
-        table.add_row(vec![
-            Cell::new(&sum.reason),
-            size(sum.each),
-            right(sum.count.to_string()),
-            size(sum.bytes()),
-            when,
-        ]);
+        let when = format!("{}{from}", sum.when.words());
+        let (each, all) = (rounded(sum.each), rounded(sum.bytes()));
+        table.add_row([sum.reason.clone(), each, sum.count.to_string(), all, when]);
     }
     for (words, when) in [
         ("sum at the start", When::Start),
         ("sum with full RAM disks", When::Filled),
         ("sum with all connections", When::Busy),
     ] {
-        let nothing = || Cell::new("");
-        table.add_row(vec![Cell::new(words), nothing(), nothing(), size(total(&sums, when)), nothing()]);
+        table.add_row([words, "", "", &rounded(total(&sums, when)), ""]);
     }
     table
 }
@@ -218,6 +201,9 @@ fn describe_changes(against: &Path, changes: &[Change]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use spindle_disk::DelaySpec;
+    use spindle_reactor::clock::Nanos;
+
     use super::*;
 
     #[test]
@@ -242,7 +228,8 @@ mod tests {
     #[test]
     fn a_disk_is_printed_with_what_makes_it_slow() {
         let mut plan = Config::builtin().plan().clone();
-        plan.disks[0].delay = Some(DelayPlan { latency_us: 7, bandwidth: Some(1 << 20), seek_us: 0 });
+        let (latency, seek) = (Nanos::from_us(7), Nanos::ZERO);
+        plan.disks[0].delay = Some(DelaySpec { latency, bandwidth: Some(1 << 20), seek });
         let text = describe(&plan);
         let part = "blocks of 512 bytes, slow on purpose: latency 7 us, bandwidth 1 MiB/s\n";
         assert!(text.contains(part), "{text}");

@@ -99,7 +99,6 @@ pub struct CompletionsArgs {
 pub struct DiscoverArgs {
     /// The target, as HOST or HOST:PORT; without a port 8009 is tried, then 4420. rdma:HOST or
     /// rdma:HOST:PORT asks over RDMA
-    #[arg(value_name = "ADDRESS")]
     pub address: String,
     /// The name of this host; without it one that belongs to this machine
     #[arg(long, value_name = "NQN")]

@@ -8,7 +8,6 @@ use crate::rpc::methods::METHODS;
 use crate::rpc::params::{Kind, Param};
 use spindle_console::say;
 
-/// Print them.
 pub fn run(args: &CompletionsArgs) {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command(), "spindle", &mut script);

@@ -18,35 +18,17 @@ use serde_json::{Map, Value};
 use crate::cli::{Cli, CtlArgs, CtlCommand, StatusArgs};
 use crate::rpc::client::{CallError, call};
 use crate::rpc::methods::{METHODS, reference};
-use crate::rpc::params::{Kind, Param, nearest};
+use crate::rpc::params::{Kind, Param};
 use crate::status;
+use crate::text::did_you_mean;
 use spindle_console::say;
 
 /// Why something was not done, or has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
-    /// A parameter is not one.
-    #[error("{0:?}: must be a parameter, as --name VALUE")]
-    Parameter(String),
-    /// Neither a verb nor a method.
-    #[error("{name:?}: there is no such verb or method; {allowed}")]
-    Unknown {
-        /// What was given.
-        name: String,
-        /// What there is.
-        allowed: String,
-    },
-    /// A value that no method can be given.
-    #[error("{field} = {value}: {allowed}")]
-    Value {
-        /// Where it stands.
-        field: &'static str,
-        /// What was given.
-        value: String,
-        /// What is allowed.
-        allowed: String,
-    },
-    /// The call.
+    /// What was given is wrong: it, and what is allowed.
+    #[error("{0}")]
+    Given(String),
     #[error(transparent)]
     Call(#[from] CallError),
 }
@@ -56,10 +38,6 @@ type Ask<'a> = &'a dyn Fn(&str, Value) -> Result<Value, CallError>;
 /// What a method gives, and what it is for people.
 type Answer = Result<(Value, String), CtlError>;
 
-/// Call, and print.
-///
-/// # Errors
-/// [`CtlError`].
 pub fn run(mut args: CtlArgs) -> Result<(), CtlError> {
     take_options(&mut args);
     let ask = |name: &str, params: Value| {
@@ -123,11 +101,10 @@ fn unknown(name: &str) -> CtlError {
     let verbs = cli.find_subcommand("ctl").into_iter().flat_map(clap::Command::get_subcommands);
     let verbs: Vec<_> = verbs.map(clap::Command::get_name).collect();
     let names = verbs.iter().copied().chain(METHODS.iter().map(|method| method.name));
-    let allowed = match nearest(name, names) {
-        Some(near) => format!("did you mean {near:?}?"),
-        None => format!("verbs are {}; `spindle ctl` prints the methods", verbs.join(", ")),
-    };
-    CtlError::Unknown { name: name.to_owned(), allowed }
+    let allowed = did_you_mean(name, names, || {
+        format!("verbs are {}; `spindle ctl` prints the methods", verbs.join(", "))
+    });
+    CtlError::Given(format!("{name:?}: there is no such verb or method; {allowed}"))
 }
 
 /// `--name VALUE`, `--name=VALUE` and, for what is on or off, `--name`. A point leads into an object.
@@ -135,7 +112,9 @@ fn parse(words: &[String], params: &'static [Param]) -> Result<Map<String, Value
     let mut given = Map::new();
     let mut words = words.iter().map(String::as_str).peekable();
     while let Some(word) = words.next() {
-        let name = word.strip_prefix("--").ok_or_else(|| CtlError::Parameter(word.to_owned()))?;
+        let name = word
+            .strip_prefix("--")
+            .ok_or_else(|| CtlError::Given(format!("{word:?}: must be a parameter, as --name VALUE")))?;
         let (name, value) = match name.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (name, words.next_if(|next| !next.starts_with("--"))),

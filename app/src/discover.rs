@@ -97,8 +97,8 @@ fn to_table(log: &DiscoveryLog) -> Table {
         table.add_row([
             kind(entry),
             entry.trtype.to_string().to_lowercase(),
-            printable(entry.traddr()),
-            printable(entry.trsvcid()),
+            crate::text::printable(entry.traddr()),
+            crate::text::printable(entry.trsvcid()),
             nqn(entry),
             entry.portid.get().to_string(),
         ]);
@@ -126,11 +126,6 @@ fn to_json(address: SocketAddr, log: &DiscoveryLog) -> Value {
         })
         .collect();
     json!({ "address": address.to_string(), "generation": log.generation, "entries": entries })
-}
-
-/// A peer's text, without what a terminal would obey.
-fn printable(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }
 
 #[cfg(test)]

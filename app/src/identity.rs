@@ -66,7 +66,6 @@ pub enum Data<'a> {
     Far(&'a str),
 }
 
-/// Identity of a namespace.
 fn of_namespace(what: &str, nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
     let (nqn, nsid) = (nqn.as_str(), nsid.to_string());
     match data {
@@ -76,7 +75,6 @@ fn of_namespace(what: &str, nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
     }
 }
 
-/// UUID of a namespace.
 pub fn uuid(nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
     of_namespace("namespace", nqn, nsid, data)
 }

@@ -21,33 +21,13 @@ use tracing_subscriber::registry::Registry;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{LogFormat, LogLevel, LogPlan};
+use tracing::Level;
+
+use crate::config::{LogFormat, LogPlan};
 use queue::{FLUSH_MAX, LINES_MAX, Outlet, Queue};
 
 /// The environment variable that goes before the configuration.
 const VARIABLE: &str = "SPINDLE_LOG";
-
-/// Why there is no log.
-#[derive(Debug, thiserror::Error)]
-pub enum LogError {
-    /// The environment asks for something that is no filter.
-    #[error(
-        "{VARIABLE} = {value:?}: {reason}; allowed are levels and rooms with levels, like debug or \
-         spindle_tcp=debug,info"
-    )]
-    Variable {
-        /// What it asks for.
-        value: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// Something else in this process has set one up.
-    #[error("the log is set up already")]
-    Twice,
-    /// It has no thread to write it.
-    #[error("thread of the log: {0}")]
-    Thread(#[source] io::Error),
-}
 
 /// Changes the level of a log that is set up. Dropping it waits, a bounded time, until all lines are out.
 #[derive(Debug)]
@@ -71,10 +51,10 @@ impl LogControl {
     }
 
     /// Write lines of this level and more urgent ones from now on. Without effect while `SPINDLE_LOG` is set.
-    pub fn set_level(&self, level: LogLevel) {
+    pub fn set_level(&self, level: Level) {
         if let Some(filter) = &self.filter {
             // It fails only when the log is gone, and then there is nothing to be filtered.
-            let _ = filter.reload(EnvFilter::new(level.name()));
+            let _ = filter.reload(EnvFilter::new(level.as_str()));
         }
     }
 }
@@ -82,17 +62,22 @@ impl LogControl {
 /// Set up the log of this process as `plan` says. Once.
 ///
 /// # Errors
-/// [`LogError`] with the reason.
-pub fn start(plan: &LogPlan) -> Result<LogControl, LogError> {
+/// The environment asks for something that is no filter, there is no thread, or there is a log already.
+pub fn start(plan: &LogPlan) -> Result<LogControl, String> {
     let variable = std::env::var(VARIABLE).ok().filter(|value| !value.is_empty());
     let filter = filter(plan.level, variable.as_deref())?;
     let (filter, handle) = reload::Layer::new(filter);
     let (queue, outlet) = Queue::new(LINES_MAX);
     let format = plan.format;
     let thread = std::thread::Builder::new().name("log".to_owned());
-    thread.spawn(move || write_out(outlet, format)).map_err(LogError::Thread)?;
+    thread
+        .spawn(move || write_out(outlet, format))
+        .map_err(|error| format!("cannot start the thread of the log: {error}"))?;
     let lines = lines(format, io::stderr().is_terminal(), queue.clone());
-    tracing_subscriber::registry().with(lines.with_filter(filter)).try_init().map_err(|_| LogError::Twice)?;
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .try_init()
+        .map_err(|_| "the log is set up already")?;
     tell_panics(queue.clone());
     Ok(LogControl { filter: variable.is_none().then_some(handle), queue })
 }
@@ -123,11 +108,15 @@ fn tell_panics(queue: Queue) {
     }));
 }
 
-fn filter(level: LogLevel, variable: Option<&str>) -> Result<EnvFilter, LogError> {
+fn filter(level: Level, variable: Option<&str>) -> Result<EnvFilter, String> {
     match variable {
-        None => Ok(EnvFilter::new(level.name())),
-        Some(value) => EnvFilter::try_new(value)
-            .map_err(|error| LogError::Variable { value: value.to_owned(), reason: error.to_string() }),
+        None => Ok(EnvFilter::new(level.as_str())),
+        Some(value) => EnvFilter::try_new(value).map_err(|error| {
+            format!(
+                "{VARIABLE} = {value:?}: {error}; allowed are levels and rooms with levels, like debug or \
+                 spindle_tcp=debug,info"
+            )
+        }),
     }
 }
 
@@ -181,7 +170,7 @@ mod tests {
         }
     }
 
-    fn written(format: LogFormat, level: LogLevel, variable: Option<&str>, write: impl FnOnce()) -> String {
+    fn written(format: LogFormat, level: Level, variable: Option<&str>, write: impl FnOnce()) -> String {
         let written = Written::default();
         let writer = written.clone();
         let layer = lines(format, false, move || writer.clone())
@@ -197,13 +186,13 @@ mod tests {
 
     #[test]
     fn a_text_line_has_time_level_message_and_named_fields() {
-        let text = written(LogFormat::Text, LogLevel::Info, None, one_line);
+        let text = written(LogFormat::Text, Level::INFO, None, one_line);
         assert!(text.contains("Z  INFO connected core=3 remote=\"10.0.0.1:5\"\n"), "{text}");
     }
 
     #[test]
     fn a_json_line_is_one_flat_object() {
-        let text = written(LogFormat::Json, LogLevel::Info, None, one_line);
+        let text = written(LogFormat::Json, Level::INFO, None, one_line);
         let line: serde_json::Value = serde_json::from_str(text.trim()).expect("JSON");
         assert_eq!((&line["level"], &line["message"]), (&"INFO".into(), &"connected".into()));
         assert_eq!((&line["core"], &line["remote"]), (&3.into(), &"10.0.0.1:5".into()));
@@ -212,21 +201,21 @@ mod tests {
 
     #[test]
     fn the_level_holds_and_the_environment_goes_before_it() {
-        assert_eq!(written(LogFormat::Text, LogLevel::Warn, None, one_line), "");
-        assert_ne!(written(LogFormat::Text, LogLevel::Warn, Some("info"), one_line), "");
-        assert_eq!(written(LogFormat::Text, LogLevel::Trace, Some("spindle_tcp=debug"), one_line), "");
+        assert_eq!(written(LogFormat::Text, Level::WARN, None, one_line), "");
+        assert_ne!(written(LogFormat::Text, Level::WARN, Some("info"), one_line), "");
+        assert_eq!(written(LogFormat::Text, Level::TRACE, Some("spindle_tcp=debug"), one_line), "");
     }
 
     #[test]
     fn a_filter_that_is_none_is_refused_by_name() {
-        let error = filter(LogLevel::Info, Some("spindle=loud")).expect_err("refused").to_string();
+        let error = filter(Level::INFO, Some("spindle=loud")).expect_err("refused");
         assert!(error.starts_with("SPINDLE_LOG = \"spindle=loud\": "), "{error}");
     }
 
     #[test]
     fn a_peer_cannot_write_escapes_or_lines_of_its_own() {
         for format in [LogFormat::Text, LogFormat::Json] {
-            let text = written(format, LogLevel::Info, None, || {
+            let text = written(format, Level::INFO, None, || {
                 tracing::info!(nqn = %"nqn.\u{1b}[31m\nINFO forged", "refused");
             });
             assert!(!text.contains('\u{1b}') && text.matches('\n').count() == 1, "{text:?}");

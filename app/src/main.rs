@@ -24,6 +24,7 @@ mod nvme;
 mod rpc;
 mod serve;
 mod status;
+mod text;
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -3,21 +3,17 @@
 use std::time::Duration;
 
 use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde_json::{Map, Value};
 
 use crate::cli::StatusArgs;
 use crate::rpc::client::{CallError, call};
 use crate::size::Bytes;
+use crate::text::{printable, table};
 use spindle_console::say;
 
 /// Over so long it is seen how busy cores are and what traffic there is.
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// Ask, and print.
-///
-/// # Errors
-/// [`CallError`].
 pub fn run(args: &StatusArgs) -> Result<(), CallError> {
     let ask = || call(&args.socket, "spindle_get_status", Map::new());
     let first = ask()?;
@@ -46,14 +42,6 @@ fn text(first: &Value, second: &Value) -> String {
     }
     text.truncate(text.trim_end().len());
     text
-}
-
-/// An empty table.
-pub fn table<const N: usize>(header: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header(header);
-    table
 }
 
 fn cores(first: &Value, second: &Value) -> Table {
@@ -141,12 +129,7 @@ pub fn number(value: &Value, key: &str) -> u64 {
 
 /// A text; empty where there is none.
 pub fn word(value: &Value, key: &str) -> String {
-    clean(value[key].as_str().unwrap_or_default())
-}
-
-/// A text without what a terminal would obey: hosts name themselves.
-pub fn clean(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    printable(value[key].as_str().unwrap_or_default())
 }
 
 fn since(before: &Value, after: &Value, key: &str) -> u64 {

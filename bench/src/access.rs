@@ -1,28 +1,27 @@
-//! Which commands a benchmark sends, and to which addresses.
+//! Access pattern of a benchmark (`--rw`): reads or writes, sequential or random.
 
 use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Serialize, Serializer};
 
-/// Commands and the order of their addresses.
+/// Access pattern, with the names that fio uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "lower")]
 pub enum Access {
-    /// Reads, one block after the other.
+    /// Sequential reads.
     Read,
-    /// Writes, one block after the other.
+    /// Sequential writes.
     Write,
-    /// Reads of random blocks.
+    /// Random reads.
     RandRead,
-    /// Writes of random blocks.
+    /// Random writes.
     RandWrite,
-    /// Reads and writes of random blocks, mixed.
+    /// Random reads and writes; `--mix` is the share of reads.
     RandRw,
 }
 
 impl Access {
-    /// Whether blocks are picked at random; if not, one follows the other.
     #[must_use]
     pub fn is_random(self) -> bool {
         match self {
@@ -31,7 +30,7 @@ impl Access {
         }
     }
 
-    /// The share of reads in per cent, with that of a mix being `mix`.
+    /// Share of reads in per cent; `mix` is the share for `randrw`.
     #[must_use]
     pub fn reads_percent(self, mix: u8) -> u8 {
         match self {

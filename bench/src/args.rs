@@ -1,4 +1,4 @@
-//! The command line of `spindle bench`: what each option is, and its default.
+//! The command line of `spindle bench`. Doc comments of options are their help texts.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -10,32 +10,32 @@ use spindle_console::size::Bytes;
 use spindle_disk::delay::{LATENCY_US_MAX, SEEK_US_MAX};
 
 use crate::access::Access;
-use crate::disk::DiskPlace;
+use crate::disk::DiskAddress;
 
 /// `spindle bench`: either a target's address or one of the subcommands.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct BenchArgs {
-    /// What else than a target to measure.
+    /// A measurement other than that of a target.
     #[command(subcommand)]
     pub command: Option<BenchCommand>,
-    /// How to measure a target.
+    /// Options of `spindle bench ADDRESS`.
     #[command(flatten)]
     pub target: BenchTargetArgs,
 }
 
-/// What `bench` measures besides targets.
+/// Subcommands of `spindle bench`; without one it measures a target.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// The ceiling: the bare exchange of the same bytes between two pinned, busy-polling ends over loopback
-    /// sockets
+    /// Upper bound for NVMe/TCP on this machine: exchange the same bytes over loopback sockets, between two
+    /// pinned, busy-polling threads
     Limit(LimitArgs),
-    /// A disk of this machine, without a network, through what the target drives it with
+    /// A local disk, without a network, through the drivers of the target
     Disk(DiskArgs),
-    /// Replies sent by the thread that took their requests, against replies that another thread sends, which
-    /// polls or sleeps; over one loopback connection
+    /// Replies sent by the thread that receives the requests, compared with replies sent by a second thread
+    /// that polls or sleeps; over one loopback connection
     Delivery(DeliveryArgs),
-    /// What a cache line takes from one core to the other and back
+    /// Round trip of a cache line between two cores
     #[command(hide = true)]
     Line(LineArgs),
 }
@@ -43,51 +43,50 @@ pub enum BenchCommand {
 /// `spindle bench ADDRESS`.
 #[derive(Debug, Args)]
 pub struct BenchTargetArgs {
-    /// The target, as HOST or HOST:PORT, over TCP; as rdma:HOST or rdma:HOST:PORT over RDMA
+    /// The target: HOST or HOST:PORT for TCP, rdma:HOST or rdma:HOST:PORT for RDMA
     #[arg(value_name = "ADDRESS", required = true)]
     pub address: Option<String>,
-    /// The subsystem; without it the first that the target offers
+    /// The subsystem; default: the first NVM subsystem that the target's discovery log lists
     #[arg(long)]
     pub nqn: Option<String>,
     #[command(flatten)]
     pub load: LoadArgs,
-    /// Queues, each a connection of its own, that share the depth
+    /// I/O queues, each with its own connection; --qd is divided among them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     pub queues: usize,
-    /// The core to pin the measuring end to
+    /// The core to pin the measuring thread to
     #[arg(long, value_name = "CORE")]
     pub core: Option<usize>,
-    /// Write a pattern with address and generation into each block, and check it on every read and all of it
-    /// at the end
+    /// Write a pattern with address and generation into each block; check each read, and all data at the end
     #[arg(long)]
     pub verify: bool,
-    /// The name of this host; without it one that belongs to this machine
+    /// The NQN of this host; default: one derived from this machine
     #[arg(long, value_name = "NQN")]
     pub hostnqn: Option<String>,
-    /// The namespace; without it the first that there is
+    /// The namespace; default: the first active one
     #[arg(long, value_name = "N")]
     pub nsid: Option<u32>,
     /// Use only the first SIZE bytes of the namespace
     #[arg(long, value_name = "SIZE")]
     pub span: Option<Bytes>,
-    /// Ask for digests of headers
+    /// Request header digests (HDGST)
     #[arg(long)]
     pub header_digest: bool,
-    /// Ask for digests of data
+    /// Request data digests (DDGST)
     #[arg(long)]
     pub data_digest: bool,
-    /// Writes up to this size go with their command, if the target takes as much; without it as much as it
-    /// takes
+    /// In-capsule data: writes up to this size are sent in the command capsule, within the target's limit;
+    /// default: the target's limit
     #[arg(long, value_name = "SIZE")]
     pub in_capsule: Option<Bytes>,
-    /// RDMA: bytes that stay registered
+    /// RDMA: bytes of memory that stay registered between commands
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub registration_bytes: Bytes,
-    /// So many connected queues more, on which nothing is sent
+    /// Additional connected I/O queues on which no command is sent
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub idle_queues: usize,
-    /// Keep-alive time-out in seconds: after so long a silence the target may take this host for dead;
-    /// 0: never
+    /// Keep Alive Timeout in seconds: the target may close the association when it receives no command for
+    /// this time; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=KEEP_ALIVE_SECONDS_MAX))]
     pub keep_alive_tmo: u32,
@@ -100,24 +99,24 @@ pub struct BenchTargetArgs {
 pub struct LimitArgs {
     #[command(flatten)]
     pub load: LoadArgs,
-    /// The region that payload is taken from or put into; give the disk's size
+    /// Size of the serving thread's payload memory; give the size of the disk that this is compared with
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub span: Bytes,
-    /// Connections that share the depth
+    /// Connections; --qd is divided among them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     pub connections: usize,
-    /// The cores to pin the serving and the requesting end to; without it the first two
+    /// The cores to pin the serving and the requesting thread to; default: the first two
     #[arg(long, value_name = "A,B")]
     pub cores: Option<CorePair>,
-    /// In-capsule data: writes up to this size are sent with their request, larger ones wait for a
-    /// ready-to-transfer
+    /// In-capsule data: writes up to this size are sent with their request, larger ones after a
+    /// ready-to-transfer (R2T)
     #[arg(long, value_name = "SIZE", default_value = "4KiB")]
     pub icd: Bytes,
-    /// Congestion control of both ends; the system's default may pace packets (bbr), which costs even on
-    /// loopback
+    /// TCP congestion control of both ends; a system's default may pace packets (bbr), which lowers the rate
+    /// even on loopback
     #[arg(long, value_name = "NAME", default_value = "reno")]
     pub congestion: String,
-    /// Send and receive buffer of the serving end's sockets, as tcp.socket_buffer; 0: the kernel tunes them
+    /// SO_SNDBUF and SO_RCVBUF of the serving end, as tcp.socket_buffer; 0: the kernel tunes them
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub socket_buffer: Bytes,
     #[command(flatten)]
@@ -128,44 +127,44 @@ pub struct LimitArgs {
 #[derive(Debug, Args)]
 pub struct DiskArgs {
     /// The disk: nvme:ADDRESS or nvme:ADDRESS/NAMESPACE for a drive that is bound to vfio-pci, ng:PATH for a
-    /// drive with the kernel, past its block layer, file:PATH for a file or block device, null: for none
+    /// generic device of the kernel (/dev/ngXnY), file:PATH for a file or block device, null: for no disk
     #[arg(value_name = "DISK")]
-    pub disk: DiskPlace,
+    pub disk: DiskAddress,
     #[command(flatten)]
     pub load: LoadArgs,
-    /// The core to pin to
+    /// The core to pin the measuring thread to
     #[arg(long, value_name = "CORE")]
     pub core: Option<usize>,
-    /// Use only the first SIZE bytes
+    /// Use only the first SIZE bytes of the disk
     #[arg(long, value_name = "SIZE")]
     pub span: Option<Bytes>,
-    /// Addresses by Zipf's law with this exponent: the k-th most popular comes 1 / k^EXPONENT times as often
-    /// as the first; for rand*
+    /// Draw random addresses by Zipf's law: the k-th most popular block is used 1 / k^EXPONENT times as often
+    /// as the first; for randread, randwrite, randrw
     #[arg(long, value_name = "EXPONENT", value_parser = exponent, allow_negative_numbers = true)]
     pub zipf: Option<f64>,
-    /// Put a cache of SIZE bytes in front of it, as `[disk.cache]` does. With several sizes or policies there
-    /// is a run of --seconds for each, with an empty cache, and --plot draws what was found over the size
+    /// Put a cache of SIZE bytes in front of the disk, as `[disk.cache]` does. Several sizes or policies: one
+    /// run of --seconds for each, with an empty cache; --plot draws the hit ratio over the size
     #[arg(long, value_name = "SIZE[,SIZE...]", value_delimiter = ',')]
     pub cache: Vec<Bytes>,
-    /// Which page of the cache goes when another comes
+    /// Eviction policy of the cache
     #[arg(long, value_name = "POLICY[,POLICY]", value_delimiter = ',', default_value = "s3-fifo")]
     #[arg(value_parser = ["s3-fifo", "lru"], requires = "cache")]
     pub policy: Vec<String>,
-    /// Most that the cache reads ahead of a stream, as `read_ahead` of `[disk.cache]`
+    /// Most bytes that the cache reads ahead of a stream, as `read_ahead` of `[disk.cache]`
     #[arg(long, value_name = "SIZE", default_value = "256KiB", requires = "cache")]
     pub read_ahead: Bytes,
-    /// Make it slow, as `latency_us` of `[disk.delay]` does
+    /// Delay each command, as `latency_us` of `[disk.delay]` does
     #[arg(long, value_name = "US", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(u64).range(0..=LATENCY_US_MAX))]
     pub latency_us: u64,
-    /// Make it slow, as `bandwidth` of `[disk.delay]` does, in bytes per second
+    /// Limit the bytes per second, as `bandwidth` of `[disk.delay]` does
     #[arg(long, value_name = "SIZE")]
     pub bandwidth: Option<Bytes>,
-    /// Make it slow, as `seek_us` of `[disk.delay]` does
+    /// Delay commands that need a seek, as `seek_us` of `[disk.delay]` does
     #[arg(long, value_name = "US", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(u64).range(0..=SEEK_US_MAX))]
     pub seek_us: u64,
-    /// Allow writes, which destroy what is on the disk
+    /// Allow writes, which destroy the data on the disk
     #[arg(long)]
     pub destroy_data: bool,
     #[command(flatten)]
@@ -175,7 +174,7 @@ pub struct DiskArgs {
 /// `spindle bench line`.
 #[derive(Debug, Args)]
 pub struct LineArgs {
-    /// The two cores; without it the first two
+    /// The two cores; default: the first two
     #[arg(long, value_name = "A,B")]
     pub cores: Option<CorePair>,
     /// Print one JSON object instead of text
@@ -193,15 +192,15 @@ pub struct DeliveryArgs {
     #[arg(long, value_name = "N", default_value_t = 32)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     pub qd: u16,
-    /// How long to measure each way in a round, after a short warm-up; a fraction is allowed
+    /// Measured time of each delivery in a round, after a short warm-up; a fraction is allowed
     #[arg(long, value_name = "SECONDS", default_value = "1")]
     #[arg(value_parser = seconds, allow_negative_numbers = true)]
     pub seconds: Duration,
-    /// How often the ways are measured in turn; the medians are shown
+    /// Rounds, each of which measures all deliveries; the result has their medians
     #[arg(long, value_name = "N", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub rounds: u16,
-    /// The cores to pin the serving thread and the requester to; without it the first two
+    /// The cores to pin the serving thread and the requester to; default: the first two
     #[arg(long, value_name = "A,B")]
     pub cores: Option<CorePair>,
     /// Print one JSON object instead of a table
@@ -209,40 +208,40 @@ pub struct DeliveryArgs {
     pub json: bool,
 }
 
-/// The load that is put on what is measured.
+/// Options of the load, common to several measurements.
 #[derive(Debug, Args)]
 pub struct LoadArgs {
-    /// Commands and the order of their addresses
+    /// Access pattern
     #[arg(long, value_enum, default_value_t = Access::RandRead)]
     pub rw: Access,
-    /// The share of reads in per cent, for randrw
+    /// Share of reads in per cent, for randrw
     #[arg(long, value_name = "PERCENT", default_value_t = 70)]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
     pub mix: u8,
-    /// Bytes of a command
+    /// Size of a command's data
     #[arg(long, value_name = "SIZE", default_value = "4KiB")]
     pub bs: Bytes,
-    /// Commands in flight in all
+    /// Queue depth: commands in flight, over all queues or connections
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
     pub qd: usize,
-    /// How long to measure, after a short warm-up; a fraction is allowed
+    /// Measured time, after a short warm-up; a fraction is allowed
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     #[arg(value_parser = seconds, allow_negative_numbers = true)]
     pub seconds: Duration,
 }
 
-/// How a result is shown.
+/// Options of the report.
 #[derive(Debug, Args)]
 pub struct OutputArgs {
     /// Print one JSON object instead of a table, and no progress
     #[arg(long)]
     pub json: bool,
-    /// Also draw the percentile distribution of the latencies into this file
+    /// Also write a plot of the latencies by percentile to this file
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
 }
 
-/// Two different cores.
+/// Numbers of two different cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CorePair(pub usize, pub usize);
 
@@ -261,9 +260,9 @@ impl FromStr for CorePair {
     }
 }
 
-/// The longest keep-alive time-out that can be asked for: a day.
+/// Largest `--keep-alive-tmo`: a day.
 const KEEP_ALIVE_SECONDS_MAX: i64 = 86_400;
-/// The longest run that can be asked for: a day.
+/// Largest `--seconds`: a day.
 const SECONDS_MAX: f64 = 86_400.0;
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -272,7 +271,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     if (0.01..=SECONDS_MAX).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
 }
 
-/// The largest exponent of Zipf's law that can be asked for.
+/// Largest `--zipf`.
 const EXPONENT_MAX: f64 = 3.0;
 
 fn exponent(text: &str) -> Result<f64, String> {
@@ -280,7 +279,7 @@ fn exponent(text: &str) -> Result<f64, String> {
     exponent.ok_or_else(|| format!("`{text}` is not a number above 0, at most {EXPONENT_MAX}"))
 }
 
-/// A command line of `spindle`, from `bench` on.
+/// Parses a command line that begins with `bench`.
 #[cfg(test)]
 pub(crate) fn parse(line: &str) -> Result<BenchArgs, clap::Error> {
     use clap::{CommandFactory, FromArgMatches, Parser};

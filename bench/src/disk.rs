@@ -1,9 +1,10 @@
-//! `spindle bench disk DISK`: measures a disk of this machine through the same interface that the target
-//! drives, without a network: one pinned thread that submits and polls.
+//! `spindle bench disk DISK`: measures a local disk through the same [`Disk`] interface that the target uses,
+//! without a network: one pinned thread submits and polls.
 //!
-//! What it shows: what a drive gives to `spindle serve` at most, beside `fio` on the kernel's driver.
+//! The result is the most that `spindle serve` can reach with the disk, and can be compared with `fio` on the
+//! kernel's driver.
 //!
-//! What it does not do: it checks no data. Writes destroy what is on the disk, and have to be allowed.
+//! It does not check data. Writes destroy the data on the disk and need `--destroy-data`.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -24,45 +25,45 @@ use spindle_reactor::mem::{Pages, Pool, PoolError, ZoneSpec};
 
 use crate::args::DiskArgs;
 use crate::random::Random;
-use crate::report::sizes::{self, SizeRun};
+use crate::report::sizes::{self, CacheRun};
 use crate::report::{self, BenchResult, Latencies, Run};
 use crate::zipf::Zipf;
 use spindle_console::size::Bytes;
 
-/// Time before the measurement in which queues are made and caches settle.
+/// Warm-up before the measured time, in which queues are created and caches fill.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// How long what is outstanding at the end may take.
+/// Longest wait for the outstanding commands after the measured time.
 const DRAIN_MAX: Duration = Duration::from_secs(60);
-/// Sizes of caches that one call measures at most.
+/// Most sizes in one `--cache`.
 const SIZES_MAX: usize = 64;
 
-/// Which disk.
+/// A disk as named on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DiskPlace {
-    /// A namespace of a drive, driven by this process.
+pub enum DiskAddress {
+    /// A namespace of an NVMe drive that this process drives through vfio-pci.
     Nvme(PciAddress, u32),
-    /// A namespace of a drive with the kernel: its generic device.
+    /// Generic device (`/dev/ngXnY`) of a namespace that the kernel drives.
     Ng(std::path::PathBuf),
     /// A file or block device.
     File(std::path::PathBuf),
-    /// Reads as zeroes: what the measuring itself costs.
+    /// No I/O; shows the overhead of the measurement.
     Null,
 }
 
-impl std::fmt::Display for DiskPlace {
+impl std::fmt::Display for DiskAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            DiskPlace::Nvme(address, namespace) => write!(f, "nvme:{address}/{namespace}"),
-            DiskPlace::Ng(path) => write!(f, "ng:{}", path.display()),
-            DiskPlace::File(path) => write!(f, "file:{}", path.display()),
-            DiskPlace::Null => f.write_str("null:"),
+            DiskAddress::Nvme(address, namespace) => write!(f, "nvme:{address}/{namespace}"),
+            DiskAddress::Ng(path) => write!(f, "ng:{}", path.display()),
+            DiskAddress::File(path) => write!(f, "file:{}", path.display()),
+            DiskAddress::Null => f.write_str("null:"),
         }
     }
 }
 
-/// Why a text names no disk.
+/// A text that names no disk.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum DiskAddressError {
     #[error("{0:?}: must be nvme:ADDRESS, nvme:ADDRESS/NAMESPACE, ng:PATH, file:PATH or null:")]
     Kind(String),
     #[error(transparent)]
@@ -71,26 +72,26 @@ pub enum PlaceError {
     Namespace(String),
 }
 
-impl FromStr for DiskPlace {
-    type Err = PlaceError;
+impl FromStr for DiskAddress {
+    type Err = DiskAddressError;
 
-    fn from_str(text: &str) -> Result<DiskPlace, PlaceError> {
+    fn from_str(text: &str) -> Result<DiskAddress, DiskAddressError> {
         match text.split_once(':') {
             Some(("nvme", place)) => {
                 let (address, namespace) = place.split_once('/').unwrap_or((place, "1"));
                 let number = namespace.parse().ok().filter(|number| (1..u32::MAX).contains(number));
-                let number = number.ok_or_else(|| PlaceError::Namespace(namespace.to_owned()))?;
-                Ok(DiskPlace::Nvme(address.parse()?, number))
+                let number = number.ok_or_else(|| DiskAddressError::Namespace(namespace.to_owned()))?;
+                Ok(DiskAddress::Nvme(address.parse()?, number))
             }
-            Some(("ng", path)) if !path.is_empty() => Ok(DiskPlace::Ng(path.into())),
-            Some(("file", path)) if !path.is_empty() => Ok(DiskPlace::File(path.into())),
-            Some(("null", "")) => Ok(DiskPlace::Null),
-            Some(_) | None => Err(PlaceError::Kind(text.to_owned())),
+            Some(("ng", path)) if !path.is_empty() => Ok(DiskAddress::Ng(path.into())),
+            Some(("file", path)) if !path.is_empty() => Ok(DiskAddress::File(path.into())),
+            Some(("null", "")) => Ok(DiskAddress::Null),
+            Some(_) | None => Err(DiskAddressError::Kind(text.to_owned())),
         }
     }
 }
 
-/// Why there is nothing to report.
+/// Failure of `bench disk`.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskBenchError {
     #[error(transparent)]
@@ -101,7 +102,7 @@ pub enum DiskBenchError {
     Core(#[from] AffinityError),
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// A value that does not go with the disk or with others.
+    /// An option that the disk or another option does not allow.
     #[error("{option} is {value}, but {rule}")]
     Size { option: &'static str, value: String, rule: String },
     #[error("--rw {0}: writes destroy what is on the disk; --destroy-data allows it")]
@@ -116,10 +117,7 @@ pub enum DiskBenchError {
     Plot(#[from] report::plot::PlotError),
 }
 
-/// `spindle bench disk DISK`.
-///
-/// # Errors
-/// [`DiskBenchError`]; also when a command failed.
+/// `spindle bench disk DISK`. Fails also when a single command failed.
 pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
     if args.load.rw.reads_percent(args.load.mix) < 100 && !args.destroy_data {
         return Err(DiskBenchError::Destroys(args.load.rw));
@@ -156,7 +154,7 @@ pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
     Ok(())
 }
 
-/// A run with each of the caches, on the disk opened anew.
+/// Measures each cache in turn; each run opens the disk again and starts with an empty cache.
 fn run_each(args: &DiskArgs, caches: &[CacheSpec]) -> Result<(), DiskBenchError> {
     let mut runs = Vec::with_capacity(caches.len());
     for spec in caches {
@@ -165,7 +163,7 @@ fn run_each(args: &DiskArgs, caches: &[CacheSpec]) -> Result<(), DiskBenchError>
             say!("{} on {}", result.run.summary(), result.run.address.as_deref().unwrap_or_default());
         }
         let counts = cache.map(|cache| cache.counts).unwrap_or_default();
-        runs.push(SizeRun::new(spec, &counts, result));
+        runs.push(CacheRun::new(spec, &counts, result));
     }
     if args.output.json {
         say!("{}", sizes::json(&runs)?);
@@ -195,14 +193,14 @@ fn run_one(
     Ok((end?, cache))
 }
 
-fn open(place: &DiskPlace) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
+fn open(place: &DiskAddress) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
     Ok(match place {
-        DiskPlace::Nvme(address, namespace) => {
+        DiskAddress::Nvme(address, namespace) => {
             Drives::here().open(*address, Settings::default())?.disk("bench", *namespace)?
         }
-        DiskPlace::Ng(path) => NgDisk::new("bench", &NgSpec::new(path))?,
-        DiskPlace::File(path) => FileDisk::new("bench", &FileSpec::new(path, 512))?,
-        DiskPlace::Null => NullDisk::new("bench", NullSpec { bytes: 1 << 40, block_bytes: 512 })?,
+        DiskAddress::Ng(path) => NgDisk::new("bench", &NgSpec::new(path))?,
+        DiskAddress::File(path) => FileDisk::new("bench", &FileSpec::new(path, 512))?,
+        DiskAddress::Null => NullDisk::new("bench", NullSpec { bytes: 1 << 40, block_bytes: 512 })?,
     })
 }
 
@@ -212,14 +210,14 @@ fn with_delay(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn Disk
     if spec == DelaySpec::default() { Ok(disk) } else { Ok(DelayDisk::new(disk, &spec)?) }
 }
 
-/// A cache for each policy and size that is asked for, by policy and size; none without `--cache`.
+/// One cache for each `--policy` and `--cache` size, ordered by policy, then size; none without `--cache`.
 fn caches(args: &DiskArgs) -> Result<Vec<CacheSpec>, DiskBenchError> {
     let refuse = |option, value: String, rule: String| Err(DiskBenchError::Size { option, value, rule });
     let mut sizes = args.cache.clone();
     sizes.sort_unstable();
     sizes.dedup();
     let Some(first) = sizes.first() else { return Ok(Vec::new()) };
-    if matches!(args.disk, DiskPlace::Null) {
+    if matches!(args.disk, DiskAddress::Null) {
         let rule = "a cache is for nvme:ADDRESS, file:PATH and ng:PATH".to_owned();
         return refuse("--cache", first.to_string(), rule);
     }
@@ -246,7 +244,7 @@ fn caches(args: &DiskArgs) -> Result<Vec<CacheSpec>, DiskBenchError> {
     Ok(policies.flat_map(|policy| sizes.iter().map(move |size| spec(policy, size))).collect())
 }
 
-/// One thread's measurement.
+/// Disk, load and counters of the measuring thread. A unit is one command's blocks.
 struct Engine {
     disk: Box<dyn Disk>,
     run: Run,
@@ -255,15 +253,15 @@ struct Engine {
     unit_bytes: u32,
     units: u64,
     reads_percent: u8,
-    /// When the command of a token began.
-    begun: Vec<Nanos>,
-    free: Vec<usize>,
+    /// Time at which the command of each token was submitted.
+    submitted: Vec<Nanos>,
+    free_tokens: Vec<usize>,
     random: Random,
     zipf: Option<Zipf>,
     next: u64,
     done: Vec<Done>,
     failed: u64,
-    first: Option<DiskError>,
+    first_error: Option<DiskError>,
 }
 
 impl Engine {
@@ -311,18 +309,18 @@ impl Engine {
             unit_bytes,
             units,
             reads_percent: args.load.rw.reads_percent(args.load.mix),
-            begun: vec![Nanos::ZERO; qd],
-            free: (0..qd).collect(),
+            submitted: vec![Nanos::ZERO; qd],
+            free_tokens: (0..qd).collect(),
             random: Random::new(1),
             zipf: args.zipf.map(|exponent| Zipf::new(units, exponent)),
             next: 0,
             done: Vec::with_capacity(qd.max(64)),
             failed: 0,
-            first: None,
+            first_error: None,
         })
     }
 
-    /// Warm up, measure, wait for the rest.
+    /// Warms up, measures for `time`, then waits for the outstanding commands.
     fn measure(&mut self, time: Duration) -> Result<BenchResult, DiskBenchError> {
         let mut latency = Latencies::new();
         let mut now = Clock::now();
@@ -331,9 +329,9 @@ impl Engine {
         let (mut first, mut last) = (None, begin);
         while now < end {
             self.fill(now);
-            let ended = self.poll(&mut now, |begun, now| {
+            let ended = self.poll(&mut now, |submitted, now| {
                 if now >= begin && now < end {
-                    latency.record((now - begun).as_u64(), 1);
+                    latency.record((now - submitted).as_u64(), 1);
                 }
             });
             if ended && now >= begin {
@@ -342,13 +340,13 @@ impl Engine {
             }
         }
         let deadline = end + Nanos(u64::try_from(DRAIN_MAX.as_nanos()).unwrap_or(0));
-        while self.free.len() < self.begun.len() {
+        while self.free_tokens.len() < self.submitted.len() {
             self.poll(&mut now, |_, _| ());
             if now > deadline {
-                return Err(DiskBenchError::Stuck(self.begun.len() - self.free.len()));
+                return Err(DiskBenchError::Stuck(self.submitted.len() - self.free_tokens.len()));
             }
         }
-        if let Some(error) = self.first {
+        if let Some(error) = self.first_error {
             return Err(DiskBenchError::Failed(self.failed, error));
         }
         let elapsed = (last.min(end) - begin).as_duration();
@@ -363,11 +361,11 @@ impl Engine {
         })
     }
 
-    /// Submit until the depth is reached.
+    /// Submits commands until the queue depth is reached or one completes in the call.
     #[inline]
     fn fill(&mut self, now: Nanos) {
-        while let Some(index) = self.free.pop() {
-            self.begun[index] = now;
+        while let Some(index) = self.free_tokens.pop() {
+            self.submitted[index] = now;
             let lba = self.next_unit() * u64::from(self.unit_blocks);
             let range = BlockRange { lba, blocks: self.unit_blocks };
             let is_read = self.reads_percent == 100 || self.random.below(100) < self.reads_percent.into();
@@ -399,7 +397,8 @@ impl Engine {
         self.next
     }
 
-    /// Collect what has ended. True when anything had.
+    /// Collects completions and calls `ended` with submission and completion time of each. Returns whether
+    /// there were any.
     #[inline]
     fn poll(&mut self, now: &mut Nanos, mut ended: impl FnMut(Nanos, Nanos)) -> bool {
         let mut done = std::mem::take(&mut self.done);
@@ -410,11 +409,11 @@ impl Engine {
             let index = usize::try_from(done.token.0).unwrap_or(usize::MAX);
             if let Err(error) = done.result {
                 self.failed += 1;
-                self.first.get_or_insert(error);
+                self.first_error.get_or_insert(error);
             }
-            if let Some(begun) = self.begun.get(index) {
-                ended(*begun, *now);
-                self.free.push(index);
+            if let Some(submitted) = self.submitted.get(index) {
+                ended(*submitted, *now);
+                self.free_tokens.push(index);
             }
         }
         self.done = done;
@@ -492,13 +491,19 @@ mod tests {
     #[test]
     fn a_disk_is_named_by_kind_and_place() {
         let address = "0000:01:00.0".parse().expect("an address");
-        assert_eq!("ng:/dev/ng0n1".parse::<DiskPlace>().expect("one"), DiskPlace::Ng("/dev/ng0n1".into()));
-        assert_eq!("nvme:0000:01:00.0".parse::<DiskPlace>().expect("one"), DiskPlace::Nvme(address, 1));
-        assert_eq!("nvme:0000:01:00.0/7".parse::<DiskPlace>().expect("one"), DiskPlace::Nvme(address, 7));
-        assert_eq!("file:/dev/sda".parse::<DiskPlace>().expect("one"), DiskPlace::File("/dev/sda".into()));
-        assert_eq!("null:".parse::<DiskPlace>().expect("one"), DiskPlace::Null);
+        assert_eq!(
+            "ng:/dev/ng0n1".parse::<DiskAddress>().expect("one"),
+            DiskAddress::Ng("/dev/ng0n1".into())
+        );
+        assert_eq!("nvme:0000:01:00.0".parse::<DiskAddress>().expect("one"), DiskAddress::Nvme(address, 1));
+        assert_eq!("nvme:0000:01:00.0/7".parse::<DiskAddress>().expect("one"), DiskAddress::Nvme(address, 7));
+        assert_eq!(
+            "file:/dev/sda".parse::<DiskAddress>().expect("one"),
+            DiskAddress::File("/dev/sda".into())
+        );
+        assert_eq!("null:".parse::<DiskAddress>().expect("one"), DiskAddress::Null);
         for wrong in ["nvme:1", "nvme:0000:01:00.0/0", "nvme:0000:01:00.0/x", "file:", "sda", "null:1"] {
-            assert!(wrong.parse::<DiskPlace>().is_err(), "{wrong}");
+            assert!(wrong.parse::<DiskAddress>().is_err(), "{wrong}");
         }
     }
 }

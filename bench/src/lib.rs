@@ -1,13 +1,14 @@
-//! `spindle bench`: what a target, a disk or the machine's sockets give.
+//! `spindle bench`: measures rate and latency of a target, a disk or the machine's sockets.
 //!
 //! ```text
-//!   bench ADDRESS  a target, with a check of what it stores     run, verify       initiator
-//!   bench disk     a disk of this machine, without a network    disk, zipf        disk, nvme/pcie
-//!   bench limit    the bare exchange of the same bytes          limit             sockets
-//!   each of them ── BenchResult ── text, JSON, plot             report
+//!   command        measures                               modules        driven through
+//!   bench ADDRESS  a target; --verify checks its data     run, verify    initiator
+//!   bench disk     a local disk, without a network        disk, zipf     disk, nvme/pcie
+//!   bench limit    loopback sockets, the same bytes       limit          sockets
+//!   each of them ── BenchResult ── text, JSON, plot       report
 //! ```
 //!
-//! What it does not do: it serves nothing, and knows no configuration.
+//! It serves nothing and reads no configuration file.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -25,10 +26,10 @@ use std::error::Error;
 pub use args::BenchArgs;
 use args::BenchCommand;
 
-/// Measure what `args` name and print the result.
+/// Runs the measurement that `args` selects and prints its result to standard output.
 ///
 /// # Errors
-/// Why there is nothing to report, or why what is reported is not good.
+/// The measurement could not run, commands failed, or `--verify` found wrong data.
 pub fn run(args: &BenchArgs) -> Result<(), Box<dyn Error>> {
     match &args.command {
         None => Ok(run::run(&args.target)?),

@@ -1,33 +1,32 @@
-//! `spindle bench limit`: the bare exchange of the same bytes as NVMe/TCP, the ceiling that a target is
-//! compared with.
+//! `spindle bench limit`: upper bound for an NVMe/TCP target on this machine. It exchanges messages of the
+//! same sizes over loopback sockets, without the protocol.
 //!
-//! What it is: two pinned, busy-polling ends in one process, joined by loopback sockets and nothing else. The
-//! requester keeps `qd` requests in flight; the server answers all requests that it received in a turn with
-//! one `sendmsg`. No command is parsed, checked or looked up: only sizes, directions and the memory that
-//! payload comes from are those of NVMe/TCP.
+//! Two pinned, busy-polling threads of one process: the requester keeps `qd` requests in flight; the server
+//! answers all requests of one receive with one `sendmsg`. Neither parses or checks a command; message sizes,
+//! directions and payload memory are those of NVMe/TCP.
 //!
 //! ```text
 //!   requester (core B)                                    server (core A)
 //!   read            72 ────────────────────────────────▶  picks a block of the span
-//!                      ◀──────────────────────────────── 24 + block, gathered from where it lies
-//!   small write     72 + block ─────────────────────────▶ puts it into a block of the span
+//!                      ◀──────────────────────────────── 24 + block, sent from the span
+//!   small write     72 + block ─────────────────────────▶ copies it into a block of the span
 //!                      ◀──────────────────────────────── 24
 //!   large write     72 ────────────────────────────────▶
 //!                      ◀──────────────────────────────── 24 (ready to transfer)
-//!                   24 + block ─────────────────────────▶ puts it into a block of the span
+//!                   24 + block ─────────────────────────▶ copies it into a block of the span
 //!                      ◀──────────────────────────────── 24
 //! ```
 //!
-//! What it does not do: it is no protocol. A message says its kind in its first byte, and its length follows.
+//! The first byte of a message is its kind, which determines its length.
 //!
-//! Limits: loopback only. Alternatives that were measured and were not faster stand in `docs/lab-notes.md`.
+//! Loopback only. `docs/lab-notes.md` has the alternatives that were measured and not faster.
 
+mod cache_line;
 pub mod delivery;
-mod end;
 mod exchange;
-mod line;
 mod message;
 mod outbox;
+mod poll_loop;
 mod requester;
 mod server;
 
@@ -43,45 +42,43 @@ use crate::args::{CorePair, LimitArgs, LineArgs};
 use crate::report::{self, BenchResult, Progress, Run};
 use spindle_console::size::Bytes;
 
-/// Time before the measurement in which windows, caches and clocks settle.
+/// Warm-up before the measured time: TCP windows grow, processor caches fill.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// The share of their cores that both ends must have had for the figures to say something about the machine.
+/// Smallest share of processor time of both threads with which a result is not reported as disturbed.
 const CPU_SHARE_MIN: f64 = 0.97;
 
-/// What the two ends are to do.
+/// Checked options of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// Which requests, and in which order the server picks blocks.
+    /// Requests, and the order in which the server uses the blocks of its span.
     access: Access,
-    /// The share of reads in per cent.
+    /// Share of reads in per cent.
     reads_percent: u8,
     /// Payload bytes of a request.
     block_bytes: usize,
-    /// Requests in flight in all.
+    /// Requests in flight over all connections.
     depth: usize,
-    /// Connections that share the depth.
     connections: usize,
-    /// Bytes of the server's region.
+    /// Size of the server's payload memory.
     span_bytes: usize,
     /// Writes up to this size carry their payload with the request.
     inline_bytes_max: usize,
-    /// Congestion control of the sockets; `None` leaves the system's.
+    /// TCP congestion control of both ends; `None` keeps the system's default.
     congestion: Option<String>,
-    /// Send and receive buffer of the serving end's sockets; 0 leaves them to the kernel.
+    /// SO_SNDBUF and SO_RCVBUF of the server's sockets; with 0 the kernel tunes them.
     socket_buffer_bytes: usize,
     /// The server's and the requester's core; `None` leaves both unpinned (tests).
     cores: Option<CorePair>,
-    /// Time before the measurement.
     warm_up: Duration,
-    /// Time of the measurement.
+    /// Measured time, without the warm-up.
     measured: Duration,
 }
 
-/// Why there is no limit to report.
+/// Failure of `bench limit`, `bench delivery` or `bench line`.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
-    /// A core that this process may not use, or fewer than two.
+    /// A core outside the process's affinity mask, or fewer than two cores in it.
     #[error("cannot pin the two ends to the cores {asked}: this process may use {allowed}")]
     Cores { asked: String, allowed: String },
     #[error("{option} is {value}, but {rule}")]
@@ -94,9 +91,9 @@ pub enum LimitError {
         #[source]
         source: io::Error,
     },
-    /// One end met bytes that the other cannot have sent.
+    /// A message of unknown kind.
     #[error("the exchange broke: a message begins with the byte {0}")]
-    Broken(u8),
+    UnknownMessage(u8),
     #[error("the {0} end panicked")]
     Panicked(&'static str),
     #[error("cannot print the result: {0}")]
@@ -111,7 +108,7 @@ impl LimitError {
     }
 }
 
-/// Run the exchange and show what it gave.
+/// `spindle bench limit`.
 pub fn run(args: &LimitArgs) -> Result<(), LimitError> {
     let plan = Plan::new(args)?;
     let title = format!("limit {} {}", args.load.rw, args.load.bs);
@@ -121,13 +118,10 @@ pub fn run(args: &LimitArgs) -> Result<(), LimitError> {
     show(args, &result)
 }
 
-/// Measure the cache line alone and show what it took.
-///
-/// # Errors
-/// [`LimitError::Cores`].
+/// `spindle bench line`.
 pub fn run_line(args: &LineArgs) -> Result<(), LimitError> {
     let cores = choose_cores(args.cores)?;
-    let nanoseconds = line::round_trip_ns(Some(cores));
+    let nanoseconds = cache_line::round_trip_ns(Some(cores));
     if args.json {
         say!(
             "{}",
@@ -140,10 +134,10 @@ pub fn run_line(args: &LineArgs) -> Result<(), LimitError> {
 }
 
 fn measure(plan: &Plan, progress: Progress) -> Result<BenchResult, LimitError> {
-    let before = line::round_trip_ns(plan.cores);
+    let before = cache_line::round_trip_ns(plan.cores);
     let outcome = exchange::run(plan, progress)?;
-    // Where the machine was moved during the run, the slower of the two explains the figures.
-    let after = line::round_trip_ns(plan.cores);
+    // The host may have moved a virtual core during the run: report the slower of the two.
+    let after = cache_line::round_trip_ns(plan.cores);
     Ok(BenchResult {
         run: Run {
             tool: "bench limit",
@@ -232,8 +226,8 @@ impl Plan {
         })
     }
 
-    /// How long to wait for the end without looking: a run ends by itself, or its threads' channel closes.
-    fn patience(&self) -> Duration {
+    /// Time within which a run ends; the main thread sleeps that long when it draws no progress bar.
+    fn expected_duration(&self) -> Duration {
         self.warm_up + self.measured + WARM_UP
     }
 
@@ -243,14 +237,14 @@ impl Plan {
     }
 }
 
-/// The largest block: beyond what any NVMe disk takes in one command.
+/// Largest `--bs`, above the MDTS of NVMe drives.
 const BLOCK_MAX: Bytes = Bytes::new(64 << 20);
-/// The largest buffer of a socket: what `tcp.socket_buffer` takes.
+/// Largest `--socket-buffer`, as for `tcp.socket_buffer`.
 const SOCKET_BUFFER_MAX: Bytes = Bytes::new(64 << 20);
-/// The largest depth: what an NVMe queue can have.
+/// Largest `--qd`: an NVMe queue has at most 65536 entries, one of which stays empty.
 const DEPTH_MAX: usize = 65_535;
 
-/// The cores asked for, or the first two, if this process may use them.
+/// The requested cores, or the first two of the process's affinity mask.
 fn choose_cores(asked: Option<CorePair>) -> Result<CorePair, LimitError> {
     let allowed = available_cores();
     let refused = |asked: String| LimitError::Cores { asked, allowed: format!("{allowed:?}") };
@@ -262,7 +256,8 @@ fn choose_cores(asked: Option<CorePair>) -> Result<CorePair, LimitError> {
     }
 }
 
-/// Pin the calling thread. A failure costs precision, not truth, and the line's round trip shows it.
+/// Pins the calling thread. A failure is ignored: the run is valid, and the reported round trip of a cache
+/// line shows a bad placement.
 fn pin(core: usize) {
     let _ = pin_current_thread(core);
 }

@@ -1,23 +1,23 @@
-//! [`Random`]: what a benchmark does next.
+//! Pseudo-random numbers for addresses and the mix of reads and writes.
 
-/// Addresses and directions: xorshift64, which costs less than what it decides about.
+/// xorshift64: a few instructions for a number. Not for cryptography.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// A sequence of its own for each odd seed.
+    /// Seeds that differ only in the lowest bit give the same sequence; the state must not be 0.
     pub fn new(seed: u64) -> Random {
         Random(seed | 1)
     }
 
-    /// A number below `bound`.
+    /// A number from 0 to `bound` - 1; 0 if `bound` is 0.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         let product = u128::from(self.0) * u128::from(bound);
-        // The high half: below `bound`.
+        // The high half of the product scales the state to 0 .. bound, without a division.
         u64::try_from(product >> 64).unwrap_or(0)
     }
 }

@@ -1,18 +1,18 @@
-//! `spindle bench ADDRESS`: measures any NVMe/TCP target through the initiator library.
+//! `spindle bench ADDRESS`: measures an NVMe/TCP or NVMe/RDMA target through the initiator library.
 //!
 //! ```text
 //!   main thread                          measuring thread (pinned, polls without a pause)
-//!   Progress <── stage, done so far ──   connect: discover, controllers, queues
+//!   Progress <── stage, completed ────   connect: discover, controllers, queues
 //!   table, JSON, plot <── Outcome ────   [fill] ─ load: warm-up, then measured ─ [check every block]
 //! ```
-//! Fill and check are `--verify`'s. A turn of the measuring thread is
-//! [`QueueSet::poll`](spindle_initiator::QueueSet::poll): all that one receive completed is stamped with one
-//! look at the clock, and what follows it leaves in one call.
+//! Fill and check run with `--verify` only. A turn of the measuring thread is one
+//! [`QueueSet::poll`](spindle_initiator::QueueSet::poll): the clock is read once for all completions of a
+//! receive, and the commands that replace them are sent in one call.
 //!
-//! What it does not do: it sends reads and writes only, at aligned addresses.
+//! It sends only reads and writes, at addresses that are multiples of `--bs`.
 //!
-//! Limits: 1 GiB of data in flight. It never hangs: each step of connecting has a deadline, a connection
-//! without a completion for 30 s is given up, and so is what is outstanding at the end when nothing has come
+//! Limits: 1 GiB of data in flight. It does not hang: each step of connecting has a deadline, a connection
+//! without a completion for 30 s is closed, and after the measured time the run fails if nothing completes
 //! for [`DRAIN_MAX`].
 
 mod engine;
@@ -38,16 +38,16 @@ use spindle_console::size::Bytes;
 use engine::Engine;
 use job::{Check, Fill, Load, Tally};
 
-/// Time before the measurement in which windows, caches and clocks settle.
+/// Warm-up before the measured time: TCP windows grow, processor caches fill.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// How long nothing may come of what is outstanding at the end.
+/// Longest time without a completion after the measured time, while commands are outstanding.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
-/// Errors that are printed; the others are counted.
+/// Most errors that are printed; all are counted.
 const ERRORS_SHOWN: usize = 8;
-/// The share of its core that the measuring thread must have had for the figures to say something.
+/// Smallest share of processor time of the measuring thread with which a result is not reported as disturbed.
 const CPU_SHARE_MIN: f64 = 0.97;
 
-/// Why there is nothing to report, or why what is reported is not good.
+/// Failure of `bench ADDRESS`: no result, or one with failed commands or wrong data.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     #[error(transparent)]
@@ -68,7 +68,7 @@ pub enum BenchError {
     NothingOffered { address: SocketAddr, transport: initiator::TransportKind },
     #[error("the subsystem shows no namespace{0} to this host")]
     NoNamespace(String),
-    /// A value that does not go with the target or with others.
+    /// An option that the target or another option does not allow.
     #[error("{option} is {value}, but {rule}")]
     Size { option: &'static str, value: String, rule: String },
     #[error(transparent)]
@@ -80,7 +80,7 @@ pub enum BenchError {
     #[error("{outstanding} commands did not end, and nothing came for {after:?}")]
     Stuck { outstanding: usize, after: Duration },
     #[error("a command could not be sent: {0}")]
-    Refused(initiator::Why),
+    Refused(initiator::Refusal),
     #[error("{count} errors:\n{}", shown.join("\n"))]
     Errors { count: u64, shown: Vec<String> },
     /// The measuring thread could not be started, or panicked.
@@ -92,33 +92,30 @@ pub enum BenchError {
     Plot(#[from] report::plot::PlotError),
 }
 
-/// What the measuring thread found.
+/// Result of the measuring thread.
 #[derive(Debug)]
 struct Outcome {
     result: BenchResult,
     tally: Tally,
-    /// What was run, beyond what every benchmark has.
+    /// Settings of the run in addition to [`Run`], for the JSON.
     extras: serde_json::Map<String, serde_json::Value>,
 }
 
-/// A stage of a run begins.
+/// Sent at the start of each stage of the run: fill, load and check.
 #[derive(Debug)]
 struct Stage {
     title: String,
     total: Total,
 }
 
-/// What tells how far a stage is.
+/// Length of a stage.
 #[derive(Debug, Clone, Copy)]
 enum Total {
     Time(Duration),
     Commands(u64),
 }
 
-/// Measure a target and show what it gave.
-///
-/// # Errors
-/// [`BenchError`]; also when a command failed or a block was wrong.
+/// `spindle bench ADDRESS`. Fails also when a single command failed or a block was wrong.
 pub fn run(args: &BenchTargetArgs) -> Result<(), BenchError> {
     let done = AtomicU64::new(0);
     let outcome = thread::scope(|scope| {
@@ -133,7 +130,7 @@ pub fn run(args: &BenchTargetArgs) -> Result<(), BenchError> {
     show(args, &outcome)
 }
 
-/// Move the bar until the measuring thread is done, which drops its end of the channel.
+/// Draws the progress until the measuring thread ends, which closes the channel.
 fn show_progress(args: &BenchTargetArgs, stages: &mpsc::Receiver<Stage>, done: &AtomicU64) {
     let Ok(mut stage) = stages.recv() else { return };
     loop {
@@ -145,7 +142,7 @@ fn show_progress(args: &BenchTargetArgs, stages: &mpsc::Receiver<Stage>, done: &
         let mut progress = Progress::new(&stage.title, span, bytes, args.output.json);
         let began = Instant::now();
         let next = loop {
-            // No wake-up to move a bar that is not drawn.
+            // A hidden bar needs no wake-ups.
             let period = if progress.is_hidden() { Duration::from_secs(3600) } else { PROGRESS_PERIOD };
             match stages.recv_timeout(period) {
                 Ok(next) => break Some(next),
@@ -167,7 +164,6 @@ fn show_progress(args: &BenchTargetArgs, stages: &mpsc::Receiver<Stage>, done: &
     }
 }
 
-/// The measuring thread.
 fn measure(
     args: &BenchTargetArgs,
     stages: &mpsc::Sender<Stage>,
@@ -182,7 +178,7 @@ fn measure(
     let mut engine = Engine::new(connected, &plan, done)?;
     let begin = |title: &str, total: Total| {
         let title = format!("{title} {}", args.load.bs);
-        // The receiver is gone only if the main thread panicked.
+        // Fails only after a panic of the main thread.
         let _ = stages.send(Stage { title, total });
         done.store(0, Ordering::Relaxed);
     };
@@ -217,7 +213,7 @@ fn measure(
     Ok(Outcome { result, tally, extras })
 }
 
-/// What was measured, and how well.
+/// Result of the load stage.
 #[derive(Debug)]
 struct Measured {
     elapsed: Duration,
@@ -226,31 +222,29 @@ struct Measured {
     cpu_share: Option<f64>,
 }
 
-/// What is to be run, checked against what the target is.
+/// Options checked against the target. A unit is the blocks of one command.
 #[derive(Debug)]
 struct Plan {
     access: Access,
     reads_percent: u8,
-    /// Bytes of a command, and how many blocks they are.
     unit_bytes: u32,
     unit_blocks: u32,
     block_bytes: u32,
-    /// Commands' worth of the namespace that are used.
+    /// Units of the namespace that are used, from LBA 0.
     units: u64,
-    /// Commands in flight, by queue; 0 of those that stay idle.
+    /// Commands in flight by queue; 0 for idle queues.
     depths: Vec<u16>,
     warm_up: Duration,
     measured: Duration,
-    /// Check what is read.
     verify: bool,
     seed: u64,
 }
 
 impl Plan {
-    fn table(&self) -> Option<super::verify::Table> {
+    fn table(&self) -> Option<super::verify::GenerationTable> {
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let (unit, block) = (count(self.unit_blocks.into()), count(self.block_bytes.into()));
-        self.verify.then(|| super::verify::Table::new(count(self.units), unit, block, self.seed))
+        self.verify.then(|| super::verify::GenerationTable::new(count(self.units), unit, block, self.seed))
     }
 }
 
@@ -306,7 +300,7 @@ fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
         .plot
         .as_ref()
         .map_or(Ok(()), |path| report::plot::write(path, &summary, &[("bench", &result.latency)]));
-    // Commands that failed say more than a plot that cannot be drawn of none.
+    // Failed commands first: they may be the reason why there is nothing to plot.
     if tally.errors > 0 {
         return Err(BenchError::Errors { count: tally.errors, shown: tally.shown.clone() });
     }

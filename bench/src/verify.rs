@@ -1,43 +1,43 @@
-//! What `--verify` writes into each block, and how it finds out what a block holds.
+//! Data pattern of `--verify`, and checks of blocks that were read.
 //!
 //! A block of the pattern, in little-endian words of 64 bits:
 //!
 //! ```text
 //!   word 0      word 1         word 2   word 3 ..
-//!   LBA         generation     seed     a stream that follows from the three
+//!   LBA         generation     seed     pseudo-random words derived from the three
 //! ```
-//! The generation of a block grows with each write of it, the seed is another in each run: a block that was
-//! lost, came to another place, is of an earlier write or an earlier run, or is torn, is told as what it is.
+//! The generation of a block grows with each write; each run has its own seed. A mismatch therefore shows
+//! whether a write was lost or misdirected, and whether the block is stale, torn or from another run.
 //!
-//! What is expected stands in a table of one generation a block. Commands exclude each other by *unit* (the
-//! blocks of one command): a unit that is being written is neither read nor written, one that is read is not
-//! written, so that what a read must bring is known exactly.
+//! A table holds the expected generation of each block. A *unit* is the blocks of one command. A unit that is
+//! being written is neither read nor written, and a unit that is being read is not written, so the expected
+//! data of a read is unambiguous.
 //!
-//! Limits: 2^28 blocks, whose table takes 1 GiB.
+//! Limit: 2^28 blocks, for which the table has 1 GiB.
 
 use spindle_initiator::Buf;
 
-/// The most blocks that are kept in a table.
+/// Most blocks of a table.
 pub(super) const BLOCKS_MAX: u64 = 1 << 28;
-/// Mark of a block with unknown content; the generation beside it is the last that was tried, 0 for none.
+/// Flag in a generation: the block's content is unknown. The other bits are the last generation that a write
+/// used, 0 for none.
 const UNKNOWN: u32 = 1 << 31;
-/// Bytes of the words that name the block.
+/// Bytes of a word of the pattern.
 const WORD: usize = 8;
-/// A unit that is being written.
+/// Value in `users` of a unit that is being written.
 const WRITING: u16 = u16::MAX;
 
-/// What a block holds instead of what it should.
+/// A block whose content differs from the expected pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mismatch {
-    /// The block.
     lba: u64,
-    /// What it should hold.
+    /// Expected generation.
     generation: u32,
-    /// Byte of the block at which it begins to differ.
+    /// Byte offset in the block of the first wrong word.
     offset: usize,
-    /// The words of its first three places.
+    /// First three words of the block: LBA, generation and seed of what was written.
     found: [u64; 3],
-    /// The seed of this run.
+    /// Seed of this run.
     seed: u64,
 }
 
@@ -60,7 +60,7 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
-/// The pattern of a run.
+/// Generates and checks the blocks of one run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pattern {
     seed: u64,
@@ -68,11 +68,10 @@ pub(super) struct Pattern {
 
 impl Pattern {
     pub(super) fn new(seed: u64) -> Pattern {
-        // A disk full of zeroes must not look like ours.
+        // Not 0, so that a block of zeroes does not match.
         Pattern { seed: seed | 1 }
     }
 
-    /// Fill one block.
     fn fill(self, block: &mut [u8], lba: u64, generation: u32) {
         let head = [lba, u64::from(generation), self.seed];
         let stream = Stream::new(head);
@@ -84,13 +83,12 @@ impl Pattern {
         }
     }
 
-    /// Compare one block with what it should hold.
     fn check(self, block: &[u8], lba: u64, generation: u32) -> Result<(), Mismatch> {
         let head = [lba, u64::from(generation), self.seed];
         let stream = Stream::new(head);
         let expected = |index: usize| head.get(index).copied().unwrap_or_else(|| stream.word(index));
         let words = || block.chunks_exact(WORD).enumerate();
-        // Without a branch for each word first: nearly every block is right.
+        // First without a branch for each word, as nearly all blocks are right.
         let differs = words().fold(0, |differs, (index, word)| differs | (word_of(word) ^ expected(index)));
         if differs == 0 {
             return Ok(());
@@ -109,7 +107,7 @@ fn word_of(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// The words behind the head.
+/// Pseudo-random words after the first three; each depends only on these and its index.
 #[derive(Clone, Copy)]
 struct Stream(u64);
 
@@ -130,40 +128,39 @@ impl Stream {
     }
 }
 
-/// What every block of the span should hold, and which units are in use.
+/// Expected generation of each block of the span, and the units in use.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct GenerationTable {
     pattern: Pattern,
     generations: Box<[u32]>,
-    /// The generation of the first write of a block.
-    first: u32,
-    /// By unit: how many reads of it are outstanding, or [`WRITING`].
+    /// Generation of the first write of each block.
+    first_generation: u32,
+    /// By unit: number of outstanding reads, or [`WRITING`].
     users: Box<[u16]>,
     unit_blocks: usize,
     block_bytes: usize,
 }
 
-impl Table {
-    /// For `units` of `unit_blocks` blocks, all with unknown content.
-    pub(super) fn new(units: usize, unit_blocks: usize, block_bytes: usize, seed: u64) -> Table {
+impl GenerationTable {
+    /// All blocks begin with unknown content.
+    pub(super) fn new(units: usize, unit_blocks: usize, block_bytes: usize, seed: u64) -> GenerationTable {
         let (low, high) = (seed & 0xff_ffff, seed >> 32);
-        Table {
+        GenerationTable {
             pattern: Pattern::new(seed),
             generations: vec![UNKNOWN; units * unit_blocks].into_boxed_slice(),
-            // Anywhere in the lower half, so that it does not come round soon.
-            first: u32::try_from((low ^ high) & 0x7fff_ffff).unwrap_or(0).max(1),
+            // From the seed, so that runs differ; below 2^31, as that bit is the flag `UNKNOWN`.
+            first_generation: u32::try_from((low ^ high) & 0x7fff_ffff).unwrap_or(0).max(1),
             users: vec![0; units].into_boxed_slice(),
             unit_blocks,
             block_bytes,
         }
     }
 
-    /// Units of the span.
     pub(super) fn units(&self) -> usize {
         self.users.len()
     }
 
-    /// True when something is known of the unit.
+    /// True when the content of a block of the unit is known.
     pub(super) fn is_known(&self, unit: usize) -> bool {
         self.blocks(unit).iter().any(|generation| generation & UNKNOWN == 0)
     }
@@ -172,16 +169,16 @@ impl Table {
         &self.generations[unit * self.unit_blocks..(unit + 1) * self.unit_blocks]
     }
 
-    /// A read of the unit begins; false: it is being written.
+    /// Begins a read of the unit. False: a write of it is outstanding.
     pub(super) fn begin_read(&mut self, unit: usize) -> bool {
         let users = &mut self.users[unit];
-        // One below the mark: so many reads of one unit are never outstanding.
+        // Also false at 65534 reads, as the next value is `WRITING`.
         let is_free = *users < WRITING - 1;
         *users += u16::from(is_free);
         is_free
     }
 
-    /// A write of the unit begins, with this data; false: it is in use.
+    /// Begins a write of the unit and fills `buf` with the next generation. False: the unit is in use.
     pub(super) fn begin_write(&mut self, unit: usize, buf: &mut Buf) -> bool {
         if self.users[unit] != 0 {
             return false;
@@ -190,13 +187,14 @@ impl Table {
         let lba = (unit * self.unit_blocks) as u64;
         let Some(bytes) = buf.as_mut_slice() else { return false };
         for (index, block) in (0..).zip(bytes.chunks_exact_mut(self.block_bytes)) {
-            let generation = self.next(self.generations[unit * self.unit_blocks + index]);
+            let generation = self.next_generation(self.generations[unit * self.unit_blocks + index]);
             self.pattern.fill(block, lba + index as u64, generation);
         }
         true
     }
 
-    /// A read ended. If it succeeded, `data` is what it brought; gives how many blocks could be checked.
+    /// Ends a read; `data` is `None` if it failed. Returns the number of blocks checked, which are those with
+    /// known content.
     pub(super) fn end_read(&mut self, unit: usize, data: Option<&Buf>) -> Result<u64, Mismatch> {
         self.users[unit] -= 1;
         let Some(bytes) = data.and_then(Buf::as_slice) else { return Ok(0) };
@@ -213,20 +211,20 @@ impl Table {
         Ok(checked)
     }
 
-    /// A write ended. If it failed, the blocks hold the old, the new, or part of each.
+    /// Ends a write. After a failed one the content of the blocks is unknown: old, new or part of each.
     pub(super) fn end_write(&mut self, unit: usize, has_succeeded: bool) {
         self.users[unit] = 0;
         for index in unit * self.unit_blocks..(unit + 1) * self.unit_blocks {
-            let next = self.next(self.generations[index]);
-            // A generation that failed is not used again: a later block must not look like it.
+            let next = self.next_generation(self.generations[index]);
+            // The generation of a failed write is not reused: its data could pass for that of a later write.
             self.generations[index] = if has_succeeded { next } else { next | UNKNOWN };
         }
     }
 
-    /// The generation after this one.
-    fn next(&self, generation: u32) -> u32 {
+    /// The generation of the next write; it wraps from 2^31 - 1 to 1.
+    fn next_generation(&self, generation: u32) -> u32 {
         match generation & !UNKNOWN {
-            0 => self.first,
+            0 => self.first_generation,
             last => ((last + 1) & !UNKNOWN).max(1),
         }
     }
@@ -240,8 +238,8 @@ mod tests {
 
     const BLOCK: usize = 512;
 
-    fn table() -> Table {
-        Table::new(4, 8, BLOCK, 0x1234_5678_9abc_def0)
+    fn table() -> GenerationTable {
+        GenerationTable::new(4, 8, BLOCK, 0x1234_5678_9abc_def0)
     }
 
     fn buf() -> Buf {
@@ -249,12 +247,12 @@ mod tests {
         pool.take(4096).expect("buffer")
     }
 
-    fn write(table: &mut Table, unit: usize, buf: &mut Buf) {
+    fn write(table: &mut GenerationTable, unit: usize, buf: &mut Buf) {
         assert!(table.begin_write(unit, buf));
         table.end_write(unit, true);
     }
 
-    fn read(table: &mut Table, unit: usize, buf: &Buf) -> Result<u64, String> {
+    fn read(table: &mut GenerationTable, unit: usize, buf: &Buf) -> Result<u64, String> {
         assert!(table.begin_read(unit));
         table.end_read(unit, Some(buf)).map_err(|mismatch| mismatch.to_string())
     }
@@ -275,8 +273,8 @@ mod tests {
         write(&mut table, 1, &mut old);
         write(&mut table, 1, &mut new);
         write(&mut table, 3, &mut other);
-        let told = |table: &mut Table, buf: &Buf| read(table, 1, buf).expect_err("wrong");
-        let first = table.first;
+        let told = |table: &mut GenerationTable, buf: &Buf| read(table, 1, buf).expect_err("wrong");
+        let first = table.first_generation;
         assert!(
             told(&mut table, &old).contains(&format!("LBA 8, byte 8: generation {} expected", first + 1))
         );
@@ -289,7 +287,7 @@ mod tests {
         assert!(told(&mut table, &torn).starts_with("LBA 11, byte 96:"));
         assert!(told(&mut table, &torn).contains("torn"));
         let mut foreign = buf();
-        write(&mut Table::new(4, 8, BLOCK, 99), 1, &mut foreign);
+        write(&mut GenerationTable::new(4, 8, BLOCK, 99), 1, &mut foreign);
         assert!(told(&mut table, &foreign).contains("nothing that this run wrote"));
         assert_eq!(read(&mut table, 1, &new), Ok(8));
     }
@@ -338,7 +336,10 @@ mod tests {
     #[test]
     fn a_generation_comes_round_without_the_unknown_one() {
         let table = table();
-        assert_eq!(table.next(!UNKNOWN), 1);
-        assert_eq!((table.next(UNKNOWN), table.next(UNKNOWN | 7), table.next(7)), (table.first, 8, 8));
+        assert_eq!(table.next_generation(!UNKNOWN), 1);
+        assert_eq!(
+            (table.next_generation(UNKNOWN), table.next_generation(UNKNOWN | 7), table.next_generation(7)),
+            (table.first_generation, 8, 8)
+        );
     }
 }

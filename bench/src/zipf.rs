@@ -1,28 +1,29 @@
-//! [`Zipf`]: addresses of which few are asked for often and most seldom, as on a real disk.
+//! [`Zipf`]: random addresses with a Zipf distribution, in which few units get most accesses.
 //!
-//! The unit of rank k, from 1 up, comes as often as 1 / k^exponent says. Ranks are drawn by rejection
-//! inversion (Hörmann and Derflinger, 1996): some logarithms a draw and no table, so a disk may have any
-//! size.
+//! The probability of the unit of rank k, from 1 up, is proportional to 1 / k^exponent. Ranks are drawn by
+//! rejection inversion (Hörmann and Derflinger, 1996), which needs some logarithms for a draw and no table,
+//! so a disk may have any size.
 
 use super::random::Random;
 
-/// Units below a bound.
+/// Zipf distribution over units 0 to `units` - 1.
 #[derive(Debug, Clone)]
 pub struct Zipf {
     units: u64,
     exponent: f64,
-    /// The areas under the curve of weights that the first rank begins and the last one ends with.
+    /// Bounds of the uniform draw, as areas under x^-exponent: the area at 1.5 less the weight of rank 1, and
+    /// the area at `units` + 0.5.
     areas: (f64, f64),
-    /// A point that is no further than this below its rank is always taken.
+    /// A point at most this far below its rank is accepted without computing the area.
     near: f64,
-    /// From the unit of a rank to that of the next, around the end.
+    /// Distance from the unit of a rank to that of the next, modulo `units` and coprime to it.
     step: u64,
 }
 
 impl Zipf {
-    /// Over `units` units, at least one.
+    /// `units` is at least 1.
     pub fn new(units: u64, exponent: f64) -> Zipf {
-        // The golden ratio of all units: the first so many ranks are then spread evenly, however many.
+        // `units` times the golden ratio: any number of first ranks is spread evenly over the units.
         let golden = (u128::from(units) * 0x9e37_79b9_7f4a_7c15) >> 64;
         let golden = u64::try_from(golden).unwrap_or(0).max(1);
         let step = (golden..).find(|step| common_divisor(*step, units) == 1).unwrap_or(1);
@@ -31,30 +32,29 @@ impl Zipf {
             units,
             exponent,
             areas: (area(exponent, 1.5) - 1.0, last),
-            near: 2.0 - point(exponent, area(exponent, 2.5) - 2f64.powf(-exponent)),
+            near: 2.0 - inverse_area(exponent, area(exponent, 2.5) - 2f64.powf(-exponent)),
             step,
         }
     }
 
-    /// The next unit.
     #[inline]
     pub fn draw(&self, random: &mut Random) -> u64 {
         const STEPS: u64 = 1 << f64::MANTISSA_DIGITS;
         let (first, last) = self.areas;
         loop {
             let drawn = last + (first - last) * (random.below(STEPS) as f64 / STEPS as f64);
-            let point = point(self.exponent, drawn);
+            let point = inverse_area(self.exponent, drawn);
             let rank = point.round().clamp(1.0, self.units as f64);
             let is_near = rank - point <= self.near;
             if is_near || drawn >= area(self.exponent, rank + 0.5) - rank.powf(-self.exponent) {
                 #[expect(clippy::cast_possible_truncation, reason = "whole, and at most a u64")]
-                return self.place(rank as u64 - 1);
+                return self.unit_of_rank(rank as u64 - 1);
             }
         }
     }
 
-    /// The unit of a rank, from 0 up: each has its own.
-    fn place(&self, rank: u64) -> u64 {
+    /// Unit of a rank from 0 up. A permutation, as `step` and `units` are coprime.
+    fn unit_of_rank(&self, rank: u64) -> u64 {
         let place = u128::from(rank) * u128::from(self.step) % u128::from(self.units);
         u64::try_from(place).unwrap_or(0)
     }
@@ -63,17 +63,17 @@ impl Zipf {
 /// The integral of x^-exponent from 1 to `x`.
 fn area(exponent: f64, x: f64) -> f64 {
     let rest = 1.0 - exponent;
-    if is_none(rest) { x.ln() } else { (rest * x.ln()).exp_m1() / rest }
+    if is_near_zero(rest) { x.ln() } else { (rest * x.ln()).exp_m1() / rest }
 }
 
-/// The `x` of an area.
-fn point(exponent: f64, area: f64) -> f64 {
+/// The `x` for which [`area`] is `area`.
+fn inverse_area(exponent: f64, area: f64) -> f64 {
     let rest = 1.0 - exponent;
-    if is_none(rest) { area.exp() } else { ((rest * area).max(-1.0).ln_1p() / rest).exp() }
+    if is_near_zero(rest) { area.exp() } else { ((rest * area).max(-1.0).ln_1p() / rest).exp() }
 }
 
-/// So near to 0 that what is divided by it has no figures left.
-fn is_none(rest: f64) -> bool {
+/// Too close to 0 to divide by without loss of all precision.
+fn is_near_zero(rest: f64) -> bool {
     rest.abs() < 1e-9
 }
 
@@ -92,7 +92,8 @@ mod tests {
     fn share(units: u64, exponent: f64, ranks: u64) -> f64 {
         const DRAWS: u32 = 200_000;
         let (zipf, mut random) = (Zipf::new(units, exponent), Random::new(7));
-        let popular: std::collections::HashSet<u64> = (0..ranks).map(|rank| zipf.place(rank)).collect();
+        let popular: std::collections::HashSet<u64> =
+            (0..ranks).map(|rank| zipf.unit_of_rank(rank)).collect();
         let found = (0..DRAWS).filter(|_| popular.contains(&zipf.draw(&mut random))).count();
         found as f64 / f64::from(DRAWS)
     }
@@ -117,12 +118,12 @@ mod tests {
     fn each_rank_has_a_unit_of_its_own_and_popular_ones_are_far_apart() {
         for units in [1, 2, 3, 6, 1000, 1 << 16] {
             let zipf = Zipf::new(units, 1.0);
-            let mut places: Vec<u64> = (0..units).map(|rank| zipf.place(rank)).collect();
+            let mut places: Vec<u64> = (0..units).map(|rank| zipf.unit_of_rank(rank)).collect();
             places.sort_unstable();
             assert!(places.iter().copied().eq(0..units), "{units}: {places:?}");
         }
         let zipf = Zipf::new(1 << 20, 1.0);
-        let mut popular: Vec<u64> = (0..1000).map(|rank| zipf.place(rank)).collect();
+        let mut popular: Vec<u64> = (0..1000).map(|rank| zipf.unit_of_rank(rank)).collect();
         popular.sort_unstable();
         let nearest = popular.windows(2).map(|pair| pair[1] - pair[0]).min();
         assert!(nearest.is_some_and(|nearest| nearest > 300), "{nearest:?} of 1049 in the mean");

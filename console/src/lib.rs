@@ -1,5 +1,5 @@
-//! What the subcommands of `spindle` share: sizes as people write them ([`size`]), lines of a result on
-//! standard output ([`say!`]), and a last message on standard error ([`last_words`]).
+//! Command-line helpers of the subcommands of `spindle`: sizes with units ([`size`]), output of results to
+//! standard output ([`say!`]), and a final message to standard error ([`last_words`]).
 
 #![forbid(unsafe_code)]
 
@@ -11,18 +11,17 @@ use std::process;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-/// How long a last message may take: standard error may be a pipe that nothing reads.
+/// Longest wait for the final message: standard error may be a full pipe without a reader.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
-/// A line of a result on standard output, as `println!` takes it; see [`write_result`].
+/// `println!` for a line of a result; [`write_result`] has the handling of errors.
 #[macro_export]
 macro_rules! say {
     ($($line:tt)*) => { $crate::write_result(format_args!($($line)*)) };
 }
 
-/// Write a line of a result to standard output. Where that is a pipe whose reader has seen enough, the
-/// process ends and says nothing; where it fails otherwise (a full file system), the process ends with the
-/// reason.
+/// Writes a line of a result to standard output. If that fails, the process exits with status 1: without a
+/// message when the reader has closed the pipe, else (full file system) with the error on standard error.
 pub fn write_result(line: Arguments<'_>) {
     let Err(error) = writeln!(io::stdout(), "{line}") else { return };
     if error.kind() != io::ErrorKind::BrokenPipe {
@@ -31,7 +30,8 @@ pub fn write_result(line: Arguments<'_>) {
     process::exit(1);
 }
 
-/// Write a last message to standard error and wait a bounded time until it is out: it may have no reader.
+/// Writes a final message to standard error from a thread, and waits at most 1 s for it: a full pipe without
+/// a reader must not keep the process.
 pub fn last_words(text: String) {
     let (done, is_done) = sync_channel(1);
     let write = move || {
@@ -43,10 +43,10 @@ pub fn last_words(text: String) {
     }
 }
 
-/// A number of the command line that is 1 or more.
+/// Parser of command-line numbers from 1 up, for clap's `value_parser`.
 ///
 /// # Errors
-/// The text, and what is allowed.
+/// `text` is no number, is 0, or exceeds `usize`.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
         Ok(number) if number > 0 => Ok(number),

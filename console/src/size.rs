@@ -1,62 +1,40 @@
-//! Sizes as people write them: `4k`, `4KiB`, `256MiB`, `1GiB`, `4096`.
+//! Sizes in bytes with units: `4k`, `4KiB`, `256MiB`, `1GiB`, `4096`.
 //!
-//! One type, [`Bytes`], for the command line (`FromStr`) and the configuration file (`Deserialize`). K, M, G
-//! and T are always powers of 1024: a disk of `1G` and a disk of `1GiB` are the same disk. A bare number is
-//! bytes.
+//! [`Bytes`] is parsed from the command line and from the configuration file. K, M, G and T are powers of
+//! 1024, with or without `iB`: `1G` equals `1GiB`. A bare number is in bytes.
 
 use std::fmt;
 use std::str::FromStr;
 
-use serde::de::{self, Deserializer, Visitor};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 
-/// A number of bytes.
+/// Size in bytes, printed with the largest unit that divides it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(u64);
-
-/// Why a text is not a size.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SizeError {
-    /// Nothing before the unit.
-    #[error("`{0}` is not a size: it must begin with a number, as in 4096, 4k, 256MiB or 1GiB")]
-    NoNumber(String),
-    /// A unit that is none of ours.
-    #[error("`{text}` has the unit `{unit}`; allowed are B, K, KiB, M, MiB, G, GiB, T, TiB (powers of 1024)")]
-    Unit {
-        /// The whole text.
-        text: String,
-        /// What stands behind the number.
-        unit: String,
-    },
-    /// More than 2^64 - 1 bytes.
-    #[error("`{0}` is more bytes than 64 bits can count")]
-    TooLarge(String),
-}
 
 /// Units by size, largest first, with the name that they are printed with.
 const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
 
 impl Bytes {
-    /// A size of that many bytes.
+    /// A size of `bytes` bytes.
     #[must_use]
     pub const fn new(bytes: u64) -> Bytes {
         Bytes(bytes)
     }
 
-    /// The size of something in memory.
+    /// Converts the length of a slice or buffer.
     #[must_use]
     pub fn from_len(len: usize) -> Bytes {
         Bytes(u64::try_from(len).unwrap_or(u64::MAX))
     }
 
-    /// The number of bytes.
+    /// The size in bytes.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The number of bytes as a length in memory; the largest length where this machine's addresses are
-    /// narrower.
+    /// The size as a length in memory; `usize::MAX` if it does not fit.
     #[must_use]
     pub fn as_len(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
@@ -64,16 +42,19 @@ impl Bytes {
 }
 
 impl FromStr for Bytes {
-    type Err = SizeError;
+    /// What is wrong with it, and what is allowed.
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Bytes, SizeError> {
+    fn from_str(text: &str) -> Result<Bytes, String> {
         let trimmed = text.trim();
         let digits = trimmed.bytes().take_while(u8::is_ascii_digit).count();
         let (number, unit) = trimmed.split_at(digits);
         if number.is_empty() {
-            return Err(SizeError::NoNumber(text.to_owned()));
+            return Err(format!(
+                "`{text}` is not a size: it must begin with a number, as in 4096, 4k, 256MiB or 1GiB"
+            ));
         }
-        let too_large = || SizeError::TooLarge(text.to_owned());
+        let too_large = || format!("`{text}` is more bytes than 64 bits can count");
         let number: u64 = number.parse().map_err(|_| too_large())?;
         let unit = unit.trim_start();
         let factor: u64 = match unit.to_ascii_lowercase().as_str() {
@@ -82,7 +63,12 @@ impl FromStr for Bytes {
             "m" | "mb" | "mib" => 1 << 20,
             "g" | "gb" | "gib" => 1 << 30,
             "t" | "tb" | "tib" => 1 << 40,
-            _ => return Err(SizeError::Unit { text: text.to_owned(), unit: unit.to_owned() }),
+            _ => {
+                return Err(format!(
+                    "`{text}` has the unit `{unit}`; allowed are B, K, KiB, M, MiB, G, GiB, T, TiB (powers \
+                     of 1024)"
+                ));
+            }
         };
         number.checked_mul(factor).map(Bytes).ok_or_else(too_large)
     }
@@ -105,31 +91,17 @@ impl Serialize for Bytes {
     }
 }
 
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
-        deserializer.deserialize_any(BytesVisitor)
-    }
-}
-
-struct BytesVisitor;
-
-impl Visitor<'_> for BytesVisitor {
-    type Value = Bytes;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a size: a number of bytes, or a text such as \"4k\", \"256MiB\", \"1GiB\"")
-    }
-
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Bytes, E> {
-        Ok(Bytes(value))
-    }
-
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Bytes, E> {
-        u64::try_from(value).map(Bytes).map_err(|_| E::invalid_value(de::Unexpected::Signed(value), &self))
-    }
-
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Bytes, E> {
-        value.parse().map_err(E::custom)
+/// A size in three significant digits, for people.
+#[must_use]
+pub fn rounded(bytes: u64) -> String {
+    let Some((unit, name)) = UNITS.into_iter().find(|(unit, _)| bytes >= *unit) else {
+        return format!("{bytes} B");
+    };
+    let tenths = u128::from(bytes) * 10 / u128::from(unit);
+    if tenths.is_multiple_of(10) || tenths >= 1000 {
+        format!("{} {name}", tenths / 10)
+    } else {
+        format!("{}.{} {name}", tenths / 10, tenths % 10)
     }
 }
 
@@ -188,27 +160,6 @@ mod tests {
         for (bytes, text) in cases {
             assert_eq!(Bytes::new(bytes).to_string(), text);
             assert_eq!(text.parse(), Ok(Bytes::new(bytes)));
-        }
-    }
-
-    #[derive(Debug, Deserialize)]
-    struct Holder {
-        size: Bytes,
-    }
-
-    #[test]
-    fn a_configuration_gives_sizes_as_text_or_as_numbers() {
-        let read = |text: &str| toml::from_str::<Holder>(text).map(|holder| holder.size.get());
-        assert_eq!(read("size = \"1GiB\""), Ok(1 << 30));
-        assert_eq!(read("size = 4096"), Ok(4096));
-        for (text, part) in [
-            ("size = \"1 parsec\"", "has the unit `parsec`"),
-            ("size = -1", "expected a size"),
-            ("size = 1.5", "expected a size"),
-            ("size = true", "expected a size"),
-        ] {
-            let error = read(text).expect_err(text).to_string();
-            assert!(error.contains(part), "{text}: {error}");
         }
     }
 

@@ -10,12 +10,12 @@
 //! from the cache before the inner disk is given it. Whole pages that were in the cache come back into it
 //! when the inner disk has ended the write. So the disk's promises stay what they are: flush and
 //! FUA go down, and nothing is lost with the cache. Reads and writes of a block are as linearizable as
-//! without it; the argument is in [`index`], the states of a frame in [`spindle_reactor::mem::FrameWords`].
+//! without it; the argument is in `index.rs`, the states of a frame in [`spindle_reactor::mem::FrameWords`].
 //!
 //! Each miss of a page that another read is filling waits for that one: the disk reads a page once. A fill
 //! belongs to the cache: a host that goes away does not end it.
 //!
-//! Reads that follow each other are read ahead of: [`ahead`] finds them.
+//! Reads that follow each other are read ahead of: `ahead.rs` finds them.
 //!
 //! What it does not do: it keeps no write back, and nothing over the end of the process. It does not see what
 //! others change on the medium, but for the times that the disk below tells of
@@ -24,14 +24,13 @@
 //! Limits: pages of 4 KiB; reads of more than 512 KiB are answered from it and not put into it; what lies
 //! in a part of a page at the end of the disk is not cached.
 
-pub mod ahead;
+mod ahead;
 mod core;
 mod counts;
-mod ghost;
-pub mod index;
+mod index;
 mod lists;
 mod plan;
-pub mod policy;
+mod policy;
 mod shared;
 mod sizes;
 mod sweeps;
@@ -45,10 +44,9 @@ use spindle_reactor::mem::{Area, Pages};
 
 use self::shared::Shared;
 use self::switch::{Switch, SwitchedCore};
-use crate::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
+use crate::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError};
 
 pub use self::counts::CacheCounts;
-pub use self::ghost::Ghost;
 
 /// Fewest bytes of a cache: 16 pages.
 pub const CACHE_BYTES_MIN: u64 = 64 << 10;
@@ -60,10 +58,10 @@ pub const CACHE_BYTES_MAX: u64 = 8 << 40;
 /// Which page is to go when another comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
-    /// What is read once soon goes; see [`policy::S3Fifo`].
+    /// What is read once soon goes; see `policy.rs`.
     #[default]
     S3Fifo,
-    /// What was not read for the longest time; see [`policy::Lru`].
+    /// What was not read for the longest time.
     Lru,
 }
 
@@ -84,7 +82,7 @@ pub enum CacheMode {
     /// The cache, as if the client did not.
     #[default]
     Shared,
-    /// The client: in the cache it goes first. See [`policy::Exclusive`].
+    /// The client: in the cache it goes first.
     Exclusive,
 }
 
@@ -161,12 +159,8 @@ pub struct CacheChange(Option<Arc<Shared>>);
 fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<Shared>>, OpenError> {
     let Some(spec) = spec else { return Ok(None) };
     if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&spec.bytes) {
-        return Err(OpenError::Setting {
-            disk: inner.name().to_owned(),
-            field: "cache.size",
-            value: spec.bytes.to_string(),
-            allowed: format!("{CACHE_BYTES_MIN} to {CACHE_BYTES_MAX} bytes"),
-        });
+        let allowed = format!("{CACHE_BYTES_MIN} to {CACHE_BYTES_MAX} bytes");
+        return Err(OpenError::setting(inner.name(), "cache.size", spec.bytes, allowed));
     }
     let made = Shared::new(spec);
     let mut shared = made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
@@ -219,8 +213,8 @@ impl DiskSource for CachedDisk {
         Geometry { atomic_blocks, ..geometry }
     }
 
-    fn prepare(&self, pool: &Area) {
-        self.inner.prepare(pool);
+    fn inner(&self) -> Option<&dyn DiskSource> {
+        Some(&*self.inner)
     }
 
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
@@ -230,39 +224,11 @@ impl DiskSource for CachedDisk {
         Ok(Box::new(SwitchedCore::new(inner, &self.switch, context, self.has_single_blocks)))
     }
 
-    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
-        self.inner.prepare_resize(bytes)
-    }
-
-    fn cancel_resize(&self) {
-        self.inner.cancel_resize();
-    }
-
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let resized = self.inner.resize(bytes);
         // What lies beyond the end, or comes back, is not what it was.
         self.switch.drop_all();
         resized
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
-    }
-
-    fn health(&self) -> Option<Health> {
-        self.inner.health()
-    }
-
-    fn deallocated_is_zero(&self) -> bool {
-        self.inner.deallocated_is_zero()
-    }
-
-    fn medium_ids(&self) -> Vec<String> {
-        self.inner.medium_ids()
-    }
-
-    fn identity_seed(&self) -> Option<String> {
-        self.inner.identity_seed()
     }
 
     fn prepare_cache(&self, spec: Option<&CacheSpec>) -> Result<Option<CacheChange>, OpenError> {
@@ -272,15 +238,11 @@ impl DiskSource for CachedDisk {
         }
         let atomic_blocks = self.geometry().atomic_blocks;
         if atomic_blocks > 1 && spec.is_some() {
-            return Err(OpenError::Setting {
-                disk: self.name().to_owned(),
-                field: "cache",
-                value: "new".to_owned(),
-                allowed: format!(
-                    "hosts were told that a write of {atomic_blocks} blocks is one step, which it is not \
-                     in a cache; restart to add one"
-                ),
-            });
+            let allowed = format!(
+                "hosts were told that a write of {atomic_blocks} blocks is one step, which it is not in a \
+                 cache; restart to add one"
+            );
+            return Err(OpenError::setting(self.name(), "cache", "new", allowed));
         }
         Ok(Some(CacheChange(make(&*self.inner, spec)?)))
     }

@@ -32,20 +32,19 @@ mod device;
 #[cfg(test)]
 mod tests;
 
-use std::any::Any;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Area, Buf};
+use spindle_reactor::mem::Buf;
 
 use self::device::{Device, Turn, Work};
-use crate::cache::CacheUse;
+use crate::layer::{Call, Commands, inner_token, number_of};
 use crate::shape::block_shift;
 use crate::{
-    Abilities, BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, Health, IoRequest, Op, OpenError,
-    Owner, Prepared, ResizeError, Token, Usage,
+    BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared,
+    ResizeError, Token,
 };
 
 /// Longest latency, in microseconds: 10 s. Linux gives a command up after 30 s.
@@ -76,15 +75,10 @@ pub struct DelayDisk {
 
 impl DelayDisk {
     /// Make `inner` slow.
-    ///
-    /// # Errors
-    /// [`OpenError::Setting`] when a time or the bandwidth is out of range.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     pub fn new(inner: Arc<dyn DiskSource>, spec: &DelaySpec) -> Result<Arc<dyn DiskSource>, OpenError> {
-        let refuse = |field, value: u64, allowed: String| {
-            let disk = inner.name().to_owned();
-            Err(OpenError::Setting { disk, field, value: value.to_string(), allowed })
-        };
+        let refuse =
+            |field, value: u64, allowed| Err(OpenError::setting(inner.name(), field, value, allowed));
         for (field, time, max) in
             [("delay.latency_us", spec.latency, LATENCY_US_MAX), ("delay.seek_us", spec.seek, SEEK_US_MAX)]
         {
@@ -114,8 +108,8 @@ impl DiskSource for DelayDisk {
         self.inner.geometry()
     }
 
-    fn prepare(&self, pool: &Area) {
-        self.inner.prepare(pool);
+    fn inner(&self) -> Option<&dyn DiskSource> {
+        Some(&*self.inner)
     }
 
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
@@ -123,8 +117,7 @@ impl DiskSource for DelayDisk {
         Ok(Box::new(DelayCore {
             inner: self.inner.open(context)?,
             device: Arc::clone(&self.device),
-            entries: Vec::with_capacity(depth),
-            free: Vec::with_capacity(depth),
+            commands: Commands::with_capacity(depth),
             new: Vec::with_capacity(depth),
             times: BinaryHeap::with_capacity(depth),
             ready: VecDeque::with_capacity(depth),
@@ -136,52 +129,8 @@ impl DiskSource for DelayDisk {
         }))
     }
 
-    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
-        self.inner.prepare_resize(bytes)
-    }
-
-    fn cancel_resize(&self) {
-        self.inner.cancel_resize();
-    }
-
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         self.inner.resize(bytes)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
-    }
-
-    fn health(&self) -> Option<Health> {
-        self.inner.health()
-    }
-
-    fn deallocated_is_zero(&self) -> bool {
-        self.inner.deallocated_is_zero()
-    }
-
-    fn medium_ids(&self) -> Vec<String> {
-        self.inner.medium_ids()
-    }
-
-    fn identity_seed(&self) -> Option<String> {
-        self.inner.identity_seed()
-    }
-
-    fn cache(&self) -> Option<CacheUse> {
-        self.inner.cache()
-    }
-
-    fn map_memory(&self, area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
-        self.inner.map_memory(area)
-    }
-
-    fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
-        self.inner.on_foreign_change(act);
-    }
-
-    fn area(&self) -> Option<Area> {
-        self.inner.area()
     }
 }
 
@@ -207,9 +156,7 @@ struct Entry {
 struct DelayCore {
     inner: Box<dyn Disk>,
     device: Arc<Device>,
-    /// Commands in flight; the token of the inner disk is the index.
-    entries: Vec<Option<Entry>>,
-    free: Vec<u32>,
+    commands: Commands<Entry>,
     /// Those that wait for the next poll, in the order of their submission.
     new: Vec<u32>,
     /// When a command may end, the soonest on top; those of the same time in their order.
@@ -243,37 +190,38 @@ impl DelayCore {
         block_shift(self.inner.geometry().block_bytes)
     }
 
-    /// A new command, and its name for the inner disk: under the same owner, so that it knows whose it is.
+    /// A new command, and its name for the inner disk.
     fn enter(&mut self, token: Token, work: Work) -> Token {
         self.prepared = None;
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            // As many as commands in flight.
-            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
-        });
-        self.entries[slot as usize] = Some(Entry { token, wait: Wait::Poll(work), done: None });
-        self.new.push(slot);
-        Token(u64::from(token.owner().0) << 32 | u64::from(slot))
+        let number = self.commands.insert(Entry { token, wait: Wait::Poll(work), done: None });
+        self.new.push(number);
+        inner_token(token.owner(), number)
+    }
+
+    fn begin(&mut self, token: Token, work: Work, call: Call) -> Option<Done> {
+        let inner = self.enter(token, work);
+        if let Some(done) = call.submit(&mut *self.inner, inner) {
+            self.on_inner_done(done);
+        }
+        None
     }
 
     /// The inner disk has ended a command.
     fn on_inner_done(&mut self, done: Done) {
-        let slot = u32::try_from(done.token.0 & 0xffff_ffff).unwrap_or(u32::MAX);
-        let entry = self.entries.get_mut(slot as usize).and_then(Option::as_mut);
-        let Some(entry) = entry.filter(|entry| entry.done.is_none()) else {
+        let number = number_of(done.token);
+        let Some(entry) = self.commands.get_mut(number).filter(|entry| entry.done.is_none()) else {
             panic!("the inner disk ended {:?}, which it does not have", done.token)
         };
         entry.done = Some(done);
         self.held += 1;
-        self.try_end(slot);
+        self.try_end(number);
     }
 
     /// It ends when it waits for nothing any more.
-    fn try_end(&mut self, slot: u32) {
-        let Some(place) = self.entries.get_mut(slot as usize) else { return };
+    fn try_end(&mut self, number: u32) {
         let is_over = |entry: &mut Entry| matches!(entry.wait, Wait::Nothing) && entry.done.is_some();
-        let Some(Entry { token, done: Some(done), .. }) = place.take_if(is_over) else { return };
-        self.free.push(slot);
+        let ended = self.commands.remove_if(number, is_over);
+        let Some(Entry { token, done: Some(done), .. }) = ended else { return };
         self.held -= 1;
         self.ready.push_back(Done { token, ..done });
     }
@@ -284,24 +232,24 @@ impl DelayCore {
             return;
         }
         let capacity = self.inner.geometry().bytes();
-        for slot in self.new.drain(..) {
-            let entry = self.entries.get_mut(slot as usize).and_then(Option::as_mut);
-            let Some(Entry { wait, .. }) = entry else { continue };
+        for number in self.new.drain(..) {
+            let Some(Entry { wait, .. }) = self.commands.get_mut(number) else { continue };
             let Wait::Poll(work) = wait else { continue };
             let turn = self.device.turn(now, work, capacity);
             *wait = Wait::Time(turn);
-            self.times.push(Reverse((self.device.due(turn), self.begun, slot)));
+            self.times.push(Reverse((self.device.due(turn), self.begun, number)));
             self.begun += 1;
         }
     }
 
     fn end_due(&mut self, now: Nanos) {
-        while let Some(Reverse((_, _, slot))) = self.times.peek().copied().filter(|first| first.0.0 <= now) {
+        while let Some(Reverse((_, _, number))) = self.times.peek().copied().filter(|first| first.0.0 <= now)
+        {
             self.times.pop();
-            if let Some(entry) = self.entries.get_mut(slot as usize).and_then(Option::as_mut) {
+            if let Some(entry) = self.commands.get_mut(number) {
                 entry.wait = Wait::Nothing;
             }
-            self.try_end(slot);
+            self.try_end(number);
         }
     }
 }
@@ -309,6 +257,10 @@ impl DelayCore {
 impl Disk for DelayCore {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
+    }
+
+    fn inner(&self) -> Option<&dyn Disk> {
+        Some(&*self.inner)
     }
 
     /// A read whose data is in place does not end here: it is submitted, and its data kept until then.
@@ -323,18 +275,12 @@ impl Disk for DelayCore {
         }
     }
 
-    fn free_bytes(&self) -> u64 {
-        self.inner.free_bytes()
-    }
-
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let work = self.work(request.op, request.range);
         let prepared = self.prepared.take().filter(|(asked, _)| asked == request && buf.is_none());
-        let inner = self.enter(token, self.work(request.op, request.range));
-        let done = match prepared {
-            Some((_, data)) => Some(Done { token: inner, result: Ok(()), buf: Some(data) }),
-            None => self.inner.submit(inner, request, buf),
-        };
-        done.into_iter().for_each(|done| self.on_inner_done(done));
+        let Some((_, data)) = prepared else { return self.begin(token, work, Call::Op(*request, buf)) };
+        let inner = self.enter(token, work);
+        self.on_inner_done(Done { token: inner, result: Ok(()), buf: Some(data) });
         None
     }
 
@@ -345,22 +291,14 @@ impl Disk for DelayCore {
         expected: Buf,
         data: Buf,
     ) -> Option<Done> {
-        let inner = self.enter(token, Work::at(range, self.shift()).twice());
-        let done = self.inner.compare_and_write(inner, range, expected, data);
-        done.into_iter().for_each(|done| self.on_inner_done(done));
-        None
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
+        let work = Work::at(range, self.shift()).twice();
+        self.begin(token, work, Call::CompareAndWrite { range, expected, data })
     }
 
     fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
         let target = BlockRange { lba: to, blocks: from.blocks };
-        let inner = self.enter(token, Work::at(from, self.shift()).and_then(target, self.shift()));
-        let done = self.inner.copy(inner, from, to, fua);
-        done.into_iter().for_each(|done| self.on_inner_done(done));
-        None
+        let work = Work::at(from, self.shift()).and_then(target, self.shift());
+        self.begin(token, work, Call::Copy { from, to, fua })
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
@@ -374,42 +312,34 @@ impl Disk for DelayCore {
         self.begin_new(now);
         self.end_due(now);
         is_busy |= !self.ready.is_empty() || self.held > 0;
-        while done.len() < done.capacity() {
-            let Some(ready) = self.ready.pop_front() else { break };
-            done.push(ready);
-        }
+        Done::give(&mut self.ready, done);
         is_busy
     }
 
     /// What the disk below has ended comes back in the next poll, the rest once that has ended it. The device
     /// does not work on them any more: else hosts that give up too early and reconnect pile up useless work
     /// for it.
-    fn may_still_write(&self, range: BlockRange) -> bool {
-        self.inner.may_still_write(range)
-    }
-
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         self.inner.cancel_owner(owner);
-        let mut count = self.ready.iter().filter(|done| done.token.owner() == owner).count();
-        for slot in 0..u32::try_from(self.entries.len()).unwrap_or(u32::MAX) {
-            let entry = self.entries.get_mut(slot as usize).and_then(Option::as_mut);
-            let Some(entry) = entry.filter(|entry| entry.token.owner() == owner) else { continue };
+        let mut count = Done::count_of(owner, &self.ready);
+        for number in self.commands.numbers() {
+            let entry = self.commands.get_mut(number).filter(|entry| entry.token.owner() == owner);
+            let Some(entry) = entry else { continue };
             count += 1;
             if let Wait::Time(turn) = std::mem::replace(&mut entry.wait, Wait::Nothing) {
                 self.device.give_back(turn, self.now);
             }
-            self.try_end(slot);
+            self.try_end(number);
         }
-        let waits = |entries: &[Option<Entry>], slot: u32| {
-            let entry = entries.get(slot as usize).and_then(Option::as_ref);
-            entry.is_some_and(|entry| !matches!(entry.wait, Wait::Nothing))
-        };
-        self.new.retain(|slot| waits(&self.entries, *slot));
-        self.times.retain(|Reverse((_, _, slot))| waits(&self.entries, *slot));
+        let commands = &mut self.commands;
+        let mut waits =
+            |number: u32| commands.get_mut(number).is_some_and(|entry| !matches!(entry.wait, Wait::Nothing));
+        self.new.retain(|number| waits(*number));
+        self.times.retain(|Reverse((_, _, number))| waits(*number));
         count
     }
 
     fn in_flight(&self) -> usize {
-        self.entries.len() - self.free.len() + self.ready.len()
+        self.commands.len() + self.ready.len()
     }
 }

@@ -19,18 +19,19 @@
 
 mod control;
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Area, Buf};
+use spindle_reactor::mem::Buf;
 
+use control::Settings;
 pub use control::{Broken, Fault, FaultControl, OpKind};
 
+use crate::layer::{Call, Commands, inner_token, number_of};
 use crate::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Health, IoRequest,
-    OpenError, Owner, Prepared, ResizeError, Token, Usage,
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, OpenError, Owner,
+    Prepared, ResizeError, Token,
 };
 
 /// The layer, shared by all cores. See the module.
@@ -62,67 +63,30 @@ impl DiskSource for FaultDisk {
         self.inner.geometry()
     }
 
+    fn inner(&self) -> Option<&dyn DiskSource> {
+        Some(&*self.inner)
+    }
+
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        let depth = context.depth as usize;
+        let (depth, settings) = (context.depth as usize, self.control.settings());
         Ok(Box::new(FaultCore {
             inner: self.inner.open(context)?,
             control: Arc::clone(&self.control),
-            draws: Draws::new(self.control.seed(), context.core as u64),
-            plans: Vec::with_capacity(depth),
-            plans_free: Vec::with_capacity(depth),
+            draws: Draws::new(self.control.seed, context.core as u64),
+            plans: Commands::with_capacity(depth),
             held: Vec::with_capacity(depth),
             due: Vec::with_capacity(depth),
             ready: VecDeque::with_capacity(depth),
             inner_done: Vec::with_capacity(depth.max(1)),
-            broken: Vec::new(),
-            broken_generation: 0,
-            released: self.control.released(),
+            generation: self.control.generation(),
+            released: settings.released,
+            settings,
             polls: 0,
         }))
     }
 
-    fn prepare(&self, pool: &Area) {
-        self.inner.prepare(pool);
-    }
-
-    fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
-        self.inner.prepare_resize(bytes)
-    }
-
-    fn cancel_resize(&self) {
-        self.inner.cancel_resize();
-    }
-
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         self.inner.resize(bytes)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
-    }
-
-    fn health(&self) -> Option<Health> {
-        self.inner.health()
-    }
-
-    fn deallocated_is_zero(&self) -> bool {
-        self.inner.deallocated_is_zero()
-    }
-
-    fn medium_ids(&self) -> Vec<String> {
-        self.inner.medium_ids()
-    }
-
-    fn map_memory(&self, area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
-        self.inner.map_memory(area)
-    }
-
-    fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
-        self.inner.on_foreign_change(act);
-    }
-
-    fn area(&self) -> Option<Area> {
-        self.inner.area()
     }
 }
 
@@ -148,24 +112,6 @@ impl Draws {
     /// True `per_million` times of a million. Draws in any case, so that a rate does not shift what follows.
     fn hits(&mut self, per_million: u32) -> bool {
         self.next() % 1_000_000 < u64::from(per_million)
-    }
-}
-
-/// A command as it was submitted.
-enum Call {
-    Op { request: IoRequest, buf: Option<Buf> },
-    CompareAndWrite { range: BlockRange, expected: Buf, data: Buf },
-    Copy { from: BlockRange, to: u64, fua: bool },
-}
-
-impl Call {
-    /// The buffer that goes back when the disk does not see the command.
-    fn into_buf(self) -> Option<Buf> {
-        match self {
-            Call::Op { buf, .. } => buf,
-            Call::CompareAndWrite { data, .. } => Some(data),
-            Call::Copy { .. } => None,
-        }
     }
 }
 
@@ -217,27 +163,37 @@ impl Held {
 }
 
 /// One core's handle on the layer.
-pub struct FaultCore {
+struct FaultCore {
     inner: Box<dyn Disk>,
     control: Arc<FaultControl>,
     draws: Draws,
-    /// Plans of commands that the inner disk has; its token is the index.
-    plans: Vec<Option<Plan>>,
-    plans_free: Vec<usize>,
+    /// Of the commands that the inner disk has.
+    plans: Commands<Plan>,
     held: Vec<Held>,
     /// Those of `held` whose time has come; empty between polls.
     due: Vec<Held>,
     ready: VecDeque<Done>,
     /// What the inner disk gave back; empty between polls.
     inner_done: Vec<Done>,
-    broken: Vec<Broken>,
-    broken_generation: u64,
-    /// The control's count of releases when this core last looked.
+    /// The control's, as of `generation`.
+    settings: Settings,
+    generation: u64,
+    /// The count of releases when this core last let go of what was dropped.
     released: u64,
     polls: u64,
 }
 
 impl FaultCore {
+    /// Take the control's settings if they have changed.
+    fn refresh(&mut self) {
+        let generation = self.control.generation();
+        if self.generation != generation {
+            // First the number: a change that comes between the two is looked at once more.
+            self.generation = generation;
+            self.settings = self.control.settings();
+        }
+    }
+
     /// Decide what happens to a command, and count it.
     fn judge(&mut self, token: Token, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Plan {
         let plan = self.foresee(token, kind, range, from);
@@ -252,18 +208,15 @@ impl FaultCore {
 
     /// What would happen to a command. Always draws equally often. `from` is what a copy reads.
     fn foresee(&mut self, token: Token, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Plan {
-        if self.broken_generation != self.control.broken_generation() {
-            self.broken_generation = self.control.copy_broken(&mut self.broken);
-        }
-        let control = &self.control;
-        let draws = &mut self.draws;
-        let is_error = draws.hits(control.per_million(Fault::Error, kind));
-        let has_effect = draws.hits(control.error_effect());
-        let is_dropped = draws.hits(control.per_million(Fault::Drop, kind));
-        let is_delayed = draws.hits(control.per_million(Fault::Delay, kind));
-        let is_reordered = draws.hits(control.per_million(Fault::Reorder, kind));
+        self.refresh();
+        let (settings, draws) = (&self.settings, &mut self.draws);
+        let is_error = draws.hits(settings.per_million(Fault::Error, kind));
+        let has_effect = draws.hits(settings.error_effect);
+        let is_dropped = draws.hits(settings.per_million(Fault::Drop, kind));
+        let is_delayed = draws.hits(settings.per_million(Fault::Delay, kind));
+        let is_reordered = draws.hits(settings.per_million(Fault::Reorder, kind));
         let (order, side) = (draws.next(), draws.next());
-        let delay = 1 + order % u64::from(control.delay_polls_max());
+        let delay = 1 + order % u64::from(settings.delay_polls_max);
         let hold = match (is_dropped, is_delayed, is_reordered) {
             (true, _, _) => Some((Fault::Drop, Until::Released)),
             (false, true, _) => Some((Fault::Delay, Until::Poll(self.polls + delay))),
@@ -274,17 +227,15 @@ impl FaultCore {
         let is_before = side & 1 == 0;
         let mut plan = Plan {
             token,
-            error: is_error.then(|| control.error(kind)),
+            error: is_error.then(|| settings.error(kind)),
             has_effect: !is_error || has_effect,
             hold_before: until.filter(|_| is_before),
             hold_after: until.filter(|_| !is_before),
             held_by: hold.map(|(fault, _)| fault),
             order,
         };
-        if control.is_gone() {
-            plan.error = Some(DiskError::Gone);
-            plan.has_effect = false;
-        } else if let Some(error) = self.broken_error(kind, range, from) {
+        let gone = settings.is_gone.then_some(DiskError::Gone);
+        if let Some(error) = gone.or_else(|| self.broken_error(kind, range, from)) {
             plan.error = Some(error);
             plan.has_effect = false;
         }
@@ -294,7 +245,7 @@ impl FaultCore {
     /// The error of the first broken blocks that a command meets.
     fn broken_error(&self, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Option<DiskError> {
         let of_source = |broken: &Broken| from.and_then(|from| broken.error(OpKind::Read, from));
-        self.broken.iter().find_map(|broken| of_source(broken).or_else(|| broken.error(kind, range)))
+        self.settings.broken.iter().find_map(|broken| of_source(broken).or_else(|| broken.error(kind, range)))
     }
 
     fn begin(&mut self, plan: Plan, call: Call) -> Option<Done> {
@@ -311,30 +262,15 @@ impl FaultCore {
         if !plan.has_effect {
             return self.end(plan, Done { token: plan.token, result: Ok(()), buf: call.into_buf() });
         }
-        let slot = self.plans_free.pop().unwrap_or_else(|| {
-            self.plans.push(None);
-            self.plans.len() - 1
-        });
-        self.plans[slot] = Some(plan);
-        // Under the same owner, so that the disk below knows whose it is.
-        let token = Token(u64::from(plan.token.owner().0) << 32 | slot as u64);
-        let done = match call {
-            Call::Op { request, buf } => self.inner.submit(token, &request, buf),
-            Call::CompareAndWrite { range, expected, data } => {
-                self.inner.compare_and_write(token, range, expected, data)
-            }
-            Call::Copy { from, to, fua } => self.inner.copy(token, from, to, fua),
-        };
+        let token = inner_token(plan.token.owner(), self.plans.insert(plan));
+        let done = call.submit(&mut *self.inner, token);
         done.and_then(|done| self.on_inner_done(done))
     }
 
     fn on_inner_done(&mut self, done: Done) -> Option<Done> {
-        let slot = usize::try_from(done.token.0 & 0xffff_ffff).unwrap_or(usize::MAX);
-        let plan = self.plans.get_mut(slot).and_then(Option::take);
-        let Some(plan) = plan else {
+        let Some(plan) = self.plans.remove(number_of(done.token)) else {
             panic!("the inner disk ended {:?}, which it does not have", done.token)
         };
-        self.plans_free.push(slot);
         self.end(plan, Done { token: plan.token, ..done })
     }
 
@@ -353,9 +289,9 @@ impl FaultCore {
 
     /// Let go of what is due now.
     fn release_due(&mut self) {
-        let released = self.control.released();
-        let all_released = self.released != released;
-        self.released = released;
+        self.refresh();
+        let all_released = self.released != self.settings.released;
+        self.released = self.settings.released;
         let polls = self.polls;
         let mut index = 0;
         while let Some(held) = self.held.get(index) {
@@ -387,8 +323,8 @@ impl Disk for FaultCore {
         self.inner.geometry()
     }
 
-    fn free_bytes(&self) -> u64 {
-        self.inner.free_bytes()
+    fn inner(&self) -> Option<&dyn Disk> {
+        Some(&*self.inner)
     }
 
     /// A read that a fault meets is not ended here; it is submitted, with what the disk below would give. For
@@ -408,7 +344,7 @@ impl Disk for FaultCore {
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
         let plan = self.judge(token, OpKind::of(request.op), request.range, None);
-        self.begin(plan, Call::Op { request: *request, buf })
+        self.begin(plan, Call::Op(*request, buf))
     }
 
     fn compare_and_write(
@@ -420,10 +356,6 @@ impl Disk for FaultCore {
     ) -> Option<Done> {
         let plan = self.judge(token, OpKind::CompareAndWrite, range, None);
         self.begin(plan, Call::CompareAndWrite { range, expected, data })
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
     }
 
     fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
@@ -443,28 +375,21 @@ impl Disk for FaultCore {
         self.inner_done = inner_done;
         self.release_due();
         is_busy |= !self.ready.is_empty();
-        while done.len() < done.capacity() {
-            let Some(ready) = self.ready.pop_front() else { break };
-            done.push(ready);
-        }
+        Done::give(&mut self.ready, done);
         is_busy || self.held.iter().any(|held| held.until != Until::Released)
     }
 
     /// A held command is at a slow medium and cannot be cancelled: its effect may still come.
-    fn may_still_write(&self, range: BlockRange) -> bool {
-        self.inner.may_still_write(range)
-    }
-
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         self.inner.cancel_owner(owner);
         let own = |token: Token| token.owner() == owner;
-        self.plans.iter().flatten().filter(|plan| own(plan.token)).count()
+        self.plans.iter().filter(|plan| own(plan.token)).count()
             + self.held.iter().filter(|held| own(held.token())).count()
-            + self.ready.iter().filter(|done| own(done.token)).count()
+            + Done::count_of(owner, &self.ready)
     }
 
     fn in_flight(&self) -> usize {
-        self.plans.len() - self.plans_free.len() + self.held.len() + self.ready.len()
+        self.plans.len() + self.held.len() + self.ready.len()
     }
 }
 

@@ -36,9 +36,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::backend::ZeroMethods;
 use crate::backend::guard::{CORES_MAX, Guard};
 use crate::medium_id;
-use crate::shape::{resize_error, size_refusal};
+use crate::shape::size_refusal;
 use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, ResizeError, Usage};
 
 pub use open::{FileFacts, FileSpec};
@@ -64,10 +65,7 @@ struct Shared {
     is_direct: bool,
     is_read_only: bool,
     is_polled: bool,
-    /// Cleared when the file refuses it.
-    can_punch: AtomicBool,
-    /// Cleared when the file refuses it.
-    can_zero_range: AtomicBool,
+    zero_methods: ZeroMethods,
     /// The page cache lost data: flushes fail from now on.
     has_lost_data: AtomicBool,
     guard: Arc<Guard>,
@@ -89,7 +87,7 @@ impl Shared {
             block_count: self.block_count.load(Ordering::Relaxed),
             is_read_only: self.is_read_only,
             has_volatile_cache: true,
-            can_deallocate: self.can_punch.load(Ordering::Relaxed),
+            can_deallocate: self.zero_methods.can_release(),
             atomic_blocks: 1,
             can_compare_and_write: !self.is_read_only,
         }
@@ -112,9 +110,6 @@ impl Shared {
 impl FileDisk {
     /// Open, and make if `spec` says so, the file of a disk. It is locked until the disk and all its cores
     /// are dropped.
-    ///
-    /// # Errors
-    /// [`OpenError::Setting`] that names what is out of range, [`OpenError::System`] that names the path.
     pub fn new(name: &str, spec: &FileSpec) -> Result<Arc<FileDisk>, OpenError> {
         Self::open_within(name, spec, LOCK_WAIT)
     }
@@ -131,8 +126,7 @@ impl FileDisk {
             is_direct: opened.facts.is_direct,
             is_read_only: spec.is_read_only,
             is_polled: spec.is_polled,
-            can_punch: AtomicBool::new(opened.can_punch),
-            can_zero_range: AtomicBool::new(true),
+            zero_methods: ZeroMethods::new(opened.can_punch, true),
             has_lost_data: AtomicBool::new(false),
             guard: Guard::new(CORES_MAX),
             prepared: Mutex::new(None),
@@ -167,7 +161,7 @@ impl DiskSource for FileDisk {
     /// A regular file is grown and never cut; of a block device the size is asked anew, and must be enough.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let shared = &self.shared;
-        let refuse = |allowed: String| Err(resize_error(&shared.name, bytes, allowed));
+        let refuse = |allowed: String| Err(ResizeError::new(&shared.name, bytes, allowed));
         if let Some(allowed) = size_refusal(bytes, shared.block_bytes) {
             return refuse(allowed);
         }

@@ -27,14 +27,17 @@ pub mod delay;
 pub mod exports;
 pub mod fault;
 pub mod file;
+mod layer;
+mod lock;
 pub mod medium_id;
 pub mod ng;
 pub mod null;
 pub mod ram;
-mod retry_busy;
 mod shape;
 pub mod signature;
 pub mod source;
+
+use std::collections::VecDeque;
 
 use nvme_spec::status::{Status, StatusType};
 use spindle_reactor::clock::Nanos;
@@ -119,6 +122,18 @@ pub enum Op {
     Verify,
 }
 
+impl Op {
+    /// It changes blocks.
+    #[inline]
+    #[must_use]
+    pub fn is_write(self) -> bool {
+        match self {
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate => true,
+            Op::Read | Op::Flush | Op::Compare | Op::Verify => false,
+        }
+    }
+}
+
 /// What a disk does itself of what its user can put together from reads and writes: see
 /// [`Disk::abilities`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -201,17 +216,10 @@ impl DiskError {
     /// It is an error of the medium, as the SMART log counts them.
     #[must_use]
     pub fn is_media(self) -> bool {
-        match self {
-            DiskError::MediaRead | DiskError::MediaWrite => true,
-            DiskError::Device(status) => status.sct() == StatusType::MEDIA,
-            DiskError::NoSpace
-            | DiskError::WriteProtected
-            | DiskError::NotSupported
-            | DiskError::CompareDiffers
-            | DiskError::Internal
-            | DiskError::Gone
-            | DiskError::Cancelled => false,
+        if let DiskError::Device(status) = self {
+            return status.sct() == StatusType::MEDIA;
         }
+        matches!(self, DiskError::MediaRead | DiskError::MediaWrite)
     }
 }
 
@@ -255,6 +263,18 @@ impl Done {
     pub(crate) fn cancelled(token: Token, buf: Option<Buf>) -> Done {
         Done { token, result: Err(DiskError::Cancelled), buf }
     }
+
+    /// Move what has ended from `ready` to `done`, as far as there is room: the end of each [`Disk::poll`].
+    #[inline]
+    pub fn give(ready: &mut VecDeque<Done>, done: &mut Vec<Done>) {
+        let count = ready.len().min(done.capacity() - done.len());
+        done.extend(ready.drain(..count));
+    }
+
+    /// How many of them are of `owner`.
+    pub fn count_of<'a>(owner: Owner, ended: impl IntoIterator<Item = &'a Done>) -> usize {
+        ended.into_iter().filter(|done| done.token.owner() == owner).count()
+    }
 }
 
 /// A command for a disk.
@@ -296,30 +316,16 @@ pub enum Prepared {
     Wait,
 }
 
-impl Prepared {
-    /// The data of a Read that has ended.
-    #[must_use]
-    pub fn ready(self) -> Option<Buf> {
-        match self {
-            Prepared::Ready(data) => Some(data),
-            Prepared::Fill(_) | Prepared::Pool | Prepared::Later | Prepared::Wait => None,
-        }
-    }
-
-    /// Memory of the disk.
-    #[must_use]
-    pub fn fill(self) -> Option<Buf> {
-        match self {
-            Prepared::Fill(buf) => Some(buf),
-            Prepared::Ready(_) | Prepared::Pool | Prepared::Later | Prepared::Wait => None,
-        }
-    }
-}
-
 /// One core's handle on a disk.
 pub trait Disk {
     /// Its shape now.
     fn geometry(&self) -> Geometry;
+
+    /// The disk that this one is a layer in front of. What a layer does not say of itself is what that one
+    /// says.
+    fn inner(&self) -> Option<&dyn Disk> {
+        None
+    }
 
     /// Where the data of this Read or Write is, or is to be. What it gives is for this command alone;
     /// dropped, it is free again. `next` is the block that is probably read second next, unchecked: a hint,
@@ -332,7 +338,7 @@ pub trait Disk {
     /// Bytes that [`Prepared::Fill`] has for Writes of all cores together, nearly; what a user that is to
     /// leave others theirs compares with what it holds. A disk that gives no memory has as much as is wanted.
     fn free_bytes(&self) -> u64 {
-        u64::MAX
+        self.inner().map_or(u64::MAX, Disk::free_bytes)
     }
 
     /// Begin a command. `Some` when it ended at once. `buf` is the destination of a Read (of the pool or from
@@ -357,7 +363,7 @@ pub trait Disk {
     /// Which commands it does itself now, of any length: a disk whose device has limits cuts them. It may be
     /// asked before each command; a command whose ability went meanwhile ends with an error.
     fn abilities(&self) -> Abilities {
-        Abilities::default()
+        self.inner().map_or_else(Abilities::default, Disk::abilities)
     }
 
     /// Copy the blocks `from` to as many blocks from `to` on; the caller has checked that both are on the
@@ -385,8 +391,7 @@ pub trait Disk {
     /// True while a write of some of these blocks, of any core, that has ended with an error may still change
     /// them. Where every write has done all it does when it ends: never.
     fn may_still_write(&self, range: BlockRange) -> bool {
-        let _ = range;
-        false
+        self.inner().is_some_and(|inner| inner.may_still_write(range))
     }
 
     /// The configuration has changed: what the source was told before takes effect on this core.

@@ -43,9 +43,6 @@ pub fn of_nvme(serial: &str, nsid: u32, nguid: [u8; 16], eui64: [u8; 8]) -> Vec<
 }
 
 /// Of what is at a path now: a regular file, a block device or the generic device of an NVMe namespace.
-///
-/// # Errors
-/// The system's, when it cannot be looked at.
 pub fn at(path: &Path) -> io::Result<Vec<String>> {
     let metadata = fs::metadata(path)?;
     let kind = metadata.file_type();

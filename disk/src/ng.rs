@@ -27,16 +27,14 @@ mod tests;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use spindle_reactor::uring::PassRing;
 use spindle_reactor::uring::admin::Namespace;
 
 use crate::backend::guard::{CORES_MAX, Guard};
-use crate::backend::{BackendCore, requests_of};
-use crate::shape::resize_error;
-use crate::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
+use crate::backend::{BackendCore, ZeroMethods, requests_of};
+use crate::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError};
 
 pub use open::{NgFacts, NgSpec};
 pub use place::{NgPlace, look_at};
@@ -60,10 +58,7 @@ pub struct NgDisk {
 /// What the cores have in common.
 struct Shared {
     limits: Limits,
-    /// Cleared when the drive refuses it.
-    can_deallocate: AtomicBool,
-    /// Cleared when the drive refuses it.
-    can_write_zeroes: AtomicBool,
+    zero_methods: ZeroMethods,
     guard: Arc<Guard>,
     /// It is held exclusively while the disk or one of its cores is there.
     _block_device: Option<File>,
@@ -73,8 +68,7 @@ impl Shared {
     fn new(limits: Limits, block_device: Option<File>) -> Shared {
         Shared {
             limits,
-            can_deallocate: AtomicBool::new(limits.can_deallocate),
-            can_write_zeroes: AtomicBool::new(limits.zero_bytes_max > 0),
+            zero_methods: ZeroMethods::new(limits.can_deallocate, limits.zero_bytes_max > 0),
             guard: Guard::new(CORES_MAX),
             _block_device: block_device,
         }
@@ -86,7 +80,7 @@ impl Shared {
             block_count: self.limits.block_count,
             is_read_only: self.limits.is_read_only,
             has_volatile_cache: self.limits.has_volatile_cache,
-            can_deallocate: self.can_deallocate.load(Ordering::Relaxed),
+            can_deallocate: self.zero_methods.can_release(),
             atomic_blocks: 1,
             can_compare_and_write: !self.limits.is_read_only,
         }
@@ -95,9 +89,6 @@ impl Shared {
 
 impl NgDisk {
     /// Open a namespace. It is held until the disk and all its cores are dropped.
-    ///
-    /// # Errors
-    /// [`OpenError::Setting`] that names what cannot be a disk, [`OpenError::System`] that names the path.
     pub fn new(name: &str, spec: &NgSpec) -> Result<Arc<NgDisk>, OpenError> {
         let opened = open::open(name, spec, LOCK_WAIT)?;
         Ok(Arc::new(NgDisk {
@@ -133,8 +124,8 @@ impl DiskSource for NgDisk {
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
         let shared = &self.shared;
         let system = |verb: &str| {
-            let (disk, verb) = (self.name.clone(), format!("{verb} {}", self.path.display()));
-            move |source| OpenError::System { disk, verb, source }
+            let verb = format!("{verb} {}", self.path.display());
+            |source: std::io::Error| OpenError::system(&self.name, verb, source)
         };
         let device = self.device.try_clone().map_err(system("take another descriptor of"))?;
         // One entry more, for the compare-and-write.
@@ -148,11 +139,7 @@ impl DiskSource for NgDisk {
 
     /// The size is the drive's own.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
-        let has = self.geometry().bytes();
-        if bytes == has {
-            return Ok(());
-        }
-        Err(resize_error(&self.name, bytes, format!("the drive's namespace has {has} bytes")))
+        ResizeError::unless_same(self, bytes, "the drive's namespace")
     }
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -161,9 +148,5 @@ impl DiskSource for NgDisk {
 
     fn medium_ids(&self) -> Vec<String> {
         self.facts.medium_ids.clone()
-    }
-
-    fn usage(&self) -> Usage {
-        Usage { bytes_used: self.geometry().bytes() }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
+use crate::shape::{block_shift, checked_blocks, size_refusal};
 use crate::{
     Abilities, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared,
     ResizeError, Token, Usage,
@@ -46,9 +46,6 @@ fn geometry(block_bytes: u32, block_count: &AtomicU64) -> Geometry {
 
 impl NullDisk {
     /// A null disk.
-    ///
-    /// # Errors
-    /// [`OpenError::Setting`] when a setting is out of range.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     pub fn new(name: &str, spec: NullSpec) -> Result<Arc<dyn DiskSource>, OpenError> {
         let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
@@ -79,7 +76,7 @@ impl DiskSource for NullDisk {
 
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let refusal = size_refusal(bytes, self.block_bytes);
-        refusal.map_or(Ok(()), |allowed| Err(resize_error(&self.name, bytes, allowed)))
+        refusal.map_or(Ok(()), |allowed| Err(ResizeError::new(&self.name, bytes, allowed)))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -107,15 +104,10 @@ impl Disk for NullCore {
 
     #[inline]
     fn prepare(&mut self, request: &IoRequest, _next: Option<u64>) -> Prepared {
-        match request.op {
-            Op::Read => Prepared::Ready(Buf::zeroes(request.range.data_bytes(block_shift(self.block_bytes)))),
-            Op::Write { .. }
-            | Op::Flush
-            | Op::WriteZeroes { .. }
-            | Op::Deallocate
-            | Op::Compare
-            | Op::Verify => Prepared::Pool,
+        if request.op != Op::Read {
+            return Prepared::Pool;
         }
+        Prepared::Ready(Buf::zeroes(request.range.data_bytes(block_shift(self.block_bytes))))
     }
 
     fn abilities(&self) -> Abilities {
@@ -172,7 +164,7 @@ mod tests {
         assert_eq!(buf.len(), 1 << 20);
         assert!(buf.segments().all(|segment| segment.iter().all(|byte| *byte == 0)));
         let read = IoRequest::new(Op::Read, range);
-        let in_place = disk.prepare(&read, Some(u64::MAX)).ready().expect("at once");
+        let Prepared::Ready(in_place) = disk.prepare(&read, Some(u64::MAX)) else { panic!("at once") };
         assert_eq!(
             (in_place.len(), in_place.segments().all(|segment| segment == vec![0; segment.len()])),
             (1 << 20, true)

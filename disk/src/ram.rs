@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, Pages};
 
-use crate::shape::{block_shift, checked_blocks, resize_error, size_refusal};
+use crate::shape::{block_shift, checked_blocks, size_refusal};
 use crate::{
     Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
     OpenError, Owner, Prepared, ResizeError, Token, Usage,
@@ -113,9 +113,6 @@ impl RamDisk {
     }
 
     /// As [`RamDisk::new`], with the frames beyond the capacity given: a small number makes writers wait.
-    ///
-    /// # Errors
-    /// As [`RamDisk::new`].
     pub fn with_slack(name: &str, spec: RamSpec, slack_bytes: u64) -> Result<RamDisk, OpenError> {
         let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
         let store = FrameStore::new(spec.bytes, slack_bytes, spec.pages)
@@ -188,7 +185,7 @@ impl DiskSource for RamDisk {
     }
 
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
-        let refuse = |allowed: String| Err(resize_error(&self.shared.name, bytes, allowed));
+        let refuse = |allowed: String| Err(ResizeError::new(&self.shared.name, bytes, allowed));
         if let Some(allowed) = size_refusal(bytes, self.shared.block_bytes) {
             return refuse(allowed);
         }

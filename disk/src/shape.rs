@@ -1,6 +1,6 @@
 //! What block sizes and capacities every kind of disk allows, and the arithmetic between blocks and bytes.
 
-use crate::{BlockRange, OpenError, ResizeError};
+use crate::{BlockRange, OpenError};
 
 /// Block sizes that every host and file system takes.
 pub(crate) const BLOCK_BYTES_ALLOWED: [u32; 2] = [512, 4096];
@@ -10,14 +10,11 @@ pub(crate) const BYTES_MAX: u64 = 1 << 62;
 
 /// The number of blocks of a disk of `bytes`, when both are allowed.
 pub(crate) fn checked_blocks(disk: &str, bytes: u64, block_bytes: u32) -> Result<u64, OpenError> {
-    let refuse = |field, value: String, allowed: &str| {
-        Err(OpenError::Setting { disk: disk.to_owned(), field, value, allowed: allowed.to_owned() })
-    };
     if !BLOCK_BYTES_ALLOWED.contains(&block_bytes) {
-        return refuse("block_bytes", block_bytes.to_string(), "must be 512 or 4096");
+        return Err(OpenError::setting(disk, "block_bytes", block_bytes, "must be 512 or 4096"));
     }
     match size_refusal(bytes, block_bytes) {
-        Some(allowed) => refuse("size", bytes.to_string(), &allowed),
+        Some(allowed) => Err(OpenError::setting(disk, "size", bytes, allowed)),
         None => Ok(bytes / u64::from(block_bytes)),
     }
 }
@@ -30,11 +27,6 @@ pub(crate) fn size_refusal(bytes: u64, block_bytes: u32) -> Option<String> {
         ));
     }
     None
-}
-
-/// A [`ResizeError`] of this disk.
-pub(crate) fn resize_error(disk: &str, bytes: u64, allowed: impl Into<String>) -> ResizeError {
-    ResizeError { disk: disk.to_owned(), bytes, allowed: allowed.into() }
 }
 
 /// Shift that turns blocks into bytes.

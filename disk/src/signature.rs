@@ -46,9 +46,6 @@ const AT_END: [(&str, u64, &[u8]); 2] =
 
 /// The names of what is found on a medium of `bytes`, each once. Those of blkid; `ext4` stands for all of its
 /// family.
-///
-/// # Errors
-/// The system's, when it cannot be read.
 pub fn find(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<Vec<&'static str>> {
     let head = read(medium, 0, HEAD_BYTES)?;
     let mut found = Vec::new();

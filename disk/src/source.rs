@@ -80,6 +80,24 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// A setting of `disk` is out of range.
+    pub fn setting(
+        disk: &str,
+        field: &'static str,
+        value: impl ToString,
+        allowed: impl Into<String>,
+    ) -> OpenError {
+        let (disk, value, allowed) = (disk.to_owned(), value.to_string(), allowed.into());
+        OpenError::Setting { disk, field, value, allowed }
+    }
+
+    /// The system refused to `verb` for `disk`.
+    pub fn system(disk: &str, verb: impl Into<String>, source: impl Into<std::io::Error>) -> OpenError {
+        OpenError::System { disk: disk.to_owned(), verb: verb.into(), source: source.into() }
+    }
+}
+
 /// Why a resize was refused.
 #[derive(Debug, thiserror::Error)]
 #[error("disk {disk:?}: size = {bytes} bytes: {allowed}")]
@@ -90,6 +108,22 @@ pub struct ResizeError {
     pub bytes: u64,
     /// What is allowed.
     pub allowed: String,
+}
+
+impl ResizeError {
+    /// `disk` cannot have `bytes`.
+    pub fn new(disk: &str, bytes: u64, allowed: impl Into<String>) -> ResizeError {
+        ResizeError { disk: disk.to_owned(), bytes, allowed: allowed.into() }
+    }
+
+    /// Refuses each size but the one that the medium (`what`) has itself.
+    pub fn unless_same(disk: &dyn DiskSource, bytes: u64, what: &str) -> Result<(), ResizeError> {
+        let has = disk.geometry().bytes();
+        if bytes == has {
+            return Ok(());
+        }
+        Err(ResizeError::new(disk.name(), bytes, format!("{what} has {has} bytes")))
+    }
 }
 
 /// One disk, shared by all cores.
@@ -103,11 +137,18 @@ pub trait DiskSource: Send + Sync {
     /// Its shape now.
     fn geometry(&self) -> Geometry;
 
+    /// The disk that this one is a layer in front of. What a layer does not do itself is done by that one.
+    fn inner(&self) -> Option<&dyn DiskSource> {
+        None
+    }
+
     /// Make a core's pool ready for the commands that its handle will have, as far as that takes long: pages
     /// are pinned. Not on a core. What cannot be done is said by [`DiskSource::open`], which does it where
     /// this was not called.
     fn prepare(&self, pool: &Area) {
-        let _ = pool;
+        if let Some(inner) = self.inner() {
+            inner.prepare(pool);
+        }
     }
 
     /// Let the device of the disk reach memory besides the cores' pools, for as long as what is returned is
@@ -117,14 +158,10 @@ pub trait DiskSource: Send + Sync {
     /// # Errors
     /// [`OpenError`] when it cannot be mapped, with its size and the system's reason.
     fn map_memory(&self, area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
-        let _ = area;
-        Ok(None)
+        self.inner().map_or(Ok(None), |inner| inner.map_memory(area))
     }
 
     /// A core's own handle.
-    ///
-    /// # Errors
-    /// [`OpenError`], with the system's reason.
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError>;
 
     /// Do all of a [`DiskSource::resize`] that can fail: the medium is made as large as it has to be, and no
@@ -133,12 +170,15 @@ pub trait DiskSource: Send + Sync {
     /// # Errors
     /// [`ResizeError`] when the kind cannot or the medium is too small; the medium is as it was.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
-        let _ = bytes;
-        Ok(())
+        self.inner().map_or(Ok(()), |inner| inner.prepare_resize(bytes))
     }
 
     /// The resize that was prepared last is not done: the medium gets back the size that it had.
-    fn cancel_resize(&self) {}
+    fn cancel_resize(&self) {
+        if let Some(inner) = self.inner() {
+            inner.cancel_resize();
+        }
+    }
 
     /// Change the size; every core's handle sees the new geometry.
     ///
@@ -146,38 +186,43 @@ pub trait DiskSource: Send + Sync {
     /// [`ResizeError`] when the kind cannot or the medium is too small.
     fn resize(&self, bytes: u64) -> Result<(), ResizeError>;
 
-    /// Space in use.
-    fn usage(&self) -> Usage;
+    /// Space in use: all, where the kind does not know it.
+    fn usage(&self) -> Usage {
+        let all = || Usage { bytes_used: self.geometry().bytes() };
+        self.inner().map_or_else(all, DiskSource::usage)
+    }
 
     /// What the medium says of its health; `None` where it says nothing.
     fn health(&self) -> Option<Health> {
-        None
+        self.inner()?.health()
     }
 
     /// What [`Op::Deallocate`](crate::Op::Deallocate) gave back reads as zeroes. Where
     /// not, it may read as before: Dataset Management is a hint to a drive (NVM Command Set 3.2.3).
     fn deallocated_is_zero(&self) -> bool {
-        true
+        self.inner().is_none_or(DiskSource::deallocated_is_zero)
     }
 
     /// Names of the medium itself, the best first: see [`medium_id`](crate::medium_id). None where it has
     /// none.
     fn medium_ids(&self) -> Vec<String> {
-        Vec::new()
+        self.inner().map_or_else(Vec::new, DiskSource::medium_ids)
     }
 
     /// What is the same for as long as the data are those of one and the same medium, and another for every
     /// other one: the identity that hosts see is derived from it. `None` where the names in the configuration
     /// say which medium it is.
     fn identity_seed(&self) -> Option<String> {
-        None
+        self.inner()?.identity_seed()
     }
 
     /// To be called whenever the medium may have been changed by others, such as while a drive or a far
     /// target was away: before the first command that may see it is given to the medium, and not on a core. A
     /// disk whose medium has no other user never calls it.
     fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
-        drop(act);
+        if let Some(inner) = self.inner() {
+            inner.on_foreign_change(act);
+        }
     }
 
     /// Do all of a [`DiskSource::set_cache`] that can fail. `None`: the cache is as it is to be.
@@ -186,12 +231,8 @@ pub trait DiskSource: Send + Sync {
     /// [`OpenError`]: the kind has no cache, or it cannot be made. All is as it was.
     fn prepare_cache(&self, spec: Option<&CacheSpec>) -> Result<Option<CacheChange>, OpenError> {
         let Some(spec) = spec else { return Ok(None) };
-        Err(OpenError::Setting {
-            disk: self.name().to_owned(),
-            field: "cache.size",
-            value: spec.bytes.to_string(),
-            allowed: format!("a {} disk has no cache", self.kind()),
-        })
+        let allowed = format!("a {} disk has no cache", self.kind());
+        Err(OpenError::setting(self.name(), "cache.size", spec.bytes, allowed))
     }
 
     /// Put a cache in front, or take it away, while the disk is in use. It begins when the cores are told
@@ -202,12 +243,12 @@ pub trait DiskSource: Send + Sync {
 
     /// The cache in front of it, where it has one.
     fn cache(&self) -> Option<CacheUse> {
-        None
+        self.inner()?.cache()
     }
 
     /// Memory of its own in which the data of commands lies, to be registered with devices; `None` where all
     /// of it is the core's pool.
     fn area(&self) -> Option<Area> {
-        None
+        self.inner()?.area()
     }
 }

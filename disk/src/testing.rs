@@ -101,10 +101,14 @@ impl Driver {
         buf
     }
 
+    fn token(&mut self) -> Token {
+        self.token_next += 1;
+        Token(self.token_next - 1)
+    }
+
     /// Begins a command; its token.
     pub(crate) fn submit(&mut self, op: Op, range: BlockRange, data: &[u8]) -> Token {
-        let token = Token(self.token_next);
-        self.token_next += 1;
+        let token = self.token();
         let request = IoRequest::new(op, range);
         let buf = match (op, self.disk.abilities().reads_in_place) {
             (Op::Write { .. }, _) => Some(self.buffer(range, data)),
@@ -131,8 +135,7 @@ impl Driver {
 
     /// Begins a compare-and-write of one block; its token.
     pub(crate) fn submit_swap(&mut self, lba: u64, expected: &[u8], data: &[u8]) -> Token {
-        let token = Token(self.token_next);
-        self.token_next += 1;
+        let token = self.token();
         let range = BlockRange { lba, blocks: 1 };
         let mut expects = self.pool.take(self.block_bytes).expect("a buffer is free");
         expects.copy_in(0, expected);
@@ -143,8 +146,7 @@ impl Driver {
 
     /// A copy, to its end.
     pub(crate) fn copy(&mut self, from: BlockRange, to: u64, fua: bool) -> Result<(), DiskError> {
-        let token = Token(self.token_next);
-        self.token_next += 1;
+        let token = self.token();
         self.ended.extend(self.disk.copy(token, from, to, fua));
         self.wait(token).result
     }

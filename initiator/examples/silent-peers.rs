@@ -55,14 +55,14 @@ fn make_queue_pair(id: &CmId) -> Result<(QueuePair, CompletionQueue, u8), Box<dy
     let device: &Arc<Device> = id.device(&devices).ok_or("no such device")?;
     let completions = CompletionQueue::new(device, 4, 0, None)?;
     let config = QueuePairConfig {
-        send_cq: &completions,
-        recv_cq: &completions,
+        cq: &completions,
         srq: None,
         send_wr: 1,
         recv_wr: 1,
         send_sge: 1,
         recv_sge: 1,
         inline_bytes: 0,
+        posting: None,
     };
     let queue_pair = id.create_queue_pair(device, &config)?;
     let reads = device.limits().responder_resources;

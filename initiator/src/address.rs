@@ -52,9 +52,6 @@ pub fn split_transport(text: &str) -> (TransportKind, &str) {
 }
 
 /// The addresses that `text` names, in the order in which to try them; `default_port` where it names no port.
-///
-/// # Errors
-/// [`AddressError`], naming the text and what is allowed.
 pub fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>, AddressError> {
     let (host, port) = split(text)?;
     let port = port.unwrap_or(default_port);

@@ -11,7 +11,6 @@
 
 mod admin;
 mod bring_up;
-mod former;
 mod opening;
 
 use std::collections::VecDeque;
@@ -30,7 +29,8 @@ use crate::error::{Error, Loss};
 use crate::options::{Options, Target};
 use crate::qpair::{Qpair, Ticket};
 
-pub use former::Former;
+pub use admin::Former;
+pub(crate) use admin::parsed;
 pub use opening::{Association, Opening};
 
 /// Entries of the admin queue: the least that every controller grants (ASQSZ), and what Linux asks for.
@@ -94,9 +94,6 @@ struct KeepAlive {
 
 impl Controller {
     /// Connect to a subsystem, enable its controller and ask what it is.
-    ///
-    /// # Errors
-    /// [`Error`], naming the step.
     pub fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
         bring_up::connect(target, options)
     }
@@ -134,7 +131,7 @@ impl Controller {
     /// return early. The waker is lowered.
     pub fn wait(&mut self, timeout: Duration, waker: &Waker) {
         if self.events.is_empty() && self.former.is_none() {
-            self.admin.link_mut().wait_io(timeout, Some(waker));
+            self.admin.link.wait_io(timeout, Some(waker));
         }
         waker.drain();
     }
@@ -208,7 +205,7 @@ impl Controller {
                 }
             } else if self.former_request == Some(completion.ticket) {
                 self.former_request = None;
-                self.former = former::of_completion(&completion);
+                self.former = admin::former_of(&completion);
             } else if let Some(keep_alive) = &mut self.keep_alive
                 && keep_alive.ticket == Some(completion.ticket)
             {
@@ -243,10 +240,6 @@ impl Controller {
         (keep_alive.sent, keep_alive.next) = (now, now + keep_alive.period);
         keep_alive.ticket = self.admin.submit(Sqe::keep_alive(0), HostData::None).ok();
         self.admin.send();
-    }
-
-    fn timeout(&self) -> Duration {
-        self.options.connect_timeout
     }
 }
 

@@ -11,7 +11,7 @@ use nvme_spec::status::Status;
 use nvme_spec::zerocopy::FromBytes;
 use spindle_transport::TransportKind;
 
-use crate::controller::Controller;
+use crate::controller::{Controller, parsed};
 use crate::error::Error;
 use crate::options::{Host, Options, Target};
 
@@ -35,9 +35,6 @@ pub struct DiscoveryLog {
 }
 
 /// Ask the discovery service at `address` what it offers to `host`.
-///
-/// # Errors
-/// [`Error`], naming the step.
 pub fn discover(
     transport: TransportKind,
     address: SocketAddr,
@@ -75,14 +72,7 @@ impl Controller {
             return Err(Error::Answer { step: STEP, what: "RECFMT is not 0" });
         }
         let count = before.numrec.get();
-        if count > ENTRIES_MAX {
-            return Err(Error::Range {
-                field: "NUMREC of the discovery log",
-                value: count,
-                low: 0,
-                high: ENTRIES_MAX,
-            });
-        }
+        Error::in_range("NUMREC of the discovery log", count, 0_u64, ENTRIES_MAX)?;
         let mut entries = Vec::new();
         let mut at = 0;
         while at < count {
@@ -103,7 +93,6 @@ impl Controller {
     fn discovery_header(&mut self) -> Result<DiscoveryLogHeader, Error> {
         let bytes = u32::try_from(DISCOVERY_ENTRY_BYTES).unwrap_or(0);
         let data = self.log_page(LogId::DISCOVERY, 0, 0, bytes, false)?;
-        DiscoveryLogHeader::read_from_bytes(&data)
-            .map_err(|_| Error::Answer { step: STEP, what: "it is too short" })
+        parsed(STEP, &data)
     }
 }

@@ -1,6 +1,5 @@
 //! Why the control path failed, and why a connection ended.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,63 +14,49 @@ use spindle_reactor::net::Errno;
 use spindle_tcp::Violation;
 
 /// Why a connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Loss {
     /// We closed it.
+    #[error("it was closed here")]
     Requested,
     /// The target closed it.
+    #[error("the target closed it")]
     ByPeer,
     /// The socket failed.
+    #[error("{}", io::Error::from(*.0))]
     Socket(Errno),
     /// The target broke a rule of the protocol, or sent a terminate request.
+    #[error("{0}")]
     Violation(Violation),
     /// Commands were outstanding and none was completed in this time.
+    #[error("no command was completed in {0:?}")]
     Silent(Duration),
     /// A work request failed (RDMA): the target does not answer, or refused it.
+    #[error("a work request failed: {0}")]
     Work(WcStatus),
     /// The target broke a rule of NVMe/RDMA.
+    #[error("{0}")]
     RdmaViolation(host::Violation),
     /// The RDMA device failed.
+    #[error("the RDMA device failed")]
     Device,
     /// A verb failed (RDMA).
+    #[error("{0}")]
     Verb(VerbsError),
 }
 
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Loss::Requested => f.write_str("it was closed here"),
-            Loss::ByPeer => f.write_str("the target closed it"),
-            Loss::Socket(errno) => write!(f, "{}", io::Error::from(*errno)),
-            Loss::Violation(violation) => write!(f, "{violation}"),
-            Loss::Work(status) => write!(f, "a work request failed: {status}"),
-            Loss::RdmaViolation(violation) => write!(f, "{violation}"),
-            Loss::Device => f.write_str("the RDMA device failed"),
-            Loss::Verb(error) => write!(f, "{error}"),
-            Loss::Silent(time) => write!(f, "no command was completed in {time:?}"),
-        }
-    }
-}
-
 /// Why an RDMA connection was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RdmaRefusal {
     /// No target listens at the port.
+    #[error("no target listens there")]
     Nobody,
     /// By the target, with a reason of NVMe's.
+    #[error("the target refused: {}", .0.reason())]
     Status(CmStatus),
     /// Otherwise, with a reason of the connection manager's.
+    #[error("it was refused (reason {0})")]
     Other(i32),
-}
-
-impl fmt::Display for RdmaRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RdmaRefusal::Nobody => f.write_str("no target listens there"),
-            RdmaRefusal::Status(status) => write!(f, "the target refused: {}", status.reason()),
-            RdmaRefusal::Other(reason) => write!(f, "it was refused (reason {reason})"),
-        }
-    }
 }
 
 /// Why something on the control path failed; each names the step.
@@ -176,6 +161,19 @@ pub enum Error {
     /// The system gave no descriptor to wait on.
     #[error("cannot watch the connections: {0}")]
     Watch(#[source] io::Error),
+}
+
+impl Error {
+    /// Refuse what is not.
+    pub(crate) fn in_range(
+        field: &'static str,
+        value: impl Into<u64>,
+        low: impl Into<u64>,
+        high: impl Into<u64>,
+    ) -> Result<(), Error> {
+        let (value, low, high) = (value.into(), low.into(), high.into());
+        if (low..=high).contains(&value) { Ok(()) } else { Err(Error::Range { field, value, low, high }) }
+    }
 }
 
 /// The field of a Connect that the target finds wrong.

@@ -49,7 +49,7 @@ pub use discover::{DiscoveryLog, discover};
 pub use error::{Error, Loss, RdmaRefusal};
 pub use namespace::{BlockRange, Identity, Namespace};
 pub use options::{Host, Options, Target};
-pub use qpair::{Completion, Failure, Refused, Ticket, WaitError, Why};
+pub use qpair::{Completion, Failure, Refusal, Refused, Ticket, WaitError};
 pub use queue::{IoQueue, RefusedPair};
 pub use set::QueueSet;
 pub use spindle_transport::TransportKind;

@@ -1,13 +1,12 @@
 //! Whom to connect to, as whom, and how. Every default says why.
 
-use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use arrayvec::ArrayString;
 use nvme_spec::Nqn;
 use spindle_rdma::registration::Limits as RegistrationLimits;
 use spindle_transport::TransportKind;
+use uuid::Uuid;
 
 /// Who the host is to a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,13 +27,7 @@ impl Host {
     /// Never: a name of that form is well formed.
     #[must_use]
     pub fn from_uuid(id: [u8; 16]) -> Host {
-        let mut name = ArrayString::<80>::from(UUID_PREFIX).expect("short");
-        for (index, byte) in id.iter().enumerate() {
-            if [4, 6, 8, 10].contains(&index) {
-                name.push('-');
-            }
-            write!(name, "{byte:02x}").expect("80 bytes are enough");
-        }
+        let name = format!("{UUID_PREFIX}{}", Uuid::from_bytes(id));
         Host { nqn: Nqn::new(&name).expect("well formed"), id }
     }
 
@@ -42,8 +35,8 @@ impl Host {
     /// always the same.
     #[must_use]
     pub fn from_nqn(nqn: Nqn) -> Host {
-        let id =
-            nqn.as_str().strip_prefix(UUID_PREFIX).and_then(uuid).unwrap_or_else(|| hash(nqn.as_bytes()));
+        let uuid = nqn.as_str().strip_prefix(UUID_PREFIX).and_then(|text| Uuid::try_parse(text).ok());
+        let id = uuid.map_or_else(|| hash(nqn.as_bytes()), Uuid::into_bytes);
         Host { nqn, id }
     }
 
@@ -57,21 +50,6 @@ impl Host {
     }
 }
 
-/// A UUID from its text.
-fn uuid(text: &str) -> Option<[u8; 16]> {
-    let mut id = [0; 16];
-    let mut digits = text.bytes().filter(|byte| *byte != b'-');
-    for byte in &mut id {
-        let mut value = 0;
-        for _ in 0..2 {
-            let digit = char::from(digits.next()?).to_digit(16)?;
-            value = value * 16 + digit;
-        }
-        *byte = u8::try_from(value).ok()?;
-    }
-    digits.next().is_none().then_some(id)
-}
-
 /// A UUID of version 8 (custom) out of some bytes: FNV-1a in two lanes. It names, it does not protect.
 fn hash(bytes: &[u8]) -> [u8; 16] {
     let mut id = [0; 16];
@@ -82,9 +60,7 @@ fn hash(bytes: &[u8]) -> [u8; 16] {
         }
         lane.copy_from_slice(&value.to_be_bytes());
     }
-    id[6] = id[6] & 0x0f | 0x80;
-    id[8] = id[8] & 0x3f | 0x80;
-    id
+    uuid::Builder::from_custom_bytes(id).into_uuid().into_bytes()
 }
 
 /// A subsystem, and how this host gets there.

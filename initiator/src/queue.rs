@@ -5,14 +5,14 @@ use std::time::Duration;
 use nvme_spec::Sqe;
 use nvme_spec::io::{CopyRangeFormat0, DsmRange};
 use nvme_spec::sqe::Fuse;
-use nvme_spec::zerocopy::IntoBytes;
+use nvme_spec::zerocopy::{Immutable, IntoBytes};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_transport::host::HostData;
 
 use crate::error::Loss;
 use crate::namespace::{BlockRange, Namespace};
-use crate::qpair::{Completion, Qpair, Refused, Ticket, WaitError, Why};
+use crate::qpair::{Completion, Qpair, Refusal, Refused, Ticket, WaitError};
 
 /// Ranges of one command.
 const RANGES_MAX: usize = 256;
@@ -21,7 +21,7 @@ const RANGES_MAX: usize = 256;
 /// [`IoQueue::send`] or [`IoQueue::poll`], all in one call.
 #[derive(Debug)]
 pub struct IoQueue {
-    qpair: Qpair,
+    pub(crate) qpair: Qpair,
     transfer_bytes_max: u32,
 }
 
@@ -31,45 +31,25 @@ impl IoQueue {
     }
 
     /// Read blocks from `lba` on until `buf` is full.
-    ///
-    /// # Errors
-    /// [`Refused`], with the buffer.
     #[inline]
     pub fn read(&mut self, namespace: &Namespace, lba: u64, buf: Buf) -> Result<Ticket, Refused> {
-        match self.blocks(namespace, &buf) {
-            Ok(blocks) => {
-                self.qpair.submit(Sqe::read(0, namespace.nsid, lba, blocks), HostData::FromController(buf))
-            }
-            Err(why) => Err(Refused::new(why, Some(buf))),
-        }
+        let sqe = |blocks| Sqe::read(0, namespace.nsid, lba, blocks);
+        self.submit_blocks(namespace, buf, sqe, HostData::FromController)
     }
 
     /// Write all of `buf` to the blocks from `lba` on; `fua`: complete when it is on the medium.
-    ///
-    /// # Errors
-    /// [`Refused`], with the buffer.
     #[inline]
     pub fn write(&mut self, namespace: &Namespace, lba: u64, buf: Buf, fua: bool) -> Result<Ticket, Refused> {
-        match self.blocks(namespace, &buf) {
-            Ok(blocks) => self
-                .qpair
-                .submit(Sqe::write(0, namespace.nsid, lba, blocks, fua), HostData::ToController(buf)),
-            Err(why) => Err(Refused::new(why, Some(buf))),
-        }
+        let sqe = |blocks| Sqe::write(0, namespace.nsid, lba, blocks, fua);
+        self.submit_blocks(namespace, buf, sqe, HostData::ToController)
     }
 
     /// Bring everything that was written to the medium.
-    ///
-    /// # Errors
-    /// [`Refused`].
     pub fn flush(&mut self, namespace: &Namespace) -> Result<Ticket, Refused> {
         self.qpair.submit(Sqe::flush(0, namespace.nsid), HostData::None)
     }
 
     /// Make the blocks read as zeroes; `deallocate`: their memory may be given back.
-    ///
-    /// # Errors
-    /// [`Refused`].
     pub fn write_zeroes(
         &mut self,
         namespace: &Namespace,
@@ -83,26 +63,18 @@ impl IoQueue {
 
     /// Tell that the blocks are no longer needed. `buf` carries the ranges, 16 bytes each; what was in it is
     /// overwritten.
-    ///
-    /// # Errors
-    /// [`Refused`], with the buffer.
     pub fn deallocate(
         &mut self,
         namespace: &Namespace,
         ranges: &[BlockRange],
         buf: Buf,
     ) -> Result<Ticket, Refused> {
-        let wire = |range: &BlockRange| DsmRange::new(range.lba, range.blocks);
-        let (count, buf) =
-            put_ranges(ranges, buf, |range| wire(range).as_bytes().try_into().unwrap_or([0; 16]))?;
+        let (count, buf) = put_ranges(ranges, buf, |range| DsmRange::new(range.lba, range.blocks))?;
         self.qpair.submit(Sqe::dsm(0, namespace.nsid, count), HostData::ToController(buf))
     }
 
     /// Copy `ranges`, one behind the other, to the blocks from `lba` on. `buf` carries the ranges, 32 bytes
     /// each.
-    ///
-    /// # Errors
-    /// [`Refused`], with the buffer.
     pub fn copy(
         &mut self,
         namespace: &Namespace,
@@ -115,30 +87,18 @@ impl IoQueue {
                 return Err(Refused::new(refused.why, Some(buf)));
             }
         }
-        let wire = |range: &BlockRange| CopyRangeFormat0::new(range.lba, range.blocks);
-        let (count, buf) =
-            put_ranges(ranges, buf, |range| wire(range).as_bytes().try_into().unwrap_or([0; 32]))?;
+        let (count, buf) = put_ranges(ranges, buf, |range| CopyRangeFormat0::new(range.lba, range.blocks))?;
         self.qpair.submit(Sqe::copy(0, namespace.nsid, lba, count), HostData::ToController(buf))
     }
 
     /// Compare the blocks from `lba` on with `buf`. A difference is the status `COMPARE_FAILURE`.
-    ///
-    /// # Errors
-    /// [`Refused`], with the buffer.
     pub fn compare(&mut self, namespace: &Namespace, lba: u64, buf: Buf) -> Result<Ticket, Refused> {
-        match self.blocks(namespace, &buf) {
-            Ok(blocks) => {
-                self.qpair.submit(Sqe::compare(0, namespace.nsid, lba, blocks), HostData::ToController(buf))
-            }
-            Err(why) => Err(Refused::new(why, Some(buf))),
-        }
+        let sqe = |blocks| Sqe::compare(0, namespace.nsid, lba, blocks);
+        self.submit_blocks(namespace, buf, sqe, HostData::ToController)
     }
 
     /// Compare and, if nothing differs, write, as one atomic operation (a fused pair). Both commands have a
     /// completion.
-    ///
-    /// # Errors
-    /// [`RefusedPair`], with both buffers.
     pub fn compare_and_write(
         &mut self,
         namespace: &Namespace,
@@ -150,13 +110,13 @@ impl IoQueue {
         let blocks = match (self.blocks(namespace, &compare), compare.len() == write.len()) {
             (Ok(blocks), true) => blocks,
             (Ok(_), false) => {
-                let why = Why::Length { bytes: write.len(), block_bytes: namespace.block_bytes() };
+                let why = Refusal::Length { bytes: write.len(), block_bytes: namespace.block_bytes() };
                 return Err(refused(why, Some(compare), Some(write)));
             }
             (Err(why), _) => return Err(refused(why, Some(compare), Some(write))),
         };
         if self.qpair.room() < 2 {
-            return Err(refused(Why::Full, Some(compare), Some(write)));
+            return Err(refused(Refusal::Full, Some(compare), Some(write)));
         }
         let first = Sqe::compare(0, namespace.nsid, lba, blocks).with_fuse(Fuse::FIRST);
         let second = Sqe::write(0, namespace.nsid, lba, blocks, false).with_fuse(Fuse::SECOND);
@@ -172,18 +132,12 @@ impl IoQueue {
     }
 
     /// Let the controller read the blocks without moving them.
-    ///
-    /// # Errors
-    /// [`Refused`].
     pub fn verify(&mut self, namespace: &Namespace, range: BlockRange) -> Result<Ticket, Refused> {
         check_count(namespace, range)?;
         self.qpair.submit(Sqe::verify(0, namespace.nsid, range.lba, range.blocks), HostData::None)
     }
 
     /// Any command; its CID is set here, and its data pointer. Its length is the caller's business.
-    ///
-    /// # Errors
-    /// [`Refused`], with the buffer.
     #[inline]
     pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
         self.qpair.submit(sqe, data)
@@ -208,9 +162,6 @@ impl IoQueue {
     }
 
     /// Wait for this command; completions of others stay where they are.
-    ///
-    /// # Errors
-    /// [`WaitError`].
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
         self.qpair.wait(ticket, timeout)
     }
@@ -260,23 +211,30 @@ impl IoQueue {
         self.qpair.fail(Loss::Requested);
     }
 
-    pub(crate) fn qpair(&self) -> &Qpair {
-        &self.qpair
-    }
-
-    pub(crate) fn qpair_mut(&mut self) -> &mut Qpair {
-        &mut self.qpair
+    /// A command that moves all of `buf`.
+    #[inline]
+    fn submit_blocks(
+        &mut self,
+        namespace: &Namespace,
+        buf: Buf,
+        sqe: impl FnOnce(u32) -> Sqe,
+        data: impl FnOnce(Buf) -> HostData,
+    ) -> Result<Ticket, Refused> {
+        match self.blocks(namespace, &buf) {
+            Ok(blocks) => self.qpair.submit(sqe(blocks), data(buf)),
+            Err(why) => Err(Refused::new(why, Some(buf))),
+        }
     }
 
     /// How many blocks a buffer is, if one command can move as many.
     #[inline]
-    fn blocks(&self, namespace: &Namespace, buf: &Buf) -> Result<u32, Why> {
+    fn blocks(&self, namespace: &Namespace, buf: &Buf) -> Result<u32, Refusal> {
         let bytes = buf.len();
         let Some(blocks) = namespace.blocks_of(bytes) else {
-            return Err(Why::Length { bytes, block_bytes: namespace.block_bytes() });
+            return Err(Refusal::Length { bytes, block_bytes: namespace.block_bytes() });
         };
         if bytes > self.transfer_bytes_max as usize {
-            return Err(Why::TooLong { bytes, allowed: self.transfer_bytes_max });
+            return Err(Refusal::TooLong { bytes, allowed: self.transfer_bytes_max });
         }
         Ok(blocks)
     }
@@ -287,7 +245,7 @@ impl IoQueue {
 #[error("{why}")]
 pub struct RefusedPair {
     /// Why not.
-    pub why: Why,
+    pub why: Refusal,
     /// What was to be compared; `None` if the compare itself was taken.
     pub compare: Option<Buf>,
     /// What was to be written.
@@ -300,25 +258,26 @@ fn check_count(namespace: &Namespace, range: BlockRange) -> Result<(), Refused> 
         return Ok(());
     }
     let bytes = (range.blocks as usize).saturating_mul(namespace.block_bytes() as usize);
-    Err(Refused::new(Why::Length { bytes, block_bytes: namespace.block_bytes() }, None))
+    Err(Refused::new(Refusal::Length { bytes, block_bytes: namespace.block_bytes() }, None))
 }
 
-/// Put ranges of `N` bytes into a buffer; how many, and the buffer cut to them.
-fn put_ranges<const N: usize>(
+/// Put ranges as the command has them into a buffer; how many, and the buffer cut to them.
+fn put_ranges<R: IntoBytes + Immutable>(
     ranges: &[BlockRange],
     mut buf: Buf,
-    wire: impl Fn(&BlockRange) -> [u8; N],
+    wire: impl Fn(&BlockRange) -> R,
 ) -> Result<(u16, Buf), Refused> {
-    let room = if buf.is_writable() { buf.len() / N } else { 0 };
+    let bytes = size_of::<R>();
+    let room = if buf.is_writable() { buf.len() / bytes } else { 0 };
     let count = u16::try_from(ranges.len())
         .ok()
         .filter(|count| (1..=RANGES_MAX.min(room)).contains(&usize::from(*count)));
     let Some(count) = count else {
-        return Err(Refused::new(Why::Ranges { count: ranges.len(), room }, Some(buf)));
+        return Err(Refused::new(Refusal::Ranges { count: ranges.len(), room }, Some(buf)));
     };
     for (index, range) in ranges.iter().enumerate() {
-        buf.copy_in(index * N, &wire(range));
+        buf.copy_in(index * bytes, wire(range).as_bytes());
     }
-    buf.truncate(ranges.len() * N);
+    buf.truncate(ranges.len() * bytes);
     Ok((count, buf))
 }

@@ -10,8 +10,7 @@
 //!   Watched ──────────────────────────> Direct        Direct ──────────────────────────> Watched (all)
 //!       ^───── nothing outstanding for WATCH_AFTER ──────┘ ^──────── EPOLL_TIME later ──────────┘
 //! ```
-//! All queues share one receive batch. A queue over RDMA is asked in memory, in every turn (`Polled`); before
-//! the set sleeps, its completions are armed, and it is asked once more.
+//! All queues share one receive batch. A queue over RDMA is asked in memory, in every turn (`Polled`).
 
 use std::time::Duration;
 
@@ -44,7 +43,7 @@ const READY_MAX: usize = 256;
 
 /// How a queue is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
+enum PollMode {
     /// In each turn.
     Direct,
     /// In each turn, whatever its load.
@@ -55,14 +54,15 @@ enum Mode {
     Down,
 }
 
+/// A queue of the set.
 #[derive(Debug)]
-struct Member {
+struct QueueEntry {
     queue: IoQueue,
-    mode: Mode,
+    mode: PollMode,
     /// It had commands outstanding when it was last looked at.
     is_busy: bool,
     /// It was lent out, so something may have been submitted.
-    is_touched: bool,
+    is_lent: bool,
     /// When it last had commands outstanding.
     active: Nanos,
 }
@@ -92,23 +92,20 @@ impl HitRate {
         }
         let is_high = self.hits >= self.receives / RECEIVES_PER_HIT_MAX;
         if !is_high {
-            self.use_epoll(now);
+            self.epoll_until = now + EPOLL_TIME;
         }
         (self.receives, self.hits) = (0, 0);
         is_high
-    }
-
-    fn use_epoll(&mut self, now: Nanos) {
-        self.epoll_until = now + EPOLL_TIME;
     }
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct QueueSet {
-    members: Vec<Member>,
+    queues: Vec<QueueEntry>,
     direct: Vec<usize>,
-    touched: Vec<usize>,
+    /// Queues that were lent out since the last poll.
+    lent: Vec<usize>,
     /// Queues with commands outstanding, and those of them that are watched.
     busy: usize,
     busy_watched: usize,
@@ -123,14 +120,11 @@ pub struct QueueSet {
 impl QueueSet {
     /// A set without queues, with a receive batch of `batch_bytes`
     /// ([`Options::batch_bytes`](crate::Options::batch_bytes)).
-    ///
-    /// # Errors
-    /// [`Error::Watch`], when the system gives no epoll.
     pub fn new(batch_bytes: usize) -> Result<QueueSet, Error> {
         Ok(QueueSet {
-            members: Vec::new(),
+            queues: Vec::new(),
             direct: Vec::new(),
-            touched: Vec::new(),
+            lent: Vec::new(),
             busy: 0,
             busy_watched: 0,
             hit_rate: HitRate::default(),
@@ -143,19 +137,20 @@ impl QueueSet {
     }
 
     /// Add a queue; its number in the set.
-    ///
-    /// # Errors
-    /// [`Error::Watch`], when the system cannot watch it.
     pub fn add(&mut self, queue: IoQueue) -> Result<usize, Error> {
-        let index = self.members.len();
-        let link = queue.qpair().link();
-        let mode = if link.is_polled() { Mode::Polled } else { Mode::Watched(Interest::READ) };
-        link.watch(&self.readiness, index as u64, Interest::READ).map_err(Error::Watch)?;
-        self.members.push(Member { queue, mode, is_busy: false, is_touched: false, active: Nanos::ZERO });
+        let index = self.queues.len();
+        let mode = match queue.qpair.link.socket() {
+            None => PollMode::Polled,
+            Some(socket) => {
+                self.readiness.add(socket, index as u64, Interest::READ).map_err(Error::Watch)?;
+                PollMode::Watched(Interest::READ)
+            }
+        };
+        self.queues.push(QueueEntry { queue, mode, is_busy: false, is_lent: false, active: Nanos::ZERO });
         // Room for all, so that a turn allocates nothing.
-        self.direct.reserve(self.members.len());
-        self.touched.reserve(self.members.len());
-        if mode == Mode::Polled {
+        self.direct.reserve(self.queues.len());
+        self.lent.reserve(self.queues.len());
+        if mode == PollMode::Polled {
             self.direct.push(index);
         }
         Ok(index)
@@ -164,28 +159,7 @@ impl QueueSet {
     /// How many queues are received from only when epoll reports them.
     #[must_use]
     pub fn watched(&self) -> usize {
-        self.members.iter().filter(|member| matches!(member.mode, Mode::Watched(_))).count()
-    }
-
-    /// How many queues there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.members.len()
-    }
-
-    /// True when there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.members.is_empty()
-    }
-
-    /// A queue, to look at.
-    ///
-    /// # Panics
-    /// When there is no such queue.
-    #[must_use]
-    pub fn queue(&self, index: usize) -> &IoQueue {
-        &self.members[index].queue
+        self.queues.iter().filter(|entry| matches!(entry.mode, PollMode::Watched(_))).count()
     }
 
     /// A queue, to submit to. What is submitted leaves with the next poll.
@@ -194,18 +168,18 @@ impl QueueSet {
     /// When there is no such queue.
     #[inline]
     pub fn queue_mut(&mut self, index: usize) -> &mut IoQueue {
-        let member = &mut self.members[index];
-        if !member.is_touched {
-            member.is_touched = true;
-            self.touched.push(index);
+        let entry = &mut self.queues[index];
+        if !entry.is_lent {
+            entry.is_lent = true;
+            self.lent.push(index);
         }
-        &mut member.queue
+        &mut entry.queue
     }
 
     /// Commands without a completion, over all queues.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.members.iter().map(|member| member.queue.outstanding()).sum()
+        self.queues.iter().map(|entry| entry.queue.outstanding()).sum()
     }
 
     /// One turn: send what was submitted, receive where there is something. `on_ready` gets each queue that
@@ -213,8 +187,8 @@ impl QueueSet {
     /// True when anything came.
     #[inline]
     pub fn poll(&mut self, now: Nanos, mut on_ready: impl FnMut(usize, &mut IoQueue)) -> bool {
-        if !self.touched.is_empty() {
-            self.send_touched(now);
+        if !self.lent.is_empty() {
+            self.send_lent(now);
         }
         let mut hits = 0;
         let mut at = 0;
@@ -232,28 +206,13 @@ impl QueueSet {
         let mut has_come = hits > 0;
         if self.busy_watched > 0 || now >= self.next_watch {
             self.next_watch = now + WATCH_PERIOD;
-            has_come |= self.poll_watched(now, Duration::ZERO, &mut on_ready);
+            has_come |= self.poll_watched(now, &mut on_ready);
         }
         if now >= self.next_silence {
             self.next_silence = now + SILENCE_PERIOD;
             self.check_silence(now, &mut on_ready);
         }
         has_come
-    }
-
-    /// As [`QueueSet::poll`], but sleeps until something comes, at most `timeout`.
-    pub fn wait(
-        &mut self,
-        now: Nanos,
-        timeout: Duration,
-        mut on_ready: impl FnMut(usize, &mut IoQueue),
-    ) -> bool {
-        if self.poll(now, &mut on_ready) || self.arm_polled(now, &mut on_ready) {
-            return true;
-        }
-        self.hit_rate.use_epoll(now);
-        self.watch_all();
-        self.poll_watched(now, timeout, &mut on_ready)
     }
 
     /// Chooses between direct receives and epoll for many busy queues, after a round with `hits`.
@@ -265,36 +224,23 @@ impl QueueSet {
             return self.watch_all();
         }
         if self.busy_watched > 0 {
-            for index in 0..self.members.len() {
-                if self.members[index].is_busy {
+            for index in 0..self.queues.len() {
+                if self.queues[index].is_busy {
                     self.set_direct(index);
                 }
             }
         }
     }
 
-    /// Have the polled queues told of what comes from now on, and take what came before. True when anything
-    /// had.
-    fn arm_polled(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> bool {
-        let mut has_come = false;
-        for index in 0..self.members.len() {
-            if self.members[index].mode == Mode::Polled {
-                self.members[index].queue.qpair_mut().link_mut().arm();
-                has_come |= self.turn(index, now, on_ready);
-            }
-        }
-        has_come
-    }
-
     /// Send what was submitted to queues that were lent out, and ask them directly where that pays.
-    fn send_touched(&mut self, now: Nanos) {
-        while let Some(index) = self.touched.pop() {
-            let member = &mut self.members[index];
-            member.is_touched = false;
-            if member.mode == Mode::Down {
+    fn send_lent(&mut self, now: Nanos) {
+        while let Some(index) = self.lent.pop() {
+            let entry = &mut self.queues[index];
+            entry.is_lent = false;
+            if entry.mode == PollMode::Down {
                 continue;
             }
-            member.queue.send();
+            entry.queue.send();
             self.note(index, now);
         }
     }
@@ -302,12 +248,12 @@ impl QueueSet {
     /// One turn of one queue.
     #[inline]
     fn turn(&mut self, index: usize, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> bool {
-        let Member { queue, .. } = &mut self.members[index];
-        let has_come = queue.qpair_mut().turn(&mut self.batch, now);
+        let QueueEntry { queue, .. } = &mut self.queues[index];
+        let has_come = queue.qpair.turn(&mut self.batch, now);
         if queue.loss().is_some() {
             self.note_end(index, on_ready);
         } else {
-            if queue.qpair().has_ready() {
+            if queue.qpair.has_ready() {
                 on_ready(index, queue);
             }
             // What was received may ask for an answer of its own (R2T): a queue that is watched has no next
@@ -321,47 +267,47 @@ impl QueueSet {
     /// A connection that ended is told once, with what is left of its completions, and not asked any more.
     #[cold]
     fn note_end(&mut self, index: usize, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
-        let member = &mut self.members[index];
-        match std::mem::replace(&mut member.mode, Mode::Down) {
-            Mode::Direct | Mode::Polled => self.direct.retain(|other| *other != index),
-            Mode::Watched(_) => member.queue.qpair().link().unwatch(&self.readiness),
-            Mode::Down => return,
+        let entry = &mut self.queues[index];
+        match std::mem::replace(&mut entry.mode, PollMode::Down) {
+            PollMode::Direct | PollMode::Polled => self.direct.retain(|other| *other != index),
+            PollMode::Watched(_) => unwatch(&self.readiness, &entry.queue),
+            PollMode::Down => return,
         }
-        on_ready(index, &mut member.queue);
+        on_ready(index, &mut entry.queue);
     }
 
     /// Keep the counts, and change how the queue is asked where its load has changed.
     #[inline]
     fn note(&mut self, index: usize, now: Nanos) {
-        let member = &mut self.members[index];
-        let is_busy = member.queue.outstanding() > 0 && member.mode != Mode::Down;
+        let entry = &mut self.queues[index];
+        let is_busy = entry.queue.outstanding() > 0 && entry.mode != PollMode::Down;
         if is_busy {
-            member.active = now;
+            entry.active = now;
         }
-        let has_changed = is_busy != member.is_busy;
-        if has_changed || (!is_busy && member.mode == Mode::Direct) {
+        let has_changed = is_busy != entry.is_busy;
+        if has_changed || (!is_busy && entry.mode == PollMode::Direct) {
             self.note_load(index, is_busy, now);
         }
-        let member = &self.members[index];
-        if let Mode::Watched(interest) = member.mode
-            && interest.write != member.queue.qpair().link().is_blocked()
+        let entry = &self.queues[index];
+        if let PollMode::Watched(interest) = entry.mode
+            && interest.write != entry.queue.qpair.link.is_blocked()
         {
             self.change_interest(index);
         }
     }
 
     fn note_load(&mut self, index: usize, is_busy: bool, now: Nanos) {
-        let member = &mut self.members[index];
-        let was_busy = std::mem::replace(&mut member.is_busy, is_busy);
-        let (mode, active) = (member.mode, member.active);
+        let entry = &mut self.queues[index];
+        let was_busy = std::mem::replace(&mut entry.is_busy, is_busy);
+        let (mode, active) = (entry.mode, entry.active);
         match mode {
-            Mode::Polled => return,
+            PollMode::Polled => return,
             // Its commands were told; what was counted of it is no more.
-            Mode::Down => return self.recount(),
-            Mode::Direct | Mode::Watched(_) => {}
+            PollMode::Down => return self.recount(),
+            PollMode::Direct | PollMode::Watched(_) => {}
         }
         self.busy = self.busy + usize::from(is_busy) - usize::from(was_busy);
-        if let Mode::Watched(_) = mode {
+        if let PollMode::Watched(_) = mode {
             self.busy_watched = self.busy_watched + usize::from(is_busy) - usize::from(was_busy);
             if is_busy && (self.busy <= DIRECT_ALWAYS || self.hit_rate.allows_direct(now)) {
                 self.set_direct(index);
@@ -374,18 +320,18 @@ impl QueueSet {
     }
 
     fn recount(&mut self) {
-        let is_counted = |member: &&Member| member.is_busy && member.mode != Mode::Polled;
-        self.busy = self.members.iter().filter(is_counted).count();
-        let is_watched = |member: &&Member| member.is_busy && matches!(member.mode, Mode::Watched(_));
-        self.busy_watched = self.members.iter().filter(is_watched).count();
+        let is_counted = |entry: &&QueueEntry| entry.is_busy && entry.mode != PollMode::Polled;
+        self.busy = self.queues.iter().filter(is_counted).count();
+        let is_watched = |entry: &&QueueEntry| entry.is_busy && matches!(entry.mode, PollMode::Watched(_));
+        self.busy_watched = self.queues.iter().filter(is_watched).count();
     }
 
     fn set_direct(&mut self, index: usize) {
-        let member = &mut self.members[index];
-        if matches!(member.mode, Mode::Watched(_)) {
-            member.queue.qpair().link().unwatch(&self.readiness);
-            self.busy_watched -= usize::from(member.is_busy);
-            member.mode = Mode::Direct;
+        let entry = &mut self.queues[index];
+        if matches!(entry.mode, PollMode::Watched(_)) {
+            unwatch(&self.readiness, &entry.queue);
+            self.busy_watched -= usize::from(entry.is_busy);
+            entry.mode = PollMode::Direct;
             self.direct.push(index);
         }
     }
@@ -403,47 +349,39 @@ impl QueueSet {
         if let Some(at) = self.direct.iter().position(|other| *other == index) {
             self.direct.swap_remove(at);
         }
-        if self.members[index].mode == Mode::Polled {
-            return self.direct.push(index);
-        }
-        let link = self.members[index].queue.qpair().link();
+        let entry = &mut self.queues[index];
+        let link = &entry.queue.qpair.link;
+        let Some(socket) = link.socket() else { return self.direct.push(index) };
         let interest = Interest { read: true, write: link.is_blocked() };
-        if link.watch(&self.readiness, index as u64, interest).is_ok() {
-            self.members[index].mode = Mode::Watched(interest);
-            self.busy_watched += usize::from(self.members[index].is_busy);
+        if self.readiness.add(socket, index as u64, interest).is_ok() {
+            entry.mode = PollMode::Watched(interest);
+            self.busy_watched += usize::from(entry.is_busy);
         } else {
             // Cannot be watched: the connection is as good as gone.
-            let member = &mut self.members[index];
-            member.queue.qpair_mut().fail(Loss::Requested);
-            member.mode = Mode::Direct;
+            entry.queue.qpair.fail(Loss::Requested);
             self.direct.push(index);
         }
     }
 
     fn change_interest(&mut self, index: usize) {
-        let member = &mut self.members[index];
-        let link = member.queue.qpair().link();
+        let entry = &mut self.queues[index];
+        let link = &entry.queue.qpair.link;
+        let Some(socket) = link.socket() else { return };
         let interest = Interest { read: true, write: link.is_blocked() };
-        if link.rewatch(&self.readiness, index as u64, interest).is_ok() {
-            member.mode = Mode::Watched(interest);
+        if self.readiness.change(socket, index as u64, interest).is_ok() {
+            entry.mode = PollMode::Watched(interest);
         }
     }
 
-    fn poll_watched(
-        &mut self,
-        now: Nanos,
-        timeout: Duration,
-        on_ready: &mut impl FnMut(usize, &mut IoQueue),
-    ) -> bool {
+    fn poll_watched(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> bool {
         let mut ready = std::mem::take(&mut self.ready);
-        if self.readiness.poll(Some(timeout), &mut ready).is_err() {
+        if self.readiness.poll(Some(Duration::ZERO), &mut ready).is_err() {
             ready.clear();
         }
         let mut has_come = false;
         for event in ready.drain(..) {
             let Ok(index) = usize::try_from(event.key) else { continue };
-            if index < self.members.len() && self.members[index].mode != Mode::Down {
-                self.members[index].queue.qpair_mut().link_mut().on_told();
+            if index < self.queues.len() && self.queues[index].mode != PollMode::Down {
                 has_come |= self.turn(index, now, on_ready);
             }
         }
@@ -452,16 +390,22 @@ impl QueueSet {
     }
 
     fn check_silence(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
-        for index in 0..self.members.len() {
-            let member = &mut self.members[index];
-            if !member.is_busy || member.mode == Mode::Down {
+        for index in 0..self.queues.len() {
+            let entry = &mut self.queues[index];
+            if !entry.is_busy || entry.mode == PollMode::Down {
                 continue;
             }
-            member.queue.qpair_mut().check_silence(now);
-            if !member.queue.is_up() {
+            entry.queue.qpair.check_silence(now);
+            if !entry.queue.is_up() {
                 self.turn(index, now, on_ready);
             }
         }
+    }
+}
+
+fn unwatch(readiness: &Readiness, queue: &IoQueue) {
+    if let Some(socket) = queue.qpair.link.socket() {
+        let _ = readiness.remove(socket);
     }
 }
 

@@ -21,7 +21,7 @@ use spindle_disk::{CoreContext, Done, OpenError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pool, SHARE_BYTES};
 use spindle_reactor::slab::{Slab, Slot};
-use spindle_transport::{Transport, TransportKind};
+use spindle_transport::{CloseReason, Transport, TransportKind};
 
 use crate::busy::Busy;
 use crate::controller::Controller;
@@ -273,7 +273,7 @@ impl<T: Transport> TargetCore<T> {
         }
         has_worked |= self.poll_waiting();
         if self.env.now >= self.next_timer {
-            self.next_timer = Nanos(self.env.now.0.saturating_add(TIMER_PERIOD.0));
+            self.next_timer = self.env.now + TIMER_PERIOD;
             self.env.look_at_scarcity();
             self.each(|qpair, env| qpair.on_time(env));
             self.env.is_reserve_short = false;
@@ -315,7 +315,7 @@ impl<T: Transport> TargetCore<T> {
     #[cold]
     fn on_orphan_done(&mut self, id: Slot) {
         if self.env.orphaned_commands.on_done(id) {
-            let commands = self.env.forget(id);
+            let commands = self.env.cancel_commands_of(id);
             self.env.orphaned_commands.set(id, commands);
         }
     }
@@ -397,25 +397,17 @@ impl<T: Transport> TargetCore<T> {
 
     fn act_on(&mut self, message: Message) {
         match message {
-            Message::CloseQueues { controller, reason } => {
-                self.each(|qpair, env| {
-                    if qpair.is_io_queue_of(&controller, None) {
-                        qpair.close(env, reason);
-                    }
-                });
+            Message::CloseQueues(controller, reason) => {
+                self.close_all(reason, |qpair| qpair.is_io_queue_of(&controller, None));
             }
-            Message::CloseController { controller, reason } => {
-                self.each(|qpair, env| {
-                    if qpair.is_admin_queue_of(&controller) {
-                        qpair.close(env, reason);
-                    }
-                });
+            Message::CloseController(controller, reason) => {
+                self.close_all(reason, |qpair| qpair.is_admin_queue_of(&controller));
             }
             Message::Abort { controller, qid, cid, from } => self.abort(&controller, qid, cid, from),
             Message::Aborted { from, is_aborted } => {
                 self.with_open(from.qpair, |qpair, env| qpair.on_abort_answer(env, from.slot, is_aborted));
             }
-            Message::Failed { controller, record } => {
+            Message::Failed(controller, record) => {
                 // Looked up, not searched for: a host can cause as many of these as it likes.
                 let qpair = self.qpairs.get_mut(controller.admin_queue());
                 if let Some(qpair) = qpair.filter(|qpair| qpair.is_admin_queue_of(&controller)) {
@@ -426,6 +418,15 @@ impl<T: Transport> TargetCore<T> {
             Message::SnapshotTaken { core, generation } => self.on_snapshot_taken(core, generation),
             Message::Shutdown => self.env.is_draining = true,
         }
+    }
+
+    /// End the connections of these queue pairs.
+    fn close_all(&mut self, reason: CloseReason, is_one: impl Fn(&Qpair<T>) -> bool) {
+        self.each(|qpair, env| {
+            if is_one(qpair) {
+                qpair.close(env, reason);
+            }
+        });
     }
 
     fn find(&self, is_it: impl Fn(&Qpair<T>) -> bool) -> Option<Slot> {

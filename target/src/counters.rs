@@ -46,6 +46,21 @@ pub struct IoTotals {
     pub busy_ns: u64,
 }
 
+impl IoTotals {
+    /// Of both, which are busy at the same time.
+    #[must_use]
+    pub fn with(self, other: IoTotals) -> IoTotals {
+        IoTotals {
+            units_read: self.units_read.saturating_add(other.units_read),
+            units_written: self.units_written.saturating_add(other.units_written),
+            reads: self.reads.saturating_add(other.reads),
+            writes: self.writes.saturating_add(other.writes),
+            media_errors: self.media_errors.saturating_add(other.media_errors),
+            busy_ns: self.busy_ns.max(other.busy_ns),
+        }
+    }
+}
+
 /// A namespace's counters, one set per core.
 #[derive(Debug)]
 pub struct NamespaceCounters {
@@ -81,15 +96,6 @@ impl NamespaceCounters {
     /// Of all cores.
     #[must_use]
     pub fn totals(&self) -> IoTotals {
-        let mut totals = IoTotals::default();
-        for core in self.by_core() {
-            totals.units_read += core.units_read;
-            totals.units_written += core.units_written;
-            totals.reads += core.reads;
-            totals.writes += core.writes;
-            totals.media_errors += core.media_errors;
-            totals.busy_ns = totals.busy_ns.max(core.busy_ns);
-        }
-        totals
+        self.by_core().fold(IoTotals::default(), IoTotals::with)
     }
 }

@@ -170,10 +170,7 @@ fn wire(entry: &Entry<'_>) -> DiscoveryLogEntry {
         // "Not required" would be as true, but nvme-cli takes the two together for a demand for TLS.
         Treq::new().with_sq_flow_control_disable(true);
     DiscoveryLogEntry {
-        trtype: match entry.transport {
-            TransportKind::Tcp => TransportType::TCP,
-            TransportKind::Rdma => TransportType::RDMA,
-        },
+        trtype: transport_type(entry.transport),
         adrfam: if address.is_ipv4() { AddressFamily::IPV4 } else { AddressFamily::IPV6 },
         subtype: entry.subtype,
         treq: treq.into_bits(),
@@ -186,6 +183,14 @@ fn wire(entry: &Entry<'_>) -> DiscoveryLogEntry {
         traddr: padded(format_args!("{}", address.ip())),
         tsas: tsas(entry.transport),
         ..DiscoveryLogEntry::default()
+    }
+}
+
+/// TRTYPE of a transport.
+pub(crate) fn transport_type(transport: TransportKind) -> TransportType {
+    match transport {
+        TransportKind::Tcp => TransportType::TCP,
+        TransportKind::Rdma => TransportType::RDMA,
     }
 }
 

@@ -25,19 +25,9 @@ use crate::snapshot::{DiskId, Snapshot};
 #[derive(Clone)]
 pub enum Message {
     /// Close the I/O queues of this controller.
-    CloseQueues {
-        /// The controller.
-        controller: Arc<ControllerShared>,
-        /// Why.
-        reason: CloseReason,
-    },
+    CloseQueues(Arc<ControllerShared>, CloseReason),
     /// Close the controller's admin connection, and with it the controller.
-    CloseController {
-        /// The controller.
-        controller: Arc<ControllerShared>,
-        /// Why.
-        reason: CloseReason,
-    },
+    CloseController(Arc<ControllerShared>, CloseReason),
     /// Abort a command, if it is on one of your queues.
     Abort {
         /// The controller.
@@ -57,12 +47,7 @@ pub enum Message {
         is_aborted: bool,
     },
     /// A command of this controller failed: an entry for its error log.
-    Failed {
-        /// The controller.
-        controller: Arc<ControllerShared>,
-        /// The entry.
-        record: ErrorRecord,
-    },
+    Failed(Arc<ControllerShared>, ErrorRecord),
     /// The configuration has changed.
     Snapshot(Arc<Snapshot>),
     /// A core has changed to a configuration.
@@ -150,9 +135,15 @@ impl Env {
         self.disks.get_mut(disk)?.as_deref_mut()
     }
 
+    /// The same, to look at.
+    #[inline]
+    pub(crate) fn disk_ref(&self, disk: usize) -> Option<&dyn Disk> {
+        self.disks.get(disk)?.as_deref()
+    }
+
     /// A queue pair is gone. How many of its commands the disks still have; it may be asked again.
     #[cold]
-    pub(crate) fn forget(&mut self, qpair: Slot) -> usize {
+    pub(crate) fn cancel_commands_of(&mut self, qpair: Slot) -> usize {
         self.disks.iter_mut().flatten().map(|disk| disk.cancel_owner(owner(qpair))).sum()
     }
 

@@ -31,6 +31,7 @@
 //! | [`controller`] | Connect, properties, Identify, log pages, features, events, keep alive |
 //! | [`orphaned_commands`] | commands that disks still have of queue pairs that ended |
 //! | [`discovery`] | the discovery log |
+//! | [`refusal`] | how a command fails |
 //! | [`snapshot`] | the configuration, immutable, replaced by message |
 //! | [`shared`] | what cores share about controllers |
 //! | [`counters`], [`notice`] | what hosts and operators read |
@@ -51,7 +52,7 @@
 //! | [`spindle_rdma_verbs`] | libibverbs and librdmacm |
 //! | [`spindle_nvme_pcie`] | the user-space driver of NVMe drives |
 //! | [`spindle_initiator`] | the host side as a library |
-//! | [`spindle_remote`] | a disk that is a namespace of another target |
+//! | [`spindle_disk_remote`] | a disk that is a namespace of another target |
 //! | [`nvme_spec`] | wire types of all of them |
 //! | [`spindle_tests`] | the simulator, and a target inside a test (`embedded`) |
 //!
@@ -63,7 +64,7 @@
 //! [`spindle_nvme_pcie`]: ../spindle_nvme_pcie/index.html
 //! [`spindle_rdma`]: ../spindle_rdma/index.html
 //! [`spindle_rdma_verbs`]: ../spindle_rdma_verbs/index.html
-//! [`spindle_remote`]: ../spindle_remote/index.html
+//! [`spindle_disk_remote`]: ../spindle_disk_remote/index.html
 //! [`spindle_tcp`]: ../spindle_tcp/index.html
 //! [`spindle_tests`]: ../spindle_tests/index.html
 #![forbid(unsafe_code)]
@@ -77,5 +78,6 @@ pub mod env;
 pub mod notice;
 pub mod orphaned_commands;
 pub mod qpair;
+pub mod refusal;
 pub mod shared;
 pub mod snapshot;

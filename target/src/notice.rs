@@ -139,16 +139,13 @@ impl std::fmt::Display for Notice {
                 let host = Name(host);
                 write!(f, "host {host} at {remote} connected to {subsystem} as controller {cntlid}")
             }
-            Notice::Disconnected { host, subsystem, cntlid, reason: Some(reason) } => {
+            Notice::Disconnected { host, subsystem, cntlid, reason } => {
                 let host = Name(host);
-                write!(f, "controller {cntlid} of {host} on {subsystem} ended: {reason}")
-            }
-            Notice::Disconnected { host, subsystem, cntlid, reason: None } => {
-                let host = Name(host);
-                write!(
-                    f,
-                    "controller {cntlid} of {host} on {subsystem} ended: the host closed the connection"
-                )
+                write!(f, "controller {cntlid} of {host} on {subsystem} ended: ")?;
+                match reason {
+                    Some(reason) => reason.fmt(f),
+                    None => f.write_str("the host closed the connection"),
+                }
             }
             Notice::Refused { remote, status, reason } => {
                 write!(f, "connect from {remote} refused: {reason} ({status})")

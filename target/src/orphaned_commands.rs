@@ -70,7 +70,7 @@ impl OrphanedCommands {
         now: Nanos,
     ) {
         controller.queue_leaves(qid);
-        let until = Nanos(now.0.saturating_add(ORPHAN_MAX.0));
+        let until = now + ORPHAN_MAX;
         self.0.push(Orphan { owner, commands, controller, qid, until, is_stray: false });
     }
 

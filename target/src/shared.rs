@@ -5,15 +5,13 @@
 //! [`Arc<ControllerShared>`]. A command on an I/O queue costs one relaxed load here (is the controller
 //! enabled?) and, once per keep-alive period and queue, one store (there was traffic).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, MutexGuard};
 
 use nvme_spec::nqn::Nqn;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::slab::Slot;
 use spindle_transport::Peer;
-
-use crate::snapshot::Subsystem;
 
 /// Most I/O queues of one controller; a bit each in [`ControllerShared`]'s map.
 pub const IO_QUEUES_MAX: u16 = 128;
@@ -233,14 +231,6 @@ impl ControllerShared {
         self.queues.iter().map(|word| word.load(Ordering::Acquire).count_ones()).sum()
     }
 
-    /// QID of each of them, ascending.
-    pub fn live_qids(&self) -> impl Iterator<Item = u16> {
-        let words = self.queues.iter().map(|word| word.load(Ordering::Acquire)).zip([0u16, 64]);
-        words.flat_map(|(word, first)| {
-            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit + 1)
-        })
-    }
-
     /// It is of this subsystem and this host. Hosts without a name are told apart by their identifiers.
     fn is_of(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
         self.host_nqn == *host_nqn
@@ -285,21 +275,8 @@ pub struct Registry {
     next: AtomicU32,
 }
 
-/// The limit on controllers was reached: all identifiers of the subsystem's range are taken.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no controller identifier is free in {0}..={1}")]
-pub struct NoIdentifier(pub u16, pub u16);
-
 impl Registry {
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<ControllerShared>>> {
-        // The list is whole at every step, so a panic elsewhere has not spoiled it.
-        self.controllers.lock()
-    }
-
-    /// Make a controller with a free identifier out of `range`.
-    ///
-    /// # Errors
-    /// [`NoIdentifier`] when all are taken.
+    /// Make a controller with a free identifier out of `range`. `None`: all are taken.
     pub fn create(
         &self,
         subsystem_nqn: Nqn,
@@ -307,8 +284,8 @@ impl Registry {
         host_nqn: Nqn,
         host_id: [u8; 16],
         admin_core: usize,
-    ) -> Result<Arc<ControllerShared>, NoIdentifier> {
-        let mut controllers = self.lock();
+    ) -> Option<Arc<ControllerShared>> {
+        let mut controllers = self.controllers.lock();
         let span = u32::from(range.1.saturating_sub(range.0)) + 1;
         for _ in 0..span {
             let step = self.next.fetch_add(1, Ordering::Relaxed) % span;
@@ -319,10 +296,10 @@ impl Registry {
                 let shared = ControllerShared::new(cntlid, subsystem_nqn, host_nqn, host_id, admin_core);
                 let shared = Arc::new(ControllerShared { client, ..shared });
                 controllers.push(Arc::clone(&shared));
-                return Ok(shared);
+                return Some(shared);
             }
         }
-        Err(NoIdentifier(range.0, range.1))
+        None
     }
 
     /// The number of a host: the one that it had before, as long as there are such to keep; or that of its
@@ -353,16 +330,11 @@ impl Registry {
     /// The controller of this subsystem with this identifier.
     #[must_use]
     pub fn find(&self, subsystem_nqn: &Nqn, cntlid: u16) -> Option<Arc<ControllerShared>> {
-        self.lock().iter().find(|c| c.cntlid == cntlid && c.subsystem_nqn == *subsystem_nqn).cloned()
-    }
-
-    /// All live controllers of a subsystem, in the order of their identifiers.
-    #[must_use]
-    pub fn of(&self, subsystem: &Subsystem) -> Vec<u16> {
-        let mut ids: Vec<u16> =
-            self.lock().iter().filter(|c| c.subsystem_nqn == subsystem.nqn).map(|c| c.cntlid).collect();
-        ids.sort_unstable();
-        ids
+        self.controllers
+            .lock()
+            .iter()
+            .find(|c| c.cntlid == cntlid && c.subsystem_nqn == *subsystem_nqn)
+            .cloned()
     }
 
     /// Something of a former association of this host may still be at a disk of the subsystem.
@@ -370,14 +342,14 @@ impl Registry {
     pub fn has_orphans(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
         let is_one =
             |it: &Arc<ControllerShared>| it.is_of(subsystem_nqn, host_nqn, host_id) && it.has_orphans();
-        self.lock().iter().any(is_one) || self.leaving.lock().iter().any(is_one)
+        self.controllers.lock().iter().any(is_one) || self.leaving.lock().iter().any(is_one)
     }
 
     /// Note the token of this controller. Every other controller of the same subsystem, HOSTNQN and HOSTID
     /// with the same token is gone from here on; the caller closes their queues. `None`: so was this one
     /// before, and nothing happens.
     pub fn end_former(&self, own: &Arc<ControllerShared>, token: u64) -> Option<Vec<Arc<ControllerShared>>> {
-        let controllers = self.lock();
+        let controllers = self.controllers.lock();
         // Under the lock: of two that end each other, the first is ended and does not end the other.
         if own.is_gone() {
             return None;
@@ -403,7 +375,7 @@ impl Registry {
         };
         let mut has_strays = false;
         // One that ends meanwhile is in the second list before it leaves the first.
-        for it in self.lock().iter().filter(is_one) {
+        for it in self.controllers.lock().iter().filter(is_one) {
             // Gone, and still here: its admin queue is not closed.
             if it.is_gone() || it.has_orphans() {
                 return Former::Ending;
@@ -422,13 +394,7 @@ impl Registry {
     /// All live controllers.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<ControllerShared>> {
-        self.lock().clone()
-    }
-
-    /// Number of live controllers.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.lock().len()
+        self.controllers.lock().clone()
     }
 
     /// The controller has ended: its identifier is free.
@@ -441,7 +407,7 @@ impl Registry {
             leaving.push(Arc::clone(controller));
         }
         drop(leaving);
-        self.lock().retain(|other| !Arc::ptr_eq(other, controller));
+        self.controllers.lock().retain(|other| !Arc::ptr_eq(other, controller));
     }
 }
 

@@ -6,7 +6,7 @@
 //!   └────────── frame.header_bytes ─────┘└─ frame.data_bytes ──┘
 //! ```
 
-use nvme_spec::tcp::{CommonHeader, DDGSTF, DIGEST_BYTES, HDGSTF, PduType};
+use nvme_spec::tcp::{CommonHeader, DDGSTF, DIGEST_BYTES, HDGSTF, PduType, pda_bytes};
 
 use crate::digest;
 use crate::violation::Violation;
@@ -15,6 +15,13 @@ use crate::violation::Violation;
 const DIGEST: u32 = 4;
 const _: () = assert!(DIGEST as usize == DIGEST_BYTES);
 
+/// CPDA and HPDA of ours: data aligned to 4 bytes, which is all that a Linux host does
+/// (`nvme_tcp_init_connection`).
+pub(crate) const PDA: u8 = 0;
+/// The same in bytes.
+pub(crate) const RECEIVE_UNIT: u8 = 4;
+const _: () = assert!(pda_bytes(PDA) == RECEIVE_UNIT as u32);
+
 /// What a connection agreed on in ICReq and ICResp, as the receiver of a PDU needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Agreed {
@@ -22,16 +29,13 @@ pub(crate) struct Agreed {
     pub(crate) header_digest: bool,
     /// Data digests are on.
     pub(crate) data_digest: bool,
-    /// Alignment of data that this end asked for, in bytes: CPDA at the controller, HPDA at the host.
-    pub(crate) receive_unit: u8,
     /// Alignment of data that the other end asked for, in bytes.
     pub(crate) send_unit: u8,
 }
 
 impl Agreed {
     /// Before ICReq and ICResp: no digests, no alignment.
-    pub(crate) const NOTHING: Agreed =
-        Agreed { header_digest: false, data_digest: false, receive_unit: 4, send_unit: 4 };
+    pub(crate) const NOTHING: Agreed = Agreed { header_digest: false, data_digest: false, send_unit: 4 };
 
     /// Where data begins in a PDU that this end sends, with a header of `hlen` bytes.
     pub(crate) fn data_offset(&self, hlen: u8) -> u8 {
@@ -81,14 +85,9 @@ impl Frame {
             return Err(digest_flags(ch, agreed));
         }
         let data_at = u32::from(ch.pdo);
-        if data_at < header_bytes || !ch.pdo.is_multiple_of(agreed.receive_unit) {
+        if data_at < header_bytes || !ch.pdo.is_multiple_of(RECEIVE_UNIT) {
             let least = u8::try_from(header_bytes).unwrap_or(u8::MAX);
-            return Err(Violation::Pdo {
-                pdu_type: ch.pdu_type,
-                pdo: ch.pdo,
-                least,
-                unit: agreed.receive_unit,
-            });
+            return Err(Violation::Pdo { pdu_type: ch.pdu_type, pdo: ch.pdo, least });
         }
         let around = data_at + if agreed.data_digest { DIGEST } else { 0 };
         if ch.plen() <= around {

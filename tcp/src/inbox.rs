@@ -58,22 +58,18 @@ impl RxBatch {
 
     /// The bytes that are not read yet.
     #[inline]
-    #[must_use]
-    pub fn unread(&self) -> &[u8] {
+    fn unread(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
     /// How many bytes are not read yet.
     #[inline]
-    #[must_use]
-    pub fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// True when nothing is left to read.
     #[inline]
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
@@ -272,6 +268,47 @@ impl Inbox {
     }
 }
 
+/// Bytes of a batch while a large payload is expected: some headers, and little that has to be copied.
+const HEADERS_BYTES: usize = 4096;
+
+/// One connection's guess whether the bytes that come next are a large payload, so that only its header
+/// should be received into the batch and the payload itself straight into its place. Begins with whole
+/// batches.
+///
+/// Payloads come in streams: after a large one, the next receive takes little. When that little was not
+/// followed by a payload, whole batches are taken again. A wrong guess costs one system call or one copy,
+/// never more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Expectation {
+    expects_payload: bool,
+    was_cut: bool,
+}
+
+impl Expectation {
+    /// How much of the batch to fill at most, when no payload is being received.
+    #[inline]
+    #[must_use]
+    pub fn batch_bytes(&mut self) -> usize {
+        if self.was_cut {
+            // The last cut receive did not lead to a payload.
+            *self = Expectation::default();
+        }
+        if self.expects_payload { HEADERS_BYTES } else { usize::MAX }
+    }
+
+    /// The batch was filled; `is_full`: with all that was asked for.
+    #[inline]
+    pub fn on_batch(&mut self, is_full: bool) {
+        self.was_cut = self.expects_payload && is_full;
+    }
+
+    /// A payload is being received into its place.
+    #[inline]
+    pub fn on_direct(&mut self) {
+        *self = Expectation { expects_payload: true, was_cut: false };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -316,5 +353,22 @@ mod tests {
         assert_eq!(inbox.stashed(), 2 * STASH_KEPT_BYTES + 10);
         assert_eq!(inbox.skip(usize::MAX), 2 * STASH_KEPT_BYTES + 10);
         assert_eq!(inbox.stash.capacity(), 0);
+    }
+
+    #[test]
+    fn headers_only_are_taken_after_a_payload_until_small_commands_come() {
+        let mut expects = Expectation::default();
+        assert_eq!(expects.batch_bytes(), usize::MAX);
+        expects.on_batch(true);
+        assert_eq!(expects.batch_bytes(), usize::MAX);
+        expects.on_direct();
+        assert_eq!(expects.batch_bytes(), HEADERS_BYTES);
+        expects.on_batch(false); // a lone capsule
+        assert_eq!(expects.batch_bytes(), HEADERS_BYTES);
+        expects.on_batch(true); // a header, with its payload behind it
+        expects.on_direct();
+        assert_eq!(expects.batch_bytes(), HEADERS_BYTES);
+        expects.on_batch(true); // many capsules
+        assert_eq!(expects.batch_bytes(), usize::MAX);
     }
 }

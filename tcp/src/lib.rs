@@ -31,7 +31,6 @@
 
 pub mod controller;
 mod digest;
-mod expectation;
 mod frame;
 pub mod host;
 mod inbox;
@@ -42,7 +41,6 @@ pub mod shell;
 mod violation;
 mod wire;
 
-pub use expectation::Expectation;
-pub use inbox::RxBatch;
+pub use inbox::{Expectation, RxBatch};
 pub use lifetime::Phase;
 pub use violation::Violation;

@@ -22,19 +22,12 @@ pub enum Phase {
     Closed,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Deadline {
-    None,
-    /// To be fixed at the next `on_time`: what closes a connection does not know the time.
-    Soon,
-    At(Nanos),
-}
-
 /// Phase and deadline of one connection.
 #[derive(Debug)]
 pub(crate) struct Lifetime {
     phase: Phase,
-    deadline: Deadline,
+    /// Time zero: to be fixed at the next `on_time`, as what closes a connection does not know the time.
+    deadline: Option<Nanos>,
     close_timeout: Nanos,
     peer_is_gone: bool,
 }
@@ -42,7 +35,7 @@ pub(crate) struct Lifetime {
 impl Lifetime {
     /// Open, and to be initialised until `deadline`.
     pub(crate) fn new(deadline: Nanos, close_timeout: Nanos) -> Self {
-        Lifetime { phase: Phase::Open, deadline: Deadline::At(deadline), close_timeout, peer_is_gone: false }
+        Lifetime { phase: Phase::Open, deadline: Some(deadline), close_timeout, peer_is_gone: false }
     }
 
     #[inline]
@@ -57,24 +50,20 @@ impl Lifetime {
 
     /// When `on_time` is to be called at the latest; time zero means at once.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        match self.deadline {
-            Deadline::None => None,
-            Deadline::Soon => Some(Nanos::ZERO),
-            Deadline::At(deadline) => Some(deadline),
-        }
+        self.deadline
     }
 
     /// ICReq or ICResp came.
     pub(crate) fn initialized(&mut self) {
         assert_eq!(self.phase, Phase::Open);
-        self.deadline = Deadline::None;
+        self.deadline = None;
     }
 
     /// No more is taken from the peer; what is queued leaves.
     pub(crate) fn drain(&mut self) {
         assert_eq!(self.phase, Phase::Open);
         self.phase = Phase::Draining;
-        self.deadline = Deadline::Soon;
+        self.deadline = Some(Nanos::ZERO);
     }
 
     /// The queue is empty.
@@ -98,19 +87,19 @@ impl Lifetime {
     /// It is over.
     pub(crate) fn close(&mut self) {
         self.phase = Phase::Closed;
-        self.deadline = Deadline::None;
+        self.deadline = None;
     }
 
     /// The time; true when it is up, and what then is for the caller.
     #[must_use]
     pub(crate) fn is_up(&mut self, now: Nanos) -> bool {
         match self.deadline {
-            Deadline::None => false,
-            Deadline::Soon => {
-                self.deadline = Deadline::At(now + self.close_timeout);
+            Some(Nanos::ZERO) => {
+                self.deadline = Some(now + self.close_timeout);
                 false
             }
-            Deadline::At(deadline) => now >= deadline,
+            Some(deadline) => now >= deadline,
+            None => false,
         }
     }
 }

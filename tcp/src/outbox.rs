@@ -69,9 +69,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> OutPdu<HEAD, TAIL, K> {
             tail: [0; TAIL],
         }
     }
-}
 
-impl<const HEAD: usize, const TAIL: usize, K> OutPdu<HEAD, TAIL, K> {
     /// The header, and its digest if there is one.
     #[inline]
     pub(crate) fn put_head<T: IntoBytes + Immutable>(&mut self, header: &T, has_digest: bool) {
@@ -120,7 +118,7 @@ fn short(len: usize) -> u8 {
 }
 
 /// The queue of one connection: a ring of places, of which the length is a power of two, or 0.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Outbox<const HEAD: usize, const TAIL: usize, K> {
     ring: Box<[OutPdu<HEAD, TAIL, K>]>,
     /// The place of the first PDU.
@@ -131,22 +129,12 @@ pub(crate) struct Outbox<const HEAD: usize, const TAIL: usize, K> {
     front_sent: usize,
 }
 
-impl<const HEAD: usize, const TAIL: usize, K> Default for Outbox<HEAD, TAIL, K> {
-    fn default() -> Self {
-        Outbox { ring: Box::default(), first: 0, len: 0, front_sent: 0 }
-    }
-}
-
-impl<const HEAD: usize, const TAIL: usize, K> Outbox<HEAD, TAIL, K> {
+impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
     /// Bytes of payload in the queue.
     pub(crate) fn unsent_bytes(&self) -> u64 {
-        let places = self.ring.len().max(1);
-        let queued = (0..self.len).filter_map(|at| self.ring.get((self.first + at) % places));
-        queued.map(|pdu| u64::from(pdu.body_bytes)).sum()
+        (0..self.len).map(|index| u64::from(self.ring[self.place(index)].body_bytes)).sum()
     }
-}
 
-impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
     /// Bytes of a queue that has held `count` PDUs at once.
     pub(crate) const fn bytes_for(count: usize) -> usize {
         count.next_power_of_two() * size_of::<OutPdu<HEAD, TAIL, K>>()
@@ -196,9 +184,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
         self.ring = ring.into_boxed_slice();
         self.first = 0;
     }
-}
 
-impl<const HEAD: usize, const TAIL: usize, K> Outbox<HEAD, TAIL, K> {
     #[inline]
     fn place(&self, index: usize) -> usize {
         (self.first + index) & self.ring.len().wrapping_sub(1)

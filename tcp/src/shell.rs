@@ -199,13 +199,13 @@ impl Shell {
             conn.on_reset();
         }
         core.step(id);
-        self.forget_closed(core);
+        self.remove_closed(core);
         true
     }
 
     /// Number of connections that are asked directly.
     #[must_use]
-    pub fn hot_count(&self) -> usize {
+    pub fn direct_count(&self) -> usize {
         self.direct.len()
     }
 
@@ -251,11 +251,11 @@ impl Shell {
     }
 
     /// Send all connections to epoll, so that the core can sleep. One that cannot be watched stays direct.
-    pub fn cool(&mut self) {
+    pub fn watch_all(&mut self) {
         // Each once.
         for at in (0..self.direct.len()).rev() {
             let id = self.direct[at];
-            self.set_cold(id);
+            self.set_watched(id);
         }
     }
 
@@ -264,7 +264,7 @@ impl Shell {
         self.now = now;
         let id = Slot::from_wire(key);
         if self.link(id).is_some() {
-            self.set_hot(id);
+            self.set_direct(id);
         }
     }
 
@@ -273,7 +273,7 @@ impl Shell {
         self.links.get_mut(id.index())?.as_mut().filter(|link| link.id == id)
     }
 
-    fn set_hot(&mut self, id: Slot) {
+    fn set_direct(&mut self, id: Slot) {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
         if link.interest.take().is_some() {
             let _ = self.watcher.remove(&link.socket);
@@ -285,7 +285,7 @@ impl Shell {
         }
     }
 
-    fn set_cold(&mut self, id: Slot) {
+    fn set_watched(&mut self, id: Slot) {
         if let Some(at) = self.direct.iter().position(|direct| *direct == id) {
             self.direct.swap_remove(at);
         }
@@ -306,17 +306,13 @@ impl Shell {
     fn serve<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
         let mut has_worked = self.resume(core, id);
         for _ in 0..RECEIVES_PER_TURN {
-            match self.receive(core, id) {
-                Receive::Nothing => break,
-                Receive::Some => {
-                    has_worked = true;
-                    self.send(core, id);
-                    break;
-                }
-                Receive::Full => {
-                    has_worked = true;
-                    self.send(core, id);
-                }
+            let received = self.receive(core, id);
+            if received != Receive::Nothing {
+                has_worked = true;
+                self.send(core, id);
+            }
+            if received != Receive::Full {
+                break;
             }
         }
         self.settle(core, id, has_worked);
@@ -364,15 +360,13 @@ impl Shell {
                 if count == asked { Receive::Full } else { Receive::Some }
             }
             Received::Empty => Receive::Nothing,
-            Received::Closed => {
+            Received::Closed | Received::Failed(_) => {
                 self.budget = self.budget.saturating_sub(1);
-                conn.on_peer_closed();
-                core.step(id);
-                Receive::Some
-            }
-            Received::Failed(_) => {
-                self.budget = self.budget.saturating_sub(1);
-                conn.on_reset();
+                if received == Received::Closed {
+                    conn.on_peer_closed()
+                } else {
+                    conn.on_reset()
+                }
                 core.step(id);
                 Receive::Some
             }
@@ -424,17 +418,14 @@ impl Shell {
     fn settle<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot, has_worked: bool) {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(conn) = conn_of(core, id) else {
-            self.forget_closed(core);
+            self.remove_closed(core);
             return;
         };
         match conn.phase() {
             Phase::Open => {}
             Phase::Draining | Phase::HalfClosed | Phase::Closed => {
                 if let Some(violation) = conn.take_violation() {
-                    let remote = core.peer(id).map(|peer| peer.remote);
-                    if let Some(remote) = remote {
-                        core.on_violation(remote, violation.to_string());
-                    }
+                    core.on_violation(id, violation.to_string());
                 }
                 let Some(conn) = conn_of(core, id) else { return };
                 if conn.phase() == Phase::HalfClosed && !link.is_shut {
@@ -443,7 +434,7 @@ impl Shell {
                 }
                 if conn.phase() == Phase::Closed {
                     core.step_sent(id);
-                    self.forget_closed(core);
+                    self.remove_closed(core);
                     return;
                 }
             }
@@ -455,11 +446,11 @@ impl Shell {
         let is_silent = self.now.0.saturating_sub(link.active.0) >= WATCH_AFTER.0;
         // Among many, those that wait for room are not asked in every turn: each time costs a system call.
         if link.is_direct && (is_silent || link.is_full && self.direct.len() > FEW_CONNECTIONS) {
-            self.set_cold(id);
+            self.set_watched(id);
         }
     }
 
-    fn forget_closed<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
+    fn remove_closed<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         while let Some((id, _conn)) = core.next_closed() {
             if let Some(at) = self.direct.iter().position(|direct| *direct == id) {
                 self.direct.swap_remove(at);
@@ -491,10 +482,10 @@ impl Shell {
             link.is_full && !link.is_direct && !link.interest.is_some_and(|interest| interest.write)
         };
         if self.link(id).is_some_and(is_unwatched) {
-            self.set_hot(id); // settles into epoll again, for room as well
+            self.set_direct(id); // settles into epoll again, for room as well
         }
         self.settle(core, id, false);
-        self.forget_closed(core);
+        self.remove_closed(core);
         true
     }
 
@@ -562,6 +553,7 @@ fn receive_into(
 }
 
 /// What one receive brought.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Receive {
     Nothing,
     Some,

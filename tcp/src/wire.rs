@@ -1,6 +1,6 @@
 //! What both ends of a connection have in common: bytes in, bytes out, and how it ends.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 
 use arrayvec::ArrayVec;
 use nvme_spec::tcp::{DIGEST_BYTES, PduType, TERM_REQ_DATA_BYTES_MAX, TermReq};
@@ -13,6 +13,77 @@ use crate::lifetime::Lifetime;
 use crate::outbox::Outbox;
 use crate::payload::{Filled, Payload};
 use crate::violation::Violation;
+
+/// What moves the bytes of either end: the methods of both kinds of connection that only use their `wire`.
+macro_rules! stream_methods {
+    () => {
+        /// Take a filled batch; its bytes are read by `next_event`.
+        ///
+        /// # Panics
+        /// When the previous batch was not unloaded.
+        #[inline]
+        pub fn load(&mut self, batch: RxBatch) {
+            self.wire.inbox.load(batch);
+        }
+
+        /// Give the batch back, empty. What was not read of it is kept by the connection.
+        #[inline]
+        pub fn unload(&mut self) -> RxBatch {
+            self.wire.unload()
+        }
+
+        /// The place of the rest of a payload that is being received, for the socket to read straight into;
+        /// 0 bytes when there is none or it is too short to be worth it. Only while no batch is loaded.
+        #[inline]
+        pub fn direct_target<'a, const N: usize>(
+            &'a mut self,
+            out: &mut ArrayVec<IoSliceMut<'a>, N>,
+        ) -> usize {
+            self.wire.direct_target(out)
+        }
+
+        /// The socket wrote so many bytes to the place that [`Conn::direct_target`] gave.
+        ///
+        /// # Panics
+        /// When that is more than it gave.
+        #[inline]
+        pub fn received_direct(&mut self, count: usize) {
+            self.wire.received_direct(count);
+        }
+
+        /// True when there is something to send.
+        #[inline]
+        #[must_use]
+        pub fn wants_send(&self) -> bool {
+            !self.wire.outbox.is_empty()
+        }
+
+        /// Appends the pieces of everything that is to be sent, until `out` is full; how many bytes they are.
+        #[inline]
+        pub fn send_pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
+            self.wire.outbox.pieces(out)
+        }
+
+        /// Where the connection is in its life.
+        #[inline]
+        #[must_use]
+        pub fn phase(&self) -> Phase {
+            self.wire.lifetime.phase()
+        }
+
+        /// When [`Conn::on_time`] is to be called at the latest.
+        #[must_use]
+        pub fn deadline(&self) -> Option<Nanos> {
+            self.wire.lifetime.deadline()
+        }
+
+        /// The rule that the peer broke, once, for the log.
+        pub fn take_violation(&mut self) -> Option<Violation> {
+            self.wire.violation.take()
+        }
+    };
+}
+pub(crate) use stream_methods;
 
 /// In-capsule data that is not decided about yet.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +139,8 @@ pub(crate) struct Wire<const HEAD: usize, const TAIL: usize, Out, In> {
     pub(crate) outbox: Outbox<HEAD, TAIL, Out>,
     pub(crate) agreed: Agreed,
     pub(crate) lifetime: Lifetime,
-    violation: Option<Violation>,
+    /// The first one.
+    pub(crate) violation: Option<Violation>,
 }
 
 impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Out, In> {
@@ -81,11 +153,6 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
             lifetime: Lifetime::new(initialize_by, close_timeout),
             violation: None,
         }
-    }
-
-    #[inline]
-    pub(crate) fn load(&mut self, batch: RxBatch) {
-        self.inbox.load(batch);
     }
 
     #[inline]
@@ -117,11 +184,6 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
                 assert_eq!(count, 0, "nothing was asked for");
             }
         }
-    }
-
-    #[inline]
-    pub(crate) fn pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
-        self.outbox.pieces(out)
     }
 
     /// The whole header of the PDU at hand, with its digest checked, as a wire structure.
@@ -209,14 +271,14 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
     #[cold]
     pub(crate) fn violate(&mut self, violation: Violation, pdu_type: PduType, key: Out) {
         self.violation.get_or_insert(violation);
-        let Some(fes) = violation.fes() else {
+        let Some((fes, fei, header_bytes)) = violation.report() else {
             self.lifetime.close();
             return;
         };
-        let wrong = self.inbox.peek(violation.header_bytes()).unwrap_or_default();
+        let wrong = self.inbox.peek(header_bytes).unwrap_or_default();
         let wrong = &wrong[..wrong.len().min(TERM_REQ_DATA_BYTES_MAX)];
         let count = u32::try_from(wrong.len()).unwrap_or(0);
-        let term = TermReq::new(pdu_type, fes, violation.fei(), count);
+        let term = TermReq::new(pdu_type, fes, fei, count);
         let bytes = [term.as_bytes(), wrong].concat().into_boxed_slice();
         self.outbox.push_bytes(bytes, key);
         self.drain();
@@ -230,14 +292,5 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         if self.outbox.is_empty() {
             self.lifetime.drained();
         }
-    }
-
-    /// Note a violation that does not go on the wire.
-    pub(crate) fn note(&mut self, violation: Violation) {
-        self.violation.get_or_insert(violation);
-    }
-
-    pub(crate) fn take_violation(&mut self) -> Option<Violation> {
-        self.violation.take()
     }
 }

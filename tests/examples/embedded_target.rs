@@ -14,8 +14,9 @@ use spindle_reactor::mailbox::{Mailbox, mesh};
 use spindle_reactor::net::Listener;
 use spindle_reactor::run::{Idle, Reactor};
 use spindle_target::{env::Message, snapshot::Snapshot};
-use spindle_tests::{direct, embedded};
+use spindle_tests::{embedded, snapshot::SnapshotBuilder};
 
+const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:embedded";
 const TIMEOUT: Duration = Duration::from_secs(10);
 const TEXT: &[u8] = b"a block of an embedded target";
 
@@ -29,7 +30,7 @@ fn serve(listener: Listener, snapshot: Arc<Snapshot>, mailbox: Mailbox<Message>)
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base };
-    let snapshot = direct::snapshot(&RamDisk::new("ram", spec)?, 1, direct::IN_CAPSULE_BYTES, 1 << 20);
+    let snapshot = SnapshotBuilder::new(SUBSYSTEM, &[RamDisk::new("ram", spec)?]).build();
     let nqn = snapshot.subsystems[0].nqn;
     let listener = Listener::bind("127.0.0.1:0".parse()?, 16)?;
     let (address, transport) = (listener.local_addr(), TransportKind::Tcp);

@@ -10,20 +10,19 @@ use nvme_spec::nqn::Nqn;
 use nvme_spec::register::CC;
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{BlockRange, CoreContext, DiskSource, IoRequest, Op, Token};
+use spindle_disk::{BlockRange, CoreContext, DiskSource, IoRequest, Op, Prepared, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_target::core::{CoreSettings, TargetCore};
-use spindle_target::counters::NamespaceCounters;
 use spindle_target::shared::Registry;
-use spindle_target::snapshot::{
-    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
-};
+use spindle_target::snapshot::{ControllerLimits, Snapshot};
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{self, Host, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
 use spindle_transport::{Connections, Peer, TransportKind};
+
+use crate::snapshot::SnapshotBuilder;
 
 /// Name of the subsystem that [`snapshot`] makes.
 pub const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:direct";
@@ -36,45 +35,9 @@ pub fn snapshot(
     in_capsule_bytes: u32,
     transfer_bytes: u32,
 ) -> Arc<Snapshot> {
-    let namespace = Namespace {
-        nsid: 1,
-        disk: DiskId(0),
-        source: Arc::clone(disk),
-        geometry: disk.geometry(),
-        uuid: [1; 16],
-        nguid: [2; 16],
-        counters: Arc::new(NamespaceCounters::new(cores)),
-    };
-    let subsystem = Subsystem {
-        nqn: name(SUBSYSTEM),
-        serial: "DIRECT".to_owned(),
-        model: "Spindle".to_owned(),
-        hosts: AllowedHosts::Any,
-        cntlid_range: (1, 100),
-        io_queues_max: 16,
-        listeners: vec![0],
-        namespaces: vec![Some(Arc::new(namespace))],
-    };
-    Arc::new(Snapshot {
-        generation: 1,
-        disks: vec![Some(Arc::clone(disk))],
-        listeners: vec![Listener {
-            port_id: 1,
-            transport: TransportKind::Tcp,
-            address: "127.0.0.1:4420".parse().expect("an address"),
-            in_capsule_bytes,
-            is_open: true,
-        }],
-        subsystems: vec![Arc::new(subsystem)],
-        referrals: Vec::new(),
-        limits: ControllerLimits {
-            queue_entries: 128,
-            transfer_bytes,
-            bulk_unit: 0,
-            keep_alive_ms_max: 3_600_000,
-            discovery_keep_alive_ms: 120_000,
-        },
-    })
+    let base = SnapshotBuilder::new(SUBSYSTEM, std::slice::from_ref(disk));
+    let limits = ControllerLimits { transfer_bytes, ..base.limits };
+    SnapshotBuilder { cores, in_capsule_bytes, limits, ..base }.build()
 }
 
 /// A checked name.
@@ -126,7 +89,7 @@ impl Direct {
         for lba in (0..bytes / u64::from(block_bytes)).step_by(blocks as usize) {
             let range = BlockRange { lba, blocks };
             let request = IoRequest::new(Op::Write { fua: false }, range);
-            let mut buf = core.prepare(&request, None).fill().expect("frames");
+            let Prepared::Fill(mut buf) = core.prepare(&request, None) else { panic!("no frames") };
             buf.copy_in(0, &lba.to_le_bytes());
             let done = core.submit(Token(0), &request, Some(buf));
             assert_eq!(done.map(|done| done.result), Some(Ok(())));
@@ -202,8 +165,7 @@ impl Link {
         };
         let conn = Conn::new(ConnConfig::default(), Nanos::ZERO);
         let id = core.accept(conn, peer).unwrap_or_else(|_| panic!("room"));
-        let mut host = host::Conn::new(HostConfig::default(), Nanos::ZERO);
-        host.connect();
+        let host = host::Conn::new(HostConfig::default(), Nanos::ZERO);
         let mut link = Link { id, host, bytes: Vec::new(), batch: Some(RxBatch::new(BATCH_BYTES)) };
         link.exchange(core);
         let data = ConnectData::new([1; 16], cntlid, &name(SUBSYSTEM), &name("nqn.2026-01.io.spindle:host"));
@@ -214,7 +176,7 @@ impl Link {
         link.host.submit(sqe, HostData::ToController(buf)).expect("room");
         let result = link.exchange(core);
         if qid > 0 {
-            link.host.set_offered(IN_CAPSULE_BYTES, 0);
+            link.host.set_in_capsule_bytes(IN_CAPSULE_BYTES);
         }
         (link, u16::try_from(result & 0xffff).expect("16 bits"))
     }

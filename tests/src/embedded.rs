@@ -143,7 +143,7 @@ impl Poller<Core, Message> for Tcp {
     }
 
     fn is_active(&self) -> bool {
-        self.shell.hot_count() > 0
+        self.shell.direct_count() > 0
     }
 
     fn is_quiet(&self, core: &Core) -> bool {
@@ -151,7 +151,7 @@ impl Poller<Core, Message> for Tcp {
     }
 
     fn prepare_sleep(&mut self, _core: &mut Core) -> bool {
-        self.shell.cool();
-        self.shell.hot_count() == 0
+        self.shell.watch_all();
+        self.shell.direct_count() == 0
     }
 }

@@ -5,6 +5,7 @@
 //! | [`sim`] | the seeded simulator |
 //! | [`blank`] | a disk without a medium, for measuring |
 //! | [`direct`], [`script`] | a target driven by hand, over NVMe/TCP and over scripted connections |
+//! | [`snapshot`] | the configuration of a target in a test |
 //! | [`embedded`] | a target on a thread of this process, with sockets: `tests/examples/embedded_target.rs` |
 //! | [`loopback`] | the binary as a child process, and hosts that use it |
 //! | [`fabric`] | queue pairs without devices, for NVMe/RDMA |
@@ -12,8 +13,8 @@
 //! | [`remote`] | the remote disk over a simulated far target |
 //! | [`fuzz`] | the bodies of the fuzzers |
 //!
-//! The tests themselves are in `tests/`: simulation seeds, the request machine, two-process loopback,
-//! corpora, tidy rules; the lab's bodies are in `tests/lab`.
+//! The tests themselves are in `tests/`: simulation seeds, two-process loopback, corpora, tidy rules; those
+//! of the request machine in `target/tests/requests`; the lab's bodies in `tests/lab`.
 #![forbid(unsafe_code)]
 
 pub mod blank;
@@ -33,3 +34,4 @@ pub mod remote;
 pub mod script;
 #[cfg(feature = "simulator")]
 pub mod sim;
+pub mod snapshot;

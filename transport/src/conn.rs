@@ -83,7 +83,9 @@ pub enum Event {
         /// As of `Fetched`.
         result: Result<(), Status>,
     },
-    /// What `send_part` was given has left. Comes before the command's `Sent`.
+    /// What `send_part` was given has left. All of a command's come before its `Sent`, and none after it.
+    /// Once the connection ends (by [`Transport::close`] or by itself) those that were not told yet are
+    /// dropped with their buffers; a `Sent` may still come.
     SentPart {
         /// The request.
         slot: Slot,
@@ -92,8 +94,8 @@ pub enum Event {
         /// Its buffer, back.
         buf: Buf,
     },
-    /// The reply and its data have left; nothing of the request is referred to any more. Not of one under
-    /// [`FAST_PATH`]: those are counted ([`Transport::take_left`]).
+    /// The reply and its data have left; nothing of the request is referred to any more, and no `SentPart` of
+    /// it follows. Not of one under [`FAST_PATH`]: those are counted ([`Transport::take_left`]).
     Sent {
         /// The request.
         slot: Slot,
@@ -171,9 +173,7 @@ pub trait Transport {
     /// The command whose event came last is request `slot` from now on. Not told of one that is answered as
     /// it comes, under [`FAST_PATH`].
     #[inline]
-    fn set_slot(&mut self, slot: Slot) {
-        let _ = slot;
-    }
+    fn set_slot(&mut self, _slot: Slot) {}
 
     /// Bring the host's data of request `slot` (command identifier `cid`) into `buf`, which is exactly as
     /// long. `Fetched` follows, or `Closed`. Called at most once for a command, in any order among commands.
@@ -182,8 +182,7 @@ pub trait Transport {
     /// The data that `fetch` asked for is not wanted any more, because the command was aborted. True: its
     /// buffer is given back, no `Fetched` follows, and what the host still sends of it goes nowhere. False: a
     /// device may be writing to the buffer; `Fetched` follows soon, whatever the host does.
-    fn cancel(&mut self, slot: Slot) -> bool {
-        let _ = slot;
+    fn cancel(&mut self, _slot: Slot) -> bool {
         false
     }
 
@@ -194,21 +193,16 @@ pub trait Transport {
 
     /// Bring the part at `offset` of the host's data, as long as `buf`. `FetchedPart` follows, or `Closed`.
     /// In place of `fetch`, for a command whose data is at the host; its reply comes after all of its parts.
-    fn fetch_part(&mut self, slot: Slot, cid: u16, offset: u32, buf: Buf) {
-        let _ = (slot, cid, offset, buf);
-    }
+    fn fetch_part(&mut self, _slot: Slot, _cid: u16, _offset: u32, _buf: Buf) {}
 
     /// Send the part at `offset` of the data for the host, as long as `buf`. `SentPart` follows, or `Closed`.
     /// The command's reply, without data, may follow at once: it reaches the host after all of its parts.
-    fn send_part(&mut self, slot: Slot, cid: u16, offset: u32, buf: Buf) {
-        let _ = (slot, cid, offset, buf);
-    }
+    fn send_part(&mut self, _slot: Slot, _cid: u16, _offset: u32, _buf: Buf) {}
 
     /// Copy the in-capsule data of the command whose event came last into `buf`, which is exactly as long, if
     /// all of it is here and in order. False: nothing has changed, and `fetch` brings it. No `Fetched`
     /// follows.
-    fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
-        let _ = buf;
+    fn take_in_capsule(&mut self, _buf: &mut Buf) -> bool {
         false
     }
 
@@ -222,14 +216,10 @@ pub trait Transport {
     /// The command whose event came last, request `slot` (command identifier `cid`), waits for memory: its
     /// in-capsule data is not to stand in the way of what comes behind it, because that may be the data of
     /// commands that hold the memory. `fetch` or `reply` follows some time.
-    fn stash_capsule(&mut self, slot: Slot, cid: u16) {
-        let _ = (slot, cid);
-    }
+    fn stash_capsule(&mut self, _slot: Slot, _cid: u16) {}
 
-    /// Request `slot` gets no answer, nor `Sent`: it is forgotten. Only of one without data under way.
-    fn forget(&mut self, slot: Slot) {
-        let _ = slot;
-    }
+    /// Request `slot` is over without an answer; no `Sent` follows. Only of one without data under way.
+    fn end_without_reply(&mut self, _slot: Slot) {}
 
     /// The command whose event came last is not taken, and gets no answer: its in-capsule data goes nowhere,
     /// and what is behind it comes.
@@ -247,9 +237,7 @@ pub trait Transport {
     fn close(&mut self, reason: CloseReason);
 
     /// How many commands the queue pair may hold; told once Connect has fixed the queue's size.
-    fn set_queue_entries(&mut self, entries: u16) {
-        let _ = entries;
-    }
+    fn set_queue_entries(&mut self, _entries: u16) {}
 
     /// What the connection can carry.
     fn limits(&self) -> Limits;

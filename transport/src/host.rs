@@ -1,13 +1,12 @@
-//! [`Host`]: the host's end of a connection, over any transport, as what issues commands uses it.
+//! The host's end of a connection, over any transport: what goes in and what comes out.
 //!
 //! ```text
 //!   submit(sqe, HostData) ─> the wire ─> Completed, with its buffer ─> .. ─> Closed, last
 //! ```
-//! Every command that is taken is given back by exactly one `Completed`, also when the connection ends. What
-//! moves the bytes (sockets, verbs) knows its own kind of connection; nothing here does.
+//! Every command that is taken is given back by exactly one `Completed`, also when the connection ends.
 
+use nvme_spec::Cqe;
 use nvme_spec::status::Status;
-use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::mem::Buf;
 
 /// A command's data. `B` is a buffer as the transport needs it: plain, or with the keys that name it to the
@@ -43,7 +42,7 @@ impl<B> HostData<B> {
     }
 }
 
-/// SubmitErrorKind a command was not taken.
+/// Why a command was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubmitErrorKind {
     /// The connection is not initialised yet, or not open any more.
@@ -62,16 +61,16 @@ pub enum SubmitErrorKind {
 /// The connection cannot take the command now. Its data is given back.
 #[derive(Debug)]
 pub struct SubmitError<B = Buf> {
-    /// SubmitErrorKind not.
+    /// Why not.
     pub kind: SubmitErrorKind,
     /// The command's data.
     pub data: HostData<B>,
 }
 
-/// SubmitErrorKind a connection ended. `V` is a rule of the transport that the controller broke.
+/// Why a connection ended. `V` is a rule of the transport that the controller broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseCause<V> {
-    /// [`Host::close`] was called.
+    /// The connection's `close` was called.
     Requested,
     /// The controller, or the network, closed the connection.
     ByPeer,
@@ -86,7 +85,7 @@ pub enum CloseCause<V> {
 /// What happened on a connection.
 #[derive(Debug)]
 pub enum HostEvent<V, B = Buf> {
-    /// Commands can be submitted. Not told where the connection is made before there is a [`Host`].
+    /// Commands can be submitted. Not told where the connection is established before there is a `Conn`.
     Ready,
     /// A command is over.
     Completed {
@@ -102,35 +101,7 @@ pub enum HostEvent<V, B = Buf> {
     },
     /// The connection is gone. Comes once, last.
     Closed {
-        /// SubmitErrorKind.
+        /// Its cause.
         why: CloseCause<V>,
     },
-}
-
-/// The host's end of one connection, without what moves its bytes.
-pub trait Host {
-    /// A buffer as the transport needs it.
-    type Buffer;
-    /// A rule that a controller can break.
-    type Violation;
-
-    /// Queue a command. Its CID is the caller's choice below the queue's entries; its data pointer is set
-    /// here.
-    ///
-    /// # Errors
-    /// [`SubmitError`] gives the data back when the command cannot be taken.
-    fn submit(&mut self, sqe: Sqe, data: HostData<Self::Buffer>) -> Result<(), SubmitError<Self::Buffer>>;
-
-    /// What happened next. `None`: nothing more until something came or left.
-    fn next_event(&mut self) -> Option<HostEvent<Self::Violation, Self::Buffer>>;
-
-    /// True while commands can be submitted.
-    fn is_open(&self) -> bool;
-
-    /// End the connection. [`HostEvent::Closed`] follows.
-    fn close(&mut self);
-
-    /// What the controller takes from now on: bytes of data in a command's capsule (IOCCSZ x 16 - 64 of
-    /// Identify Controller), and descriptors of a command (MSDBD; 0: no limit), which TCP has no use for.
-    fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8);
 }

@@ -10,8 +10,7 @@
 //! | file | what |
 //! |---|---|
 //! | `conn` | [`Transport`], a connection as the request machine uses it, its events and replies |
-//! | `connections` | [`Connections`], the connections of a core as a shell uses them |
-//! | `peer` | [`Peer`], the two ends of a connection |
+//! | `connections` | [`Connections`], those of a core as a shell uses them; [`Peer`], the two ends of one |
 //! | [`host`] | the host's end of a connection, as what issues commands uses it |
 //! | [`admission`] | how many connections of one address may be there that have not sent Connect |
 //!
@@ -23,11 +22,9 @@ pub mod admission;
 mod conn;
 mod connections;
 pub mod host;
-mod peer;
 
 pub use conn::{CloseReason, DataPointer, Event, FAST_PATH, Holds, Limits, Reply, Transport};
-pub use connections::Connections;
-pub use peer::{Peer, TransportKind};
+pub use connections::{Connections, Peer, TransportKind};
 
 /// Most SGL descriptors of a command over RDMA (MSDBD): 16 pieces of memory cover what hosts gather, in a
 /// list of 256 bytes. The controller says it, and the connection holds to it.

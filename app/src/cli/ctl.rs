@@ -85,7 +85,6 @@ pub enum SubsystemVerb {
     /// Add a subsystem without hosts, listeners and namespaces
     Add {
         /// Its name
-        #[arg(value_name = "NQN")]
         nqn: String,
         /// Serial number; without it one that is derived from the name
         #[arg(long)]
@@ -100,7 +99,6 @@ pub enum SubsystemVerb {
     /// Remove a subsystem
     Remove {
         /// Its name
-        #[arg(value_name = "NQN")]
         nqn: String,
     },
 }
@@ -111,31 +109,25 @@ pub enum HostVerb {
     /// List hosts that may connect
     List {
         /// The subsystem
-        #[arg(value_name = "NQN")]
         nqn: String,
     },
     /// Allow a host to connect
     Add {
         /// The subsystem
-        #[arg(value_name = "NQN")]
         nqn: String,
         /// NQN of the host
-        #[arg(value_name = "HOST")]
         host: String,
     },
     /// No longer allow a host to connect, and end its connections
     Remove {
         /// The subsystem
-        #[arg(value_name = "NQN")]
         nqn: String,
         /// NQN of the host
-        #[arg(value_name = "HOST")]
         host: String,
     },
     /// Allow every host to connect, or only those of the list
     Any {
         /// The subsystem
-        #[arg(value_name = "NQN")]
         nqn: String,
         /// on forgets the list of hosts
         #[arg(value_enum)]
@@ -158,25 +150,20 @@ pub enum ListenerVerb {
     /// List addresses
     List {
         /// The subsystem
-        #[arg(value_name = "NQN")]
         nqn: String,
     },
     /// Offer a subsystem at an address, which is listened on if it was not
     Add {
         /// The subsystem
-        #[arg(value_name = "NQN")]
         nqn: String,
         /// IP, IP:PORT or [V6]:PORT, over RDMA with rdma: before it; port 4420 without one
-        #[arg(value_name = "ADDRESS")]
         address: Endpoint,
     },
     /// No longer offer it there
     Remove {
         /// The subsystem
-        #[arg(value_name = "NQN")]
         nqn: String,
         /// As `list` shows it
-        #[arg(value_name = "ADDRESS")]
         address: Endpoint,
     },
 }
@@ -187,16 +174,13 @@ pub enum NamespaceVerb {
     /// List namespaces
     List {
         /// The subsystem
-        #[arg(value_name = "NQN")]
         nqn: String,
     },
     /// Show a disk to the hosts of a subsystem
     Add {
         /// The subsystem
-        #[arg(value_name = "NQN")]
         nqn: String,
         /// Name of the disk
-        #[arg(value_name = "DISK")]
         disk: String,
         /// Its number; without it the lowest that is free
         #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -208,7 +192,6 @@ pub enum NamespaceVerb {
     /// Remove a namespace; the disk stays
     Remove {
         /// The subsystem
-        #[arg(value_name = "NQN")]
         nqn: String,
         /// Its number
         #[arg(value_name = "NSID", value_parser = at_least_one)]
@@ -227,19 +210,15 @@ pub enum DiskVerb {
     /// Grow or cut a disk
     Resize {
         /// Its name
-        #[arg(value_name = "NAME")]
         name: String,
         /// Whole MiB
-        #[arg(value_name = "SIZE")]
         size: Bytes,
     },
     /// Put a cache in front of a disk, give it another size, or take it away
     Cache {
         /// Its name
-        #[arg(value_name = "NAME")]
         name: String,
         /// Of its pages, a multiple of 4096 bytes; 0 takes it away
-        #[arg(value_name = "SIZE")]
         size: Bytes,
         /// Which page goes when another comes
         #[arg(long, value_parser = ["s3-fifo", "lru"])]
@@ -257,7 +236,6 @@ pub enum DiskVerb {
     /// Remove a disk and the namespace of it
     Remove {
         /// Its name
-        #[arg(value_name = "NAME")]
         name: String,
     },
 }
@@ -272,10 +250,8 @@ pub enum NewDisk {
     /// A file or block device, which must exist
     File {
         /// Its name
-        #[arg(value_name = "NAME")]
         name: String,
         /// Where it is
-        #[arg(value_name = "PATH")]
         path: PathBuf,
         /// Bytes of a block: 512, the default, or 4096
         #[arg(long, value_name = "SIZE")]
@@ -287,7 +263,6 @@ pub enum NewDisk {
     /// A drive that is bound to vfio-pci
     Nvme {
         /// Its name; n and the number of the namespace are added to it
-        #[arg(value_name = "NAME")]
         name: String,
         /// PCI address, as `spindle nvme list` shows it
         #[arg(value_name = "PCI_ADDRESS", value_parser = pci_address)]
@@ -299,10 +274,8 @@ pub enum NewDisk {
     /// A namespace of another target
     Remote {
         /// Its name; n and the number of the namespace are added to it
-        #[arg(value_name = "NAME")]
         name: String,
         /// IP, IP:PORT or [V6]:PORT, over RDMA with rdma: before it; port 4420 without one
-        #[arg(value_name = "ADDRESS")]
         address: Endpoint,
         /// Its subsystem
         #[arg(long)]
@@ -327,10 +300,8 @@ pub enum NewDisk {
 #[derive(Debug, Args)]
 pub struct MemoryDisk {
     /// Its name
-    #[arg(value_name = "NAME")]
     pub name: String,
     /// Like 64MiB
-    #[arg(value_name = "SIZE")]
     pub size: Bytes,
     /// Bytes of a block: 512 or 4096
     #[arg(long, value_name = "SIZE", default_value = "512")]

@@ -14,85 +14,21 @@ use spindle_target::snapshot::AllowedHosts;
 use spindle_transport::TransportKind;
 
 use super::plan::{
-    CachePlan, DelayPlan, DiskKind, DiskPlan, ListenerPlan, LogPlan, NamespacePlan, Plan, SubsystemPlan,
+    DiskKind, DiskPlan, ListenerPlan, LogPlan, NamespacePlan, Plan, SubsystemPlan, cache_words, delay_words,
 };
 use crate::size::Bytes;
 
 /// One difference between what runs and what is to run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// A disk is opened or made.
-    DiskAdded(String),
-    /// A disk is closed.
-    DiskRemoved(String),
-    /// A disk gets another size; hosts are told.
-    DiskResized {
-        /// The disk.
-        disk: String,
-        /// Bytes now.
-        from: u64,
-        /// Bytes then.
-        to: u64,
-    },
-    /// A subsystem appears.
-    SubsystemAdded(Nqn),
-    /// A subsystem goes, with its controllers.
-    SubsystemRemoved(Nqn),
-    /// Other hosts may connect.
-    HostsChanged {
-        /// The subsystem.
-        nqn: Nqn,
-        /// Who may now.
-        from: AllowedHosts,
-        /// Who may then.
-        to: AllowedHosts,
-    },
-    /// A namespace appears.
-    NamespaceAdded {
-        /// The subsystem.
-        nqn: Nqn,
-        /// Its number.
-        nsid: u32,
-        /// The disk behind it.
-        disk: String,
-    },
-    /// A namespace goes.
-    NamespaceRemoved {
-        /// The subsystem.
-        nqn: Nqn,
-        /// Its number.
-        nsid: u32,
-        /// The disk behind it.
-        disk: String,
-    },
     /// Another address is listened on; hosts find it in the discovery log.
     ListenerAdded(TransportKind, SocketAddr),
     /// An address is not listened on any more. Connections that came by it stay.
     ListenerRemoved(TransportKind, SocketAddr),
-    /// Hosts are told of another discovery service.
-    ReferralAdded(SocketAddr),
-    /// Hosts are not told of a discovery service any more.
-    ReferralRemoved(SocketAddr),
-    /// Something else that can change while it runs.
-    Setting {
-        /// The field.
-        field: String,
-        /// What it is.
-        from: String,
-        /// What it becomes.
-        to: String,
-    },
-    /// Something that cannot change while it runs.
-    Refused {
-        /// The field.
-        field: String,
-        /// What it is.
-        from: String,
-        /// What it cannot become.
-        to: String,
-        /// Why not, and what can be done instead.
-        reason: &'static str,
-    },
+    /// Something else that can change while it runs, in words.
+    Other(String),
+    /// Something that cannot change while it runs: what, why not, and what can be done instead.
+    Refused(String),
 }
 
 const AT_START: &str = "is fixed at the start; restart to change it";
@@ -104,7 +40,7 @@ const HOST_IDENTITY: &str = "hosts know the disk by it; restart when none is con
 impl Change {
     /// True for what cannot be done while it runs.
     pub fn is_refused(&self) -> bool {
-        matches!(self, Change::Refused { .. })
+        matches!(self, Change::Refused(_))
     }
 }
 
@@ -132,12 +68,12 @@ impl Plan {
         self.subsystem_changes(previous, &mut changes);
         for referral in &self.referrals {
             if !previous.referrals.contains(referral) {
-                changes.push(Change::ReferralAdded(referral.address));
+                changes.push(Change::Other(format!("referral to {} added", referral.address)));
             }
         }
         for referral in &previous.referrals {
             if !self.referrals.contains(referral) {
-                changes.push(Change::ReferralRemoved(referral.address));
+                changes.push(Change::Other(format!("referral to {} removed", referral.address)));
             }
         }
         self.settings(previous, &mut changes);
@@ -163,7 +99,7 @@ impl Plan {
         fixed(changes, "tcp", &without_in_capsule(previous), &without_in_capsule(self));
         fixed(changes, "control.socket", &previous.control.socket, &self.control.socket);
         fixed(changes, "control.group", &previous.control.group, &self.control.group);
-        let without_level = |plan: &Plan| LogPlan { level: super::LogLevel::Info, ..plan.log };
+        let without_level = |plan: &Plan| LogPlan { level: tracing::Level::INFO, ..plan.log };
         fixed(changes, "log.format, peer_lines_per_s", &without_level(previous), &without_level(self));
     }
 
@@ -171,7 +107,7 @@ impl Plan {
         for disk in &self.disks {
             let before = previous.disk(&disk.name).filter(|before| *before == disk || is_open(&disk.name));
             let Some(before) = before else {
-                changes.push(Change::DiskAdded(disk.name.clone()));
+                changes.push(Change::Other(format!("disk {:?} added", disk.name)));
                 continue;
             };
             let field = |name: &str| format!("disk {:?}: {name}", disk.name);
@@ -184,18 +120,18 @@ impl Plan {
                 refuse(changes, &field("command_timeout_ms"), &was.0, &is.0, AT_START);
                 refuse(changes, &field("quiesce_ms"), &was.1, &is.1, AT_START);
             }
-            let cache = |disk: &DiskPlan| CachePlan::words(disk.cache.as_ref());
+            let cache = |disk: &DiskPlan| cache_words(disk.cache.as_ref());
             set(changes, &field("cache"), &cache(before), &cache(disk));
-            let delay = |disk: &DiskPlan| DelayPlan::words(disk.delay.as_ref());
+            let delay = |disk: &DiskPlan| delay_words(disk.delay.as_ref());
             refuse(changes, &field("delay"), &delay(before), &delay(disk), AT_START);
             set(changes, &field("medium_id"), &before.medium_id, &disk.medium_id);
             if before.bytes != disk.bytes {
-                let (disk, from, to) = (disk.name.clone(), before.bytes, disk.bytes);
-                changes.push(Change::DiskResized { disk, from, to });
+                let (from, to) = (Bytes::new(before.bytes), Bytes::new(disk.bytes));
+                changes.push(Change::Other(format!("disk {:?} resized from {from} to {to}", disk.name)));
             }
         }
         for disk in previous.disks.iter().filter(|disk| self.disk(&disk.name).is_none()) {
-            changes.push(Change::DiskRemoved(disk.name.clone()));
+            changes.push(Change::Other(format!("disk {:?} removed", disk.name)));
         }
     }
 
@@ -240,24 +176,22 @@ impl Plan {
             let now = find(self, before.nqn).map(|index| &self.subsystems[index]);
             for namespace in &before.namespaces {
                 if !now.is_some_and(|now| now.namespaces.contains(namespace)) {
-                    let (nsid, disk) = (namespace.nsid, namespace.disk.clone());
-                    changes.push(Change::NamespaceRemoved { nqn: before.nqn, nsid, disk });
+                    changes.push(namespace_change(&before.nqn, namespace, "removed"));
                 }
             }
             if now.is_none() {
-                changes.push(Change::SubsystemRemoved(before.nqn));
+                changes.push(Change::Other(format!("subsystem {} removed", before.nqn)));
             }
         }
         for subsystem in &self.subsystems {
             let before = find(previous, subsystem.nqn).map(|index| &previous.subsystems[index]);
             match before {
-                None => changes.push(Change::SubsystemAdded(subsystem.nqn)),
+                None => changes.push(Change::Other(format!("subsystem {} added", subsystem.nqn))),
                 Some(before) => subsystem.changes(before, changes),
             }
             for namespace in &subsystem.namespaces {
                 if !before.is_some_and(|before| before.namespaces.contains(namespace)) {
-                    let (nsid, disk) = (namespace.nsid, namespace.disk.clone());
-                    changes.push(Change::NamespaceAdded { nqn: subsystem.nqn, nsid, disk });
+                    changes.push(namespace_change(&subsystem.nqn, namespace, "added"));
                 }
             }
         }
@@ -275,7 +209,7 @@ impl Plan {
         );
         let keep_alive = |plan: &Plan| plan.limits.controller.discovery_keep_alive_ms;
         set(changes, "discovery.keep_alive_ms", &keep_alive(previous), &keep_alive(self));
-        set(changes, "log.level", &previous.log.level, &self.log.level);
+        set(changes, "log.level", &previous.log.level.as_str(), &self.log.level.as_str());
         set(changes, "shutdown.deadline_ms", &previous.drain_deadline, &self.drain_deadline);
     }
 }
@@ -286,8 +220,8 @@ impl SubsystemPlan {
         refuse(changes, &field("serial"), &before.serial, &self.serial, HOST_IDENTITY);
         refuse(changes, &field("model"), &before.model, &self.model, HOST_IDENTITY);
         if before.hosts != self.hosts {
-            let (from, to) = (before.hosts.clone(), self.hosts.clone());
-            changes.push(Change::HostsChanged { nqn: self.nqn, from, to });
+            let (from, to) = (Hosts(&before.hosts), Hosts(&self.hosts));
+            changes.push(Change::Other(format!("{} from {from} to {to}", field("hosts"))));
         }
         set(changes, &field("listeners"), &before.listeners, &self.listeners);
         set(changes, &field("cntlid_min, cntlid_max"), &before.cntlid_range, &self.cntlid_range);
@@ -357,6 +291,10 @@ fn idle(plan: &Plan) -> String {
     }
 }
 
+fn namespace_change(nqn: &Nqn, NamespacePlan { nsid, disk, .. }: &NamespacePlan, verb: &str) -> Change {
+    Change::Other(format!("subsystem {nqn}: namespace {nsid} {verb}, disk {disk:?}"))
+}
+
 fn fixed<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
     refuse(changes, field, from, to, AT_START);
 }
@@ -369,49 +307,24 @@ fn refuse<T: Debug + PartialEq>(
     reason: &'static str,
 ) {
     if from != to {
-        let (from, to) = (format!("{from:?}"), format!("{to:?}"));
-        changes.push(Change::Refused { field: field.to_owned(), from, to, reason });
+        changes.push(Change::Refused(format!("{field} from {from:?} to {to:?}: refused, {reason}")));
     }
 }
 
 fn set<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
     if from != to {
-        let (from, to) = (format!("{from:?}"), format!("{to:?}"));
-        changes.push(Change::Setting { field: field.to_owned(), from, to });
+        changes.push(Change::Other(format!("{field} from {from:?} to {to:?}")));
     }
 }
 
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Change::DiskAdded(disk) => write!(f, "disk {disk:?} added"),
-            Change::DiskRemoved(disk) => write!(f, "disk {disk:?} removed"),
-            Change::DiskResized { disk, from, to } => {
-                write!(f, "disk {disk:?} resized from {} to {}", Bytes::new(*from), Bytes::new(*to))
-            }
-            Change::SubsystemAdded(nqn) => write!(f, "subsystem {nqn} added"),
-            Change::SubsystemRemoved(nqn) => write!(f, "subsystem {nqn} removed"),
-            Change::HostsChanged { nqn, from, to } => {
-                write!(f, "subsystem {nqn}: hosts from {} to {}", Hosts(from), Hosts(to))
-            }
-            Change::NamespaceAdded { nqn, nsid, disk } => {
-                write!(f, "subsystem {nqn}: namespace {nsid} added, disk {disk:?}")
-            }
-            Change::NamespaceRemoved { nqn, nsid, disk } => {
-                write!(f, "subsystem {nqn}: namespace {nsid} removed, disk {disk:?}")
-            }
-            Change::ListenerAdded(transport, address) => {
-                write!(f, "listener {address} ({transport}) added")
-            }
+            Change::ListenerAdded(transport, address) => write!(f, "listener {address} ({transport}) added"),
             Change::ListenerRemoved(transport, address) => {
                 write!(f, "listener {address} ({transport}) removed")
             }
-            Change::ReferralAdded(address) => write!(f, "referral to {address} added"),
-            Change::ReferralRemoved(address) => write!(f, "referral to {address} removed"),
-            Change::Setting { field, from, to } => write!(f, "{field} from {from} to {to}"),
-            Change::Refused { field, from, to, reason } => {
-                write!(f, "{field} from {from} to {to}: refused, {reason}")
-            }
+            Change::Other(what) | Change::Refused(what) => f.write_str(what),
         }
     }
 }

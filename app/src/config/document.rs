@@ -24,6 +24,7 @@ use uuid::Uuid;
 use super::error::ConfigError;
 use super::schema::{self, Key, Kind, Preset, SOCKET_BYTES_MAX};
 use crate::size::Bytes;
+use crate::text::{nearest, shortened};
 
 /// Where in the file something stands, and how.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,32 +40,24 @@ pub struct Location {
 /// A value of one of the kinds of [`Kind`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// [`Kind::Flag`].
     Flag(bool),
     /// [`Kind::Integer`], [`Kind::Number`], [`Kind::Size`].
     Integer(u64),
     /// [`Kind::Word`], [`Kind::Text`].
     Text(String),
-    /// [`Kind::Nqn`].
     Nqn(Nqn),
     /// [`Kind::Uuid`], [`Kind::Nguid`].
     Identity([u8; 16]),
-    /// [`Kind::Address`].
     Address(SocketAddr),
     /// [`Kind::Path`], [`Kind::SocketOrNone`].
     Path(PathBuf),
-    /// [`Kind::PciAddress`].
     PciAddress(PciAddress),
-    /// [`Kind::List`].
     List(Vec<Leaf>),
 }
 
-/// A value and where it stands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Leaf {
-    /// The value.
     pub value: Value,
-    /// Where it stands.
     pub location: Location,
 }
 
@@ -77,8 +70,6 @@ pub struct Node {
     pub is_given: bool,
     pub(super) leaves: BTreeMap<&'static str, State>,
     pub(super) children: BTreeMap<&'static str, Vec<Node>>,
-    /// Sections that are there in a form that they do not have; the error is recorded.
-    pub(super) malformed: Vec<&'static str>,
 }
 
 #[derive(Debug)]
@@ -139,9 +130,6 @@ impl Location {
     }
 }
 
-/// Most characters of a value that an error shows.
-const VALUE_CHARS_MAX: usize = 80;
-
 struct Reader<'a> {
     text: &'a str,
     errors: &'a Errors,
@@ -157,21 +145,11 @@ impl Reader<'_> {
         let line = self.line(span.start);
         let written =
             self.text.get(span).unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
-        let text = match written.char_indices().nth(VALUE_CHARS_MAX) {
-            Some((end, _)) => format!("{} ...", &written[..end]),
-            None => written,
-        };
-        Location { line, field, text }
+        Location { line, field, text: shortened(&written) }
     }
 
     fn section(&self, table: &DeTable<'_>, keys: &'static [Key], location: Location) -> Node {
-        let mut node = Node {
-            location,
-            is_given: true,
-            leaves: BTreeMap::new(),
-            children: BTreeMap::new(),
-            malformed: Vec::new(),
-        };
+        let mut node = Node { location, is_given: true, leaves: BTreeMap::new(), children: BTreeMap::new() };
         for (name, value) in table.iter() {
             if !keys.iter().any(|key| key.name == name.get_ref().as_ref()) {
                 let path = node.location.inside(name.get_ref()).field;
@@ -188,11 +166,7 @@ impl Reader<'_> {
                 table.iter().find(|(name, _)| name.get_ref().as_ref() == key.name).map(|(_, value)| value);
             match key.section() {
                 Some(inner) => {
-                    let children = self.children(&node.location, key, inner, found);
-                    if children.is_empty() && found.is_some() {
-                        node.malformed.push(key.name);
-                    }
-                    node.children.insert(key.name, children);
+                    node.children.insert(key.name, self.children(&node.location, key, inner, found));
                 }
                 None => {
                     let state = self.leaf(&node.location, key, found);
@@ -218,38 +192,20 @@ impl Reader<'_> {
         let Some(value) = found else {
             return if is_list { Vec::new() } else { all_defaults(path) };
         };
-        let at = |field: String, value: &Spanned<DeValue<'_>>| Location {
-            text: String::new(),
-            ..self.location(field, value.span())
-        };
-        match (value.get_ref(), is_list) {
-            (DeValue::Table(table), false) => vec![self.section(table, inner, at(path.field, value))],
-            (DeValue::Array(array), true) => self.list_of_sections(array, inner, &path),
+        let at = self.location(path.field.clone(), value.span());
+        let heading = Location { text: String::new(), ..at.clone() };
+        let (at, allowed) = match (value.get_ref(), is_list) {
+            (DeValue::Table(table), false) => return vec![self.section(table, inner, heading)],
+            (DeValue::Array(array), true) => return self.list_of_sections(array, inner, &path),
             (DeValue::Table(_), true) => {
-                let heading = at(path.field.clone(), value);
-                heading.refuse(
-                    self.errors,
-                    format!("there may be several, so it is written [[{}]]", without_index(&path.field)),
-                );
-                Vec::new()
+                let written = without_index(&path.field);
+                (heading, format!("there may be several, so it is written [[{written}]]"))
             }
-            (_, false) => {
-                let heading = self.location(path.field.clone(), value.span());
-                heading.refuse(
-                    self.errors,
-                    format!("must be a section, written [{}]; there is one of them", path.field),
-                );
-                all_defaults(path)
-            }
-            (_, true) => {
-                let heading = self.location(path.field.clone(), value.span());
-                heading.refuse(
-                    self.errors,
-                    format!("must be sections, each written [[{}]]", without_index(&path.field)),
-                );
-                Vec::new()
-            }
-        }
+            (_, false) => (at, format!("must be a section, written [{}]; there is one of them", path.field)),
+            (_, true) => (at, format!("must be sections, each written [[{}]]", without_index(&path.field))),
+        };
+        at.refuse(self.errors, allowed);
+        if is_list { Vec::new() } else { all_defaults(path) }
     }
 
     fn list_of_sections(&self, array: &DeArray<'_>, inner: &'static [Key], path: &Location) -> Vec<Node> {
@@ -285,7 +241,7 @@ impl Reader<'_> {
                 let location = Location { text: text.to_owned(), ..path };
                 preset(&key.kind, text).map_or(State::Wrong, |value| State::Preset(Leaf { value, location }))
             }
-            Preset::From(_) | Preset::Section => State::Absent,
+            Preset::From(_) | Preset::Section | Preset::Former => State::Absent,
         }
     }
 
@@ -330,7 +286,7 @@ fn scalar(kind: &Kind, value: &DeValue<'_>) -> Result<Value, Option<String>> {
         Kind::Number(allowed) => integer().filter(|number| allowed.contains(number)).map(Value::Integer),
         Kind::Size { min, max, multiple } => {
             let bytes = match text {
-                Some(text) => text.parse::<Bytes>().map_err(|error| Some(error.to_string()))?.get(),
+                Some(text) => text.parse::<Bytes>().map_err(Some)?.get(),
                 None => integer().ok_or(None)?,
             };
             let is_allowed = (min..=max).contains(&&bytes) && bytes.is_multiple_of(*multiple);
@@ -388,12 +344,8 @@ fn without_index(field: &str) -> String {
 /// What to say about a key that is not in the schema: the nearest that is, or where it belongs, or all that
 /// are.
 fn unknown_key(name: &str, keys: &'static [Key]) -> String {
-    let nearest = keys
-        .iter()
-        .map(|key| (distance(name, key.name), key.name))
-        .filter(|(distance, key)| distance * 5 <= name.len().max(key.len()) * 2)
-        .min();
-    if let Some((_, key)) = nearest {
+    let told = || keys.iter().filter(|key| key.preset != Preset::Former);
+    if let Some(key) = nearest(name, told().map(|key| key.name)) {
         return format!("unknown key; did you mean {key:?}?");
     }
     let elsewhere =
@@ -401,46 +353,13 @@ fn unknown_key(name: &str, keys: &'static [Key]) -> String {
     if let Some((heading, ..)) = elsewhere {
         return format!("unknown key here; {name:?} belongs to {heading}");
     }
-    let all: Vec<&str> = keys.iter().map(|key| key.name).collect();
+    let all: Vec<&str> = told().map(|key| key.name).collect();
     format!("unknown key; allowed: {}", all.join(", "))
-}
-
-/// Insertions, deletions, replacements and swaps of neighbours that make `b` of `a`.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
-    for (i, from) in a.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, to) in b.iter().enumerate() {
-            let replaced = rows[i][j] + usize::from(from != to);
-            let mut least = replaced.min(rows[i][j + 1] + 1).min(row[j] + 1);
-            if i > 0 && j > 0 && *from == b[j - 1] && a[i - 1] == *to {
-                least = least.min(rows[i - 1][j - 1] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn distances_are_those_of_a_typist() {
-        for (a, b, expected) in [
-            ("", "", 0),
-            ("", "abc", 3),
-            ("idle", "idel", 1),
-            ("sizes", "size", 1),
-            ("hots", "host", 1),
-            ("nsid", "disk", 3),
-        ] {
-            assert_eq!((distance(a, b), distance(b, a)), (expected, expected), "{a} {b}");
-        }
-    }
 
     #[test]
     fn every_default_is_a_value_of_its_kind() {

@@ -8,7 +8,6 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// Line in the file, from 1; 0 when it is about the whole file.

@@ -30,17 +30,13 @@ pub struct Machine {
     pub congestion: Vec<String>,
 }
 
-/// What is at a path.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PathState {
-    /// Nothing.
     Missing {
         /// Its directory is there.
         has_directory: bool,
     },
-    /// A regular file.
     Regular(BackingFile),
-    /// A block device.
     Block(BackingFile),
     /// Neither; what it is.
     Other(&'static str),
@@ -49,7 +45,6 @@ pub enum PathState {
 /// A file or device that can be a disk.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BackingFile {
-    /// Its size.
     pub bytes: u64,
     /// Device and inode of a file, device number of a device: equal only for the same medium.
     pub identity: (u64, u64),
@@ -155,9 +150,6 @@ pub fn look_at(path: &Path) -> io::Result<PathState> {
 }
 
 /// Whether the process may open `path` as a disk.
-///
-/// # Errors
-/// The system's reason why not.
 pub fn may_open(path: &Path, is_read_only: bool) -> io::Result<()> {
     let access = if is_read_only { Access::READ_OK } else { Access::READ_OK | Access::WRITE_OK };
     Ok(rustix::fs::access(path, access)?)

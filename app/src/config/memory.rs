@@ -2,18 +2,17 @@
 //! machine.
 
 use spindle_disk::RamSpec;
+use spindle_disk_remote::RemoteDisk;
 use spindle_rdma::controller::CAPSULE_BYTES;
 use spindle_reactor::mem::Pages;
-use spindle_remote::RemoteDisk;
 use spindle_target::core::TargetCore;
 use spindle_tcp::controller::Conn;
 use spindle_tcp::shell;
 use spindle_transport::TransportKind;
 
 use super::plan::{DiskKind, DiskPlan, Plan};
-use crate::size::Bytes;
+use crate::size::{Bytes, rounded};
 
-/// When memory is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum When {
     /// At the start, at most: pages are touched when they are first used.
@@ -27,19 +26,31 @@ pub enum When {
 /// One reason for which memory is taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sum {
-    /// What for.
     pub reason: String,
     /// Bytes of one.
     pub each: u64,
-    /// How many.
     pub count: u64,
-    /// When.
     pub when: When,
     /// Taken from reserved huge pages when there are enough.
     pub is_huge: bool,
 }
 
 impl Sum {
+    /// One, of ordinary memory.
+    fn new(reason: impl Into<String>, each: u64, when: When) -> Sum {
+        Sum { reason: reason.into(), each, count: 1, when, is_huge: false }
+    }
+
+    /// One of a disk.
+    fn of_disk(disk: &DiskPlan, what: &str, each: u64, when: When, is_huge: bool) -> Sum {
+        Sum { is_huge, ..Sum::new(format!("disk {}: {what}", disk.name), each, when) }
+    }
+
+    /// So many.
+    fn times(self, count: u64) -> Sum {
+        Sum { count, ..self }
+    }
+
     /// All of them.
     pub fn bytes(&self) -> u64 {
         self.each.saturating_mul(self.count)
@@ -70,26 +81,27 @@ impl When {
 pub fn sums(plan: &Plan) -> Vec<Sum> {
     let cores = plan.reactor.cores.len() as u64;
     let is_huge = plan.pool.pages == Pages::Huge;
-    let of = |reason: String, each: u64, count: u64, when| Sum { reason, each, count, when, is_huge: false };
-    let mut sums = vec![of("the process itself".to_owned(), PROCESS_BYTES, 1, When::Start)];
+    let mut sums = vec![Sum::new("the process itself", PROCESS_BYTES, When::Start)];
     for zone in &plan.pool.zones {
         let buffer = u64::from(zone.buffer_bytes);
         let reason = format!("pool: {} buffers of {}, a core", zone.count, Bytes::new(buffer));
-        sums.push(Sum { is_huge, ..of(reason, buffer * u64::from(zone.count), cores, When::Start) });
+        let each = buffer * u64::from(zone.count);
+        sums.push(Sum { is_huge, ..Sum::new(reason, each, When::Start).times(cores) });
     }
     for zone in &plan.pool.admin_zones {
         let buffer = u64::from(zone.buffer_bytes);
         let reason = format!("admin reserve: {} buffers of {}, a core", zone.count, Bytes::new(buffer));
-        sums.push(of(reason, buffer * u64::from(zone.count), cores, When::Start));
+        sums.push(Sum::new(reason, buffer * u64::from(zone.count), When::Start).times(cores));
     }
-    sums.push(of("receive batch, a core".to_owned(), plan.tcp.shell.batch_bytes as u64, cores, When::Start));
+    let batch_bytes = plan.tcp.shell.batch_bytes as u64;
+    sums.push(Sum::new("receive batch, a core", batch_bytes, When::Start).times(cores));
     let is_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
     for disk in &plan.disks {
         sums.extend(ram_sums(disk, is_rdma));
-        sums.extend(cache_sums(plan, disk, is_rdma));
+        sums.extend(cache_sums(disk, is_rdma));
         if matches!(disk.kind, DiskKind::Remote { .. }) {
             let reason = format!("disk {}: pieces of long commands and what it receives, a core", disk.name);
-            sums.push(of(reason, RemoteDisk::core_bytes() as u64, cores, When::Start));
+            sums.push(Sum::new(reason, RemoteDisk::core_bytes() as u64, When::Start).times(cores));
         }
     }
     if is_rdma {
@@ -100,14 +112,14 @@ pub fn sums(plan: &Plan) -> Vec<Sum> {
             format!("{receives} receives over RDMA, a core and RDMA device (as many again for a worn queue)");
         let in_capsule = plan.listeners.iter().map(|listener| listener.in_capsule_bytes).max().unwrap_or(0);
         let each = receives * u64::from(CAPSULE_BYTES + in_capsule);
-        sums.push(of(reason, each, cores, When::Busy));
+        sums.push(Sum::new(reason, each, When::Busy).times(cores));
     }
     let connections = plan.limits.connections as u64;
     let entries = plan.limits.controller.queue_entries;
     let reason = format!("connections, each with {entries} queue entries that were all in use");
-    sums.push(of(reason, connection_bytes(entries), connections, When::Busy));
-    let reason = "what connections have sent while no buffer was free".to_owned();
-    sums.push(of(reason, plan.tcp.shell.batch_bytes as u64, connections, When::Busy));
+    sums.push(Sum::new(reason, connection_bytes(entries), When::Busy).times(connections));
+    let reason = "what connections have sent while no buffer was free";
+    sums.push(Sum::new(reason, batch_bytes, When::Busy).times(connections));
     sums.sort_by_key(|sum| sum.when);
     sums
 }
@@ -118,7 +130,7 @@ fn connection_bytes(entries: u16) -> u64 {
     own as u64 + SOCKET_BYTES
 }
 
-/// What a RAM disk takes; nothing for the others. Reconfigurator over RDMA it is registered, and so resident,
+/// What a RAM disk takes; nothing for the others. With RDMA it is registered, and so resident,
 /// as a whole; `populate` asks for the same.
 fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     let DiskKind::Ram { pages, is_populated } = disk.kind else { return Vec::new() };
@@ -126,13 +138,7 @@ fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     let slack = RamSpec::slack_bytes_default();
     let tables = spec.memory_bytes().saturating_sub(disk.bytes).saturating_sub(slack);
     let is_huge = pages == Pages::Huge;
-    let of = |what: &str, each, when, is_huge| Sum {
-        reason: format!("disk {}: {what}", disk.name),
-        each,
-        count: 1,
-        when,
-        is_huge,
-    };
+    let of = |what: &str, each, when, is_huge| Sum::of_disk(disk, what, each, when, is_huge);
     vec![
         of("table of its pages and frames", tables, When::Start, false),
         match (is_rdma, is_populated) {
@@ -149,20 +155,13 @@ fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     ]
 }
 
-/// What the cache of a disk takes. Reconfigurator over RDMA it is registered, and so resident, as a whole; in
+/// What the cache of a disk takes. With RDMA it is registered, and so resident, as a whole; in
 /// front of a drive of our own it is mapped for that, which does the same.
-fn cache_sums(plan: &Plan, disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
-    let Some(cache) = disk.cache else { return Vec::new() };
-    let spec = cache.spec(plan.pool.pages);
+fn cache_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
+    let Some(spec) = disk.cache else { return Vec::new() };
     let is_huge = spec.pages == Pages::Huge;
-    let of = |what: &str, each, when, is_huge| Sum {
-        reason: format!("disk {}: {what}", disk.name),
-        each,
-        count: 1,
-        when,
-        is_huge,
-    };
-    let tables = spec.memory_bytes().saturating_sub(cache.bytes);
+    let of = |what: &str, each, when, is_huge| Sum::of_disk(disk, what, each, when, is_huge);
+    let tables = spec.memory_bytes().saturating_sub(spec.bytes);
     let (what, when) = match (is_rdma, &disk.kind) {
         (true, _) => ("cache, registered with RDMA devices", When::Start),
         (false, DiskKind::Nvme { .. }) => ("cache, mapped for its drive", When::Start),
@@ -170,15 +169,13 @@ fn cache_sums(plan: &Plan, disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
     };
     vec![
         of("tables of the cache", tables, When::Start, false),
-        of(what, cache.bytes, if is_huge { When::Start } else { when }, is_huge),
+        of(what, spec.bytes, if is_huge { When::Start } else { when }, is_huge),
     ]
 }
 
 /// What devices of a kind lock: the kernel counts it apart for each kind.
 pub struct Locked<'a> {
-    /// The devices.
     pub what: &'static str,
-    /// All of it.
     pub bytes: u64,
     /// The disk that has the largest cache of those among it.
     pub largest: &'a DiskPlan,
@@ -246,20 +243,6 @@ pub fn huge_and_ordinary(plan: &Plan, sums: &[Sum], huge_bytes: u64, notes: &mut
         }
     }
     (huge, all.saturating_sub(huge))
-}
-
-/// A size for people: three digits are enough.
-pub fn rounded(bytes: u64) -> String {
-    let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    let Some((unit, name)) = units.into_iter().find(|(unit, _)| bytes >= *unit) else {
-        return format!("{bytes} B");
-    };
-    let tenths = u128::from(bytes) * 10 / u128::from(unit);
-    if tenths.is_multiple_of(10) || tenths >= 1000 {
-        format!("{} {name}", tenths / 10)
-    } else {
-        format!("{}.{} {name}", tenths / 10, tenths % 10)
-    }
 }
 
 #[cfg(test)]

@@ -19,13 +19,11 @@
 
 mod changes;
 mod document;
-mod drives;
 mod error;
 mod machine;
 mod memory;
 mod origin;
 mod plan;
-mod reach;
 mod schema;
 mod snapshot;
 #[cfg(test)]
@@ -39,18 +37,20 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 pub use changes::{Change, Has, Hosts};
-#[cfg(test)]
-pub use drives::{DriveSource, DrivesHere};
 pub use error::ConfigErrors;
 use machine::Machine;
-pub use memory::{When, rounded, sums, total};
+pub use memory::{When, sums, total};
 #[cfg(test)]
-pub use origin::RemotePlan;
+pub use origin::{DriveSource, DrivesHere, RemotePlan};
 pub use origin::{Found, Opened, Origin, Origins};
-pub use plan::{CachePlan, DelayPlan, DiskKind, DiskPlan, LogFormat, LogLevel, LogPlan, Plan, SubsystemPlan};
-pub use reach::{connect_line, reachable};
-pub use schema::{alternatives, reference};
+pub use plan::{
+    DiskKind, DiskPlan, LogFormat, LogPlan, Plan, SubsystemPlan, TcpPlan, cache_words, connect_line,
+    delay_words, reachable,
+};
+pub use schema::{CNTLID_MAX, reference};
 pub use snapshot::SnapshotError;
+
+pub use validate::subsystems::named_by;
 
 use crate::size::Bytes;
 
@@ -88,18 +88,12 @@ pub struct Config {
 impl Config {
     /// Read and validate the file at `path` against this machine as it is now, to be served. For a reload,
     /// again.
-    ///
-    /// # Errors
-    /// Everything that is wrong with it.
     pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
         Config::read(path, &Machine::here())
     }
 
     /// As [`Config::load`], for a look only: that a target which may be this very one has the memory now is
     /// no error.
-    ///
-    /// # Errors
-    /// Everything that is wrong with it.
     pub fn examine(path: &Path) -> Result<Config, ConfigErrors> {
         Config::read(path, &Machine { is_to_start: false, ..Machine::here() })
     }
@@ -126,9 +120,6 @@ impl Config {
     }
 
     /// The same with another text, to be served.
-    ///
-    /// # Errors
-    /// Everything that is wrong with it.
     pub fn with_text(&self, text: String) -> Result<Config, ConfigErrors> {
         let path = self.source.as_deref().unwrap_or(Path::new("configuration"));
         let plan = parse(&text, path, &Machine::here())?;
@@ -145,7 +136,6 @@ impl Config {
         self.source.as_deref()
     }
 
-    /// What it says.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }

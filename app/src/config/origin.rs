@@ -7,12 +7,35 @@ use std::fmt;
 use std::sync::Arc;
 
 use spindle_disk::{DiskSource, OpenError};
-use spindle_nvme_pcie::{Drive, DriveError, PciAddress};
-use spindle_remote::{RemoteDisk, RemoteFacts, RemoteSpec};
+use spindle_disk_remote::{RemoteDisk, RemoteFacts, RemoteSpec};
+use spindle_nvme_pcie::{Drive, DriveError, Drives, PciAddress, Settings};
 
-use super::drives::{DriveSource, DrivesHere};
+use super::machine::look_at_function;
 use super::plan::{DiskKind, DiskPlan, Plan};
 use super::snapshot::{SnapshotError, check_medium_id};
+
+/// Drives by their addresses.
+pub trait DriveSource: Send + Sync {
+    /// There is a drive at the address that could be a disk.
+    fn is_there(&self, address: PciAddress) -> bool;
+
+    /// The drive, opened unless it is open already. Takes as long as the drive says that it takes (CAP.TO,
+    /// up to minutes) where it does not become ready.
+    fn open(&self, address: PciAddress) -> Result<Arc<Drive>, DriveError>;
+}
+
+/// The drives of this machine that are bound to vfio-pci.
+pub struct DrivesHere;
+
+impl DriveSource for DrivesHere {
+    fn is_there(&self, address: PciAddress) -> bool {
+        look_at_function(address) == Ok(true)
+    }
+
+    fn open(&self, address: PciAddress) -> Result<Arc<Drive>, DriveError> {
+        Drives::here().open(address, Settings::default())
+    }
+}
 
 /// Commands of one core with another target at once: what a queue of 1024 entries holds.
 const REMOTE_DEPTH_MAX: u16 = 1023;
@@ -29,11 +52,9 @@ pub enum Origin {
 /// A disk of another target, with all that the file says of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemotePlan {
-    /// Its name.
     pub name: String,
     /// What is connected to, and how.
     pub spec: RemoteSpec,
-    /// Name that its medium must have.
     pub medium_id: Option<String>,
 }
 
@@ -54,9 +75,7 @@ pub type OpenRemote = dyn Fn(&RemotePlan) -> Result<Arc<dyn DiskSource>, Snapsho
 /// By what origins are opened.
 #[derive(Clone)]
 pub struct Origins {
-    /// The drives of this machine.
     pub drives: Arc<dyn DriveSource>,
-    /// The other targets.
     pub remote: Arc<OpenRemote>,
 }
 
@@ -76,9 +95,6 @@ impl Origins {
     }
 
     /// Open it. A drive takes up to minutes to fail, another target up to a minute.
-    ///
-    /// # Errors
-    /// [`SnapshotError`], with the reason.
     pub fn open(&self, origin: &Origin) -> Result<Found, SnapshotError> {
         match origin {
             Origin::Drive(address) => {
@@ -146,6 +162,6 @@ fn open_remote(plan: &RemotePlan) -> Result<Arc<dyn DiskSource>, SnapshotError> 
     check_medium_id(&plan.name, plan.medium_id.as_deref(), medium_ids)?;
     let (name, nsid) = (&plan.name, plan.spec.nsid);
     let address = format!("{}:{}", plan.spec.target.transport, plan.spec.target.address);
-    tracing::info!(disk = name, address, nsid, serial, model, transfer_bytes_max, "other target");
+    tracing::info!(disk = name, address, nsid, serial, model, transfer_bytes_max, "far target connected");
     Ok(disk)
 }

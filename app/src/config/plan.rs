@@ -1,12 +1,12 @@
 //! [`Plan`]: what a configuration says, in types that cannot be wrong. All of `spindle serve` begins from
 //! here.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::{CacheMode, CacheSpec, DelaySpec, PolicyKind};
+use spindle_disk::{CacheSpec, DelaySpec};
 use spindle_initiator::Target;
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::clock::Nanos;
@@ -22,15 +22,11 @@ use crate::size::Bytes;
 /// A whole configuration, checked against itself and against the machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// The cores that poll.
     pub reactor: ReactorPlan,
-    /// Buffers of each core.
     pub pool: PoolPlan,
     /// What hosts can ask for and what the process holds.
     pub limits: LimitsPlan,
-    /// NVMe/TCP.
     pub tcp: TcpPlan,
-    /// NVMe/RDMA.
     pub rdma: spindle_rdma::shell::ShellConfig,
     /// Disks in the file's order; names are unique.
     pub disks: Vec<DiskPlan>,
@@ -38,7 +34,6 @@ pub struct Plan {
     pub listeners: Vec<ListenerPlan>,
     /// Subsystems in the file's order; NQNs are unique.
     pub subsystems: Vec<SubsystemPlan>,
-    /// Referrals in the file's order.
     pub referrals: Vec<ReferralPlan>,
     /// What goes to standard error.
     pub log: LogPlan,
@@ -50,7 +45,6 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
-/// The cores that poll.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReactorPlan {
     /// One thread on each: CPUs that the process may use, at least one, none twice.
@@ -68,10 +62,8 @@ impl ReactorPlan {
     }
 }
 
-/// Buffers of each core.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolPlan {
-    /// Pages that are asked for.
     pub pages: Pages,
     /// Zones of the data path in ascending order; the largest holds a whole transfer.
     pub zones: Vec<ZoneSpec>,
@@ -89,11 +81,8 @@ impl PoolPlan {
 /// What hosts can ask for and what the process holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitsPlan {
-    /// What controllers promise.
     pub controller: ControllerLimits,
-    /// Most I/O queues of a controller.
     pub io_queues_max: u16,
-    /// Most connections of the process.
     pub connections: usize,
     /// Most connections of one address, over TCP and RDMA together, that have not sent Connect; 0: no limit.
     pub unconnected_per_address: usize,
@@ -103,7 +92,6 @@ pub struct LimitsPlan {
     pub may_overcommit: bool,
 }
 
-/// NVMe/TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpPlan {
     /// Each core's sockets.
@@ -112,123 +100,57 @@ pub struct TcpPlan {
     pub conn: ConnConfig,
 }
 
-/// A disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskPlan {
-    /// Its name.
     pub name: String,
     /// Bytes of a block: 512 or 4096; 0 where the drive says it.
     pub block_bytes: u32,
     /// Capacity, a multiple of the block size, not 0; 0 where the drive says it.
     pub bytes: u64,
-    /// What it is.
     pub kind: DiskKind,
-    /// Name that its medium must have.
     pub medium_id: Option<String>,
-    /// The cache in front of it.
-    pub cache: Option<CachePlan>,
+    pub cache: Option<CacheSpec>,
     /// It is made slow on purpose.
-    pub delay: Option<DelayPlan>,
+    pub delay: Option<DelaySpec>,
 }
 
-impl DelayPlan {
-    /// What to make.
-    #[must_use]
-    pub fn spec(&self) -> DelaySpec {
-        let DelayPlan { latency_us, bandwidth, seek_us } = *self;
-        DelaySpec { latency: Nanos::from_us(latency_us), bandwidth, seek: Nanos::from_us(seek_us) }
-    }
-
-    /// As it is shown: what takes no time is left out.
-    #[must_use]
-    pub fn words(delay: Option<&DelayPlan>) -> String {
-        let words = |it: &DelayPlan| {
-            let parts = [
-                (it.latency_us > 0).then(|| format!("latency {} us", it.latency_us)),
-                it.bandwidth.map(|bytes| format!("bandwidth {}/s", Bytes::new(bytes))),
-                (it.seek_us > 0).then(|| format!("seek {} us", it.seek_us)),
-            ];
-            parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
-        };
-        delay.map_or_else(|| "none".to_owned(), words)
-    }
+/// How slow a disk is made on purpose, as it is shown: what takes no time is left out.
+pub fn delay_words(delay: Option<&DelaySpec>) -> String {
+    let Some(it) = delay else { return "none".to_owned() };
+    let parts = [
+        (it.latency > Nanos::ZERO).then(|| format!("latency {} us", it.latency.as_us())),
+        it.bandwidth.map(|bytes| format!("bandwidth {}/s", Bytes::new(bytes))),
+        (it.seek > Nanos::ZERO).then(|| format!("seek {} us", it.seek.as_us())),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// How slow a disk is made on purpose; at least one of them takes time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DelayPlan {
-    /// Of each command, in microseconds.
-    pub latency_us: u64,
-    /// Bytes per second of the device.
-    pub bandwidth: Option<u64>,
-    /// A seek over the whole disk, in microseconds.
-    pub seek_us: u64,
-}
-
-impl CachePlan {
-    /// What to make, in such pages of memory.
-    #[must_use]
-    pub fn spec(&self, pages: Pages) -> CacheSpec {
-        let CachePlan { bytes, policy, mode, read_ahead } = *self;
-        CacheSpec { bytes, policy, mode, read_ahead, pages }
-    }
-
-    /// As it is shown.
-    #[must_use]
-    pub fn words(cache: Option<&CachePlan>) -> String {
-        let words = |it: &CachePlan| {
-            let (size, ahead) = (Bytes::new(it.bytes), Bytes::new(it.read_ahead.into()));
-            format!("{size} {} {} read_ahead {ahead}", it.policy.name(), it.mode.name())
-        };
-        cache.map_or_else(|| "none".to_owned(), words)
-    }
-}
-
-/// A cache in front of a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CachePlan {
-    /// Bytes of its pages.
-    pub bytes: u64,
-    /// Which page is to go.
-    pub policy: PolicyKind,
-    /// Who keeps what a client was given.
-    pub mode: CacheMode,
-    /// Bytes that are read ahead of a stream at most.
-    pub read_ahead: u32,
+/// A cache, as it is shown.
+pub fn cache_words(cache: Option<&CacheSpec>) -> String {
+    let Some(it) = cache else { return "none".to_owned() };
+    let (size, ahead) = (Bytes::new(it.bytes), Bytes::new(it.read_ahead.into()));
+    format!("{size} {} {} read_ahead {ahead}", it.policy.name(), it.mode.name())
 }
 
 impl DiskPlan {
     /// Where its drive is, if it is a namespace of a drive of our own.
     #[must_use]
     pub fn address(&self) -> Option<PciAddress> {
-        match self.kind {
-            DiskKind::Nvme { address, .. } => Some(address),
-            DiskKind::Ram { .. }
-            | DiskKind::Null
-            | DiskKind::File { .. }
-            | DiskKind::Ng { .. }
-            | DiskKind::Remote { .. } => None,
-        }
+        if let DiskKind::Nvme { address, .. } = self.kind { Some(address) } else { None }
     }
 }
 
-/// Kinds of disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskKind {
-    /// Memory.
     Ram {
-        /// Pages that are asked for.
         pages: Pages,
         /// All of it is taken when the disk is made.
         is_populated: bool,
     },
     /// Reads as zeroes.
     Null,
-    /// A regular file or a block device.
     File {
-        /// Where it is.
         path: PathBuf,
-        /// Writes are refused.
         is_read_only: bool,
         /// Made when it is missing.
         create: bool,
@@ -238,24 +160,13 @@ pub enum DiskKind {
         is_polled: bool,
     },
     /// A namespace of a drive with the kernel, past its block layer.
-    Ng {
-        /// The generic device.
-        path: PathBuf,
-        /// Writes are refused.
-        is_read_only: bool,
-    },
+    Ng { path: PathBuf, is_read_only: bool },
     /// A namespace of a drive that this process drives itself.
-    Nvme {
-        /// Where the drive is.
-        address: PciAddress,
-        /// Which namespace of it.
-        namespace: u32,
-    },
+    Nvme { address: PciAddress, namespace: u32 },
     /// A namespace of another target.
     Remote {
         /// Its subsystem, and as which host.
         target: Box<Target>,
-        /// Which namespace of it.
         namespace: u32,
         /// Each command is answered within this time.
         command_timeout: Duration,
@@ -270,17 +181,11 @@ impl DiskKind {
         matches!(self, DiskKind::Nvme { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. })
     }
 
-    /// True where a cache can be put in front.
+    /// True where a cache can be put in front: its data are not in memory.
     pub fn can_have_cache(&self) -> bool {
-        match self {
-            DiskKind::Ram { .. } | DiskKind::Null => false,
-            DiskKind::File { .. } | DiskKind::Nvme { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. } => {
-                true
-            }
-        }
+        !matches!(self, DiskKind::Ram { .. } | DiskKind::Null)
     }
 
-    /// Its name in the file.
     pub fn name(&self) -> &'static str {
         match self {
             DiskKind::Ram { .. } => "ram",
@@ -293,12 +198,10 @@ impl DiskKind {
     }
 }
 
-/// An address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerPlan {
     /// What subsystems call it.
     pub name: String,
-    /// The transport.
     pub transport: TransportKind,
     /// Where; the port is not 0.
     pub address: SocketAddr,
@@ -313,16 +216,11 @@ impl ListenerPlan {
     }
 }
 
-/// A subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubsystemPlan {
-    /// Its name.
     pub nqn: Nqn,
-    /// Serial number.
     pub serial: String,
-    /// Model number.
     pub model: String,
-    /// Who may connect.
     pub hosts: AllowedHosts,
     /// Names of the listeners at which it is offered.
     pub listeners: Vec<String>,
@@ -332,7 +230,6 @@ pub struct SubsystemPlan {
     pub namespaces: Vec<NamespacePlan>,
 }
 
-/// A disk in a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespacePlan {
     /// Its number, 1 ..= `NSID_MAX`.
@@ -345,12 +242,9 @@ pub struct NamespacePlan {
     pub nguid: Option<[u8; 16]>,
 }
 
-/// Another discovery service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReferralPlan {
-    /// The transport there.
     pub transport: TransportKind,
-    /// Address and port there.
     pub address: SocketAddr,
 }
 
@@ -367,45 +261,16 @@ pub struct ControlPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPlan {
     /// Least urgent lines.
-    pub level: LogLevel,
+    pub level: tracing::Level,
     /// How a line is written.
     pub format: LogFormat,
     /// Most lines a second that peers can cause on one core.
     pub peer_lines_per_s: u32,
 }
 
-/// Urgency of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogLevel {
-    /// Something does not work.
-    Error,
-    /// Something is not as it should be.
-    Warn,
-    /// Start, end, connects, changes.
-    Info,
-    /// What was decided and why.
-    Debug,
-    /// Everything.
-    Trace,
-}
-
-impl LogLevel {
-    /// Its name in the file, and in `SPINDLE_LOG`.
-    pub fn name(self) -> &'static str {
-        match self {
-            LogLevel::Error => "error",
-            LogLevel::Warn => "warn",
-            LogLevel::Info => "info",
-            LogLevel::Debug => "debug",
-            LogLevel::Trace => "trace",
-        }
-    }
-}
-
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
     Text,
     /// One JSON object a line.
     Json,
@@ -417,7 +282,6 @@ impl Plan {
         self.limits.connections.div_ceil(self.reactor.cores.len().max(1))
     }
 
-    /// The disk of this name.
     pub fn disk(&self, name: &str) -> Option<&DiskPlan> {
         self.disks.iter().find(|disk| disk.name == name)
     }
@@ -426,4 +290,40 @@ impl Plan {
     pub fn listeners_of(&self, subsystem: &SubsystemPlan) -> impl Iterator<Item = &ListenerPlan> {
         self.listeners.iter().filter(|listener| subsystem.listeners.contains(&listener.name))
     }
+}
+
+/// `address` as a host can name it: where all addresses are listened on, the one that this machine would send
+/// from.
+pub fn reachable(address: SocketAddr) -> SocketAddr {
+    if !address.ip().is_unspecified() {
+        return address;
+    }
+    SocketAddr::new(own_address(address.is_ipv4()), address.port())
+}
+
+/// The address that the default route sends from, or the loopback address without one. Nothing is sent:
+/// connecting a datagram socket only asks the routing table. The far ends are those of documentation (RFC
+/// 5737, RFC 3849).
+fn own_address(is_ipv4: bool) -> IpAddr {
+    let (any, far, loopback): (IpAddr, IpAddr, IpAddr) = if is_ipv4 {
+        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into(), Ipv4Addr::LOCALHOST.into())
+    } else {
+        let far = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        (Ipv6Addr::UNSPECIFIED.into(), far.into(), Ipv6Addr::LOCALHOST.into())
+    };
+    let asked = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((far, 9))?;
+        socket.local_addr()
+    });
+    asked.map_or(loopback, |address| address.ip())
+}
+
+/// What a Linux host types to connect.
+pub fn connect_line(listener: (TransportKind, SocketAddr), nqn: &Nqn) -> String {
+    let (transport, address) = (listener.0, reachable(listener.1));
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-+@/".contains(&byte);
+    let nqn = nqn.as_str();
+    let quoted =
+        if nqn.bytes().all(is_plain) { nqn.to_owned() } else { format!("'{}'", nqn.replace('\'', r"'\''")) };
+    format!("nvme connect -t {transport} -a {} -s {} -n {quoted}", address.ip(), address.port())
 }

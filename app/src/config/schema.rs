@@ -6,25 +6,23 @@
 //!
 //! What it does not do: what two keys demand of each other is in [`super::validate`].
 
-mod disk;
-
 use std::fmt;
 use std::fmt::Write as _;
 
 use nvme_spec::nqn::NQN_BYTES_MAX;
+use spindle_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, READ_AHEAD_BYTES_MAX};
+use spindle_disk::delay::{BANDWIDTH_MAX, BANDWIDTH_MIN, LATENCY_US_MAX, SEEK_US_MAX};
 use spindle_reactor::slab::SLAB_ENTRIES_MAX;
 use spindle_target::shared::IO_QUEUES_MAX;
 use spindle_target::snapshot::NSID_MAX;
 
-use self::disk::DISK;
 use crate::size::Bytes;
+use crate::text::{alternatives, quoted};
 
 /// A key of a section.
 #[derive(Debug)]
 pub struct Key {
-    /// Its name in the file.
     pub name: &'static str,
-    /// What it may be.
     pub kind: Kind,
     /// What it is when the file does not say.
     pub preset: Preset,
@@ -35,20 +33,14 @@ pub struct Key {
 /// What a value may be.
 #[derive(Debug)]
 pub enum Kind {
-    /// `true` or `false`.
     Flag,
-    /// A whole number.
     Integer {
-        /// Smallest.
         min: u64,
-        /// Largest.
         max: u64,
     },
     /// A number of bytes, `"256MiB"` or a whole number.
     Size {
-        /// Smallest.
         min: u64,
-        /// Largest.
         max: u64,
         /// It is a multiple of this.
         multiple: u64,
@@ -70,13 +62,11 @@ pub enum Kind {
     Nguid,
     /// An IP address and a port that is not 0.
     Address,
-    /// An absolute path.
     Path,
     /// The absolute path of a socket, or the empty text for none.
     SocketOrNone,
     /// The address of a PCI function.
     PciAddress,
-    /// A list of values.
     List(&'static Kind),
     /// A section of its own, `[name]`.
     Section(&'static [Key]),
@@ -95,6 +85,8 @@ pub enum Preset {
     From(&'static str),
     /// Sections have no value of their own.
     Section,
+    /// The key has another name now. Files that were written before have this one; it is not told of.
+    Former,
 }
 
 /// Most characters of a name that is only ours (disks, listeners).
@@ -107,440 +99,464 @@ pub const TRANSFER_BYTES_MAX: u64 = (spindle_reactor::mem::SEGMENTS_MAX as u64 -
 /// Longest path of a socket: what the address of one has room for, less the NUL behind it.
 pub const SOCKET_BYTES_MAX: usize = 107;
 /// Highest controller identifier; those above are reserved (Base 2.0 section 5.17.2.1, CNTLID).
-const CNTLID_MAX: u64 = 0xffef;
+pub const CNTLID_MAX: u64 = 0xffef;
 /// Largest number of a processor core that Linux knows.
 const CORE_MAX: u64 = 8191;
 const DAY_MS: u64 = 86_400_000;
 
-const fn key(name: &'static str, kind: Kind, preset: Preset, about: &'static str) -> Key {
-    Key { name, kind, preset, about }
+/// A key that the file must give.
+const fn must(name: &'static str, kind: Kind) -> Key {
+    Key { name, kind, preset: Preset::Required, about: "" }
+}
+
+/// A key with this default, as it would stand in the file.
+const fn key(name: &'static str, kind: Kind, preset: &'static str) -> Key {
+    Key { preset: Preset::Is(preset), ..must(name, kind) }
+}
+
+/// A key whose default depends on others, in words.
+const fn derived(name: &'static str, kind: Kind, preset: &'static str) -> Key {
+    Key { preset: Preset::From(preset), ..must(name, kind) }
+}
+
+const fn one(name: &'static str, keys: &'static [Key]) -> Key {
+    Key { preset: Preset::Section, ..must(name, Kind::Section(keys)) }
+}
+
+const fn many(name: &'static str, keys: &'static [Key]) -> Key {
+    Key { preset: Preset::Section, ..must(name, Kind::Sections(keys)) }
 }
 
 const TRANSPORT: Kind = Kind::Word(&["tcp", "rdma"]);
+const PAGES: Kind = Kind::Word(&["base", "transparent", "huge"]);
 const FLAG: Kind = Kind::Flag;
 const NAME: Kind = Kind::Text { chars_max: NAME_CHARS_MAX };
 
-/// The whole file.
 pub static FILE: &[Key] = &[
-    key("reactor", Kind::Section(REACTOR), Preset::Section, "The cores that poll."),
-    key("pool", Kind::Section(POOL), Preset::Section, "Buffers, taken once at start for each core."),
-    key(
-        "limits",
-        Kind::Section(LIMITS),
-        Preset::Section,
-        "What a host can ask for, and what the process can hold.",
-    ),
-    key("tcp", Kind::Section(TCP), Preset::Section, "NVMe/TCP."),
-    key("rdma", Kind::Section(RDMA), Preset::Section, "NVMe/RDMA. Used when there is a listener for it."),
-    key("disk", Kind::Sections(DISK), Preset::Section, "A disk of this machine."),
-    key("listener", Kind::Sections(LISTENER), Preset::Section, "An address at which hosts connect."),
-    key(
-        "subsystem",
-        Kind::Sections(SUBSYSTEM),
-        Preset::Section,
-        "What a host connects to: a name with disks in it.",
-    ),
-    key(
-        "referral",
-        Kind::Sections(REFERRAL),
-        Preset::Section,
-        "Another discovery service that hosts are told of.",
-    ),
-    key("discovery", Kind::Section(DISCOVERY), Preset::Section, "The discovery service, at every listener."),
-    key("log", Kind::Section(LOG), Preset::Section, "What goes to standard error."),
-    key("control", Kind::Section(CONTROL), Preset::Section, "What operators ask a target that runs."),
-    key("shutdown", Kind::Section(SHUTDOWN), Preset::Section, "What happens at SIGTERM."),
+    one("reactor", REACTOR).about("The cores that poll."),
+    one("pool", POOL).about("Buffers, taken once at start for each core."),
+    one("limits", LIMITS).about("What a host can ask for, and what the process can hold."),
+    one("tcp", TCP).about("NVMe/TCP."),
+    one("rdma", RDMA).about("NVMe/RDMA. Used when there is a listener for it."),
+    many("disk", DISK).about("A disk of this machine."),
+    many("listener", LISTENER).about("An address at which hosts connect."),
+    many("subsystem", SUBSYSTEM).about("What a host connects to: a name with disks in it."),
+    many("referral", REFERRAL).about("Another discovery service that hosts are told of."),
+    one("discovery", DISCOVERY).about("The discovery service, at every listener."),
+    one("log", LOG).about("What goes to standard error."),
+    one("control", CONTROL).about("What operators ask a target that runs."),
+    one("shutdown", SHUTDOWN).about("What happens at SIGTERM."),
 ];
 
 static REACTOR: &[Key] = &[
-    key(
+    derived(
         "cores",
         Kind::List(&Kind::Integer { min: 0, max: CORE_MAX }),
-        Preset::From("the first core that the process may use"),
+        "the first core that the process may use",
+    )
+    .about(
         "One polling thread on each. More cores are for more connections, since a connection stays on its \
          core.",
     ),
-    key(
-        "pin",
-        FLAG,
-        Preset::Is("true"),
+    key("pin", FLAG, "true").about(
         "Bind each thread to its core, so that its caches stay warm. false leaves the placing to the \
          kernel, for machines whose cores are shared.",
     ),
-    key(
-        "idle",
-        Kind::Word(&["spin", "adaptive"]),
-        Preset::Is("\"adaptive\""),
+    key("idle", Kind::Word(&["spin", "adaptive"]), "\"adaptive\"").about(
         "spin: poll always; the lowest latency, and the core shows 100 %. adaptive: poll for \
          adaptive_spin_us after the last work, then sleep until something arrives; a default must not burn \
          a core that is not dedicated.",
     ),
-    key(
-        "adaptive_spin_us",
-        Kind::Integer { min: 0, max: 1_000_000 },
-        Preset::Is("200"),
+    key("adaptive_spin_us", Kind::Integer { min: 0, max: 1_000_000 }, "200").about(
         "How long an adaptive core polls without work before it sleeps. Longer than the pause between two \
          commands of a host at depth 1, so that a busy host never waits for a wake-up.",
     ),
 ];
 
 static POOL: &[Key] = &[
-    key(
-        "pages",
-        Kind::Word(&["base", "transparent", "huge"]),
-        Preset::Is("\"transparent\""),
+    key("pages", PAGES, "\"transparent\"").about(
         "base: 4 KiB pages. transparent: ask the kernel for 2 MiB pages, which needs no set-up. huge: \
          reserved pages (vm.nr_hugepages); where there are too few it says so and takes transparent ones.",
     ),
-    key(
+    derived(
         "zone",
         Kind::Sections(ZONE),
-        Preset::From(
-            "4KiB x 1024, 64KiB x 64, 128KiB x 32, 256KiB x 16, 512KiB x 6, 1MiB x 3, 2MiB x 1: 24 MiB a \
-             core",
-        ),
+        "4KiB x 1024, 64KiB x 64, 128KiB x 32, 256KiB x 16, 512KiB x 6, 1MiB x 3, 2MiB x 1: 24 MiB a \
+         core",
+    )
+    .about(
         "Buffers of one size, for each core. Used by disks that have no memory of their own, and by Compare \
          and Copy. Where there is none, commands wait, in order; they do not fail. A connection that holds \
          more than what is left free waits, too.",
     ),
-    key(
-        "admin_buffer",
-        Kind::Size { min: 8192, max: 1 << 20, multiple: 4096 },
-        Preset::Is("\"16KiB\""),
+    key("admin_buffer", Kind::Size { min: 8192, max: 1 << 20, multiple: 4096 }, "\"16KiB\"").about(
         "Size of the buffers that only admin and Fabrics commands take, so that keep-alive and Connect pass \
          however busy the disks are. A host may send 8 KiB with such a command; what needs more than this \
          size, as a long discovery log read at once, takes from the zones.",
     ),
-    key(
-        "admin_count",
-        Kind::Integer { min: 4, max: 4096 },
-        Preset::Is("32"),
+    key("admin_count", Kind::Integer { min: 4, max: 4096 }, "32").about(
         "How many of them each core has. They are held for microseconds, so a few serve hundreds of \
          controllers.",
     ),
 ];
 
 static ZONE: &[Key] = &[
-    key(
-        "buffer",
-        Kind::Size { min: 4096, max: 64 << 20, multiple: 4096 },
-        Preset::Required,
+    must("buffer", Kind::Size { min: 4096, max: 64 << 20, multiple: 4096 }).about(
         "Size of each buffer. Zones stand in ascending order; a command takes the smallest that fits, or a \
          larger one when that is empty, or up to 32 smaller ones together.",
     ),
-    key(
-        "count",
-        Kind::Integer { min: 1, max: 262_144 },
-        Preset::Required,
+    must("count", Kind::Integer { min: 1, max: 262_144 }).about(
         "How many; a zone has at most 1 GiB. With files or drives among the disks, two buffers of \
          limits.transfer must be there at once, for Compare; smaller ones make up for one, 32 at most.",
     ),
 ];
 
 static LIMITS: &[Key] = &[
-    key(
-        "queue_entries",
-        Kind::Integer { min: 2, max: 1024 },
-        Preset::Is("256"),
+    key("queue_entries", Kind::Integer { min: 2, max: 1024 }, "256").about(
         "Most entries of a queue: twice what Linux asks for, since a queue holds one command less than \
          it has entries, and 128 commands are a common depth. A connection's tables are as long as its \
          host asks; each entry that is used costs some hundred bytes.",
     ),
-    key(
-        "transfer",
-        Kind::Size { min: 4096, max: TRANSFER_BYTES_MAX, multiple: 4096 },
-        Preset::Is("\"1MiB\""),
+    key("transfer", Kind::Size { min: 4096, max: TRANSFER_BYTES_MAX, multiple: 4096 }, "\"1MiB\"").about(
         "Most bytes of one command (MDTS), a power of two. Larger commands gain no rate, and hold their \
          buffers longer.",
     ),
-    key(
-        "bulk_unit",
-        Kind::Size { min: 0, max: TRANSFER_BYTES_MAX, multiple: 4096 },
-        Preset::Is("\"512KiB\""),
+    key("bulk_unit", Kind::Size { min: 0, max: TRANSFER_BYTES_MAX, multiple: 4096 }, "\"512KiB\"").about(
         "Larger reads and writes over RDMA of disks that use the pool (files) go through two buffers in \
          pieces of so many bytes, so that disk and network work at the same time; 0: none does. A \
          queue keeps what it was connected with.",
     ),
-    key(
-        "io_queues",
-        Kind::Integer { min: 1, max: IO_QUEUES_MAX as u64 },
-        Preset::Is("64"),
+    key("io_queues", Kind::Integer { min: 1, max: IO_QUEUES_MAX as u64 }, "64").about(
         "Most I/O queues of one controller. A host takes one for each of its cores, so 64 is enough for all \
          but the largest, whose cores then share.",
     ),
-    key(
-        "connections",
-        Kind::Integer { min: 1, max: SLAB_ENTRIES_MAX as u64 },
-        Preset::Is("2048"),
+    key("connections", Kind::Integer { min: 1, max: SLAB_ENTRIES_MAX as u64 }, "2048").about(
         "Most connections of the process. The next one takes the place of the oldest that has not sent \
          Connect; where all have, it is refused at once, and counted. It bounds memory and open files.",
     ),
-    key(
-        "unconnected_per_address",
-        Kind::Integer { min: 0, max: SLAB_ENTRIES_MAX as u64 },
-        Preset::Is("256"),
+    key("unconnected_per_address", Kind::Integer { min: 0, max: SLAB_ENTRIES_MAX as u64 }, "256").about(
         "Most connections from one address, over TCP and RDMA together, that have not sent Connect; the next \
          one is refused at once. A Linux host opens one for each queue of a controller before it connects \
          the first: enough for four of the largest at the same moment. 0: no limit.",
     ),
-    key(
-        "disk_commands",
-        Kind::Integer { min: 1, max: 4096 },
-        Preset::Is("256"),
+    key("disk_commands", Kind::Integer { min: 1, max: 4096 }, "256").about(
         "Most commands that one core gives one disk at once; more wait in order. Two full \
          queues of a Linux host, which keeps any drive busy.",
     ),
-    key(
-        "keep_alive_ms_max",
-        Kind::Integer { min: 1000, max: DAY_MS },
-        Preset::Is("3600000"),
+    key("keep_alive_ms_max", Kind::Integer { min: 1000, max: DAY_MS }, "3600000").about(
         "Longest keep-alive time-out that a host may ask for; one that asks for more is refused. A host \
          that vanished holds its queues this long.",
     ),
-    key(
-        "memory_overcommit",
-        FLAG,
-        Preset::Is("false"),
+    key("memory_overcommit", FLAG, "false").about(
         "true: full RAM disks may be larger than the memory that is available. They take memory only when \
          they are written, and a machine that runs out of it kills the process, with all that was on them.",
     ),
 ];
 
 static TCP: &[Key] = &[
-    key(
-        "in_capsule",
-        Kind::Size { min: 0, max: 65_536, multiple: 16 },
-        Preset::Is("\"4KiB\""),
+    key("in_capsule", Kind::Size { min: 0, max: 65_536, multiple: 16 }, "\"4KiB\"").about(
         "Most bytes of a write that come together with its command on an I/O queue, which saves a round \
          trip. Larger ones are asked for when there is a buffer. Admin queues always take 8 KiB, as Linux \
          wants.",
     ),
-    key(
-        "max_h2c_data",
-        Kind::Size { min: 4096, max: 16 << 20, multiple: 4096 },
-        Preset::Is("\"1MiB\""),
+    key("max_h2c_data", Kind::Size { min: 4096, max: 16 << 20, multiple: 4096 }, "\"1MiB\"").about(
         "Most bytes of one data PDU from a host (MAXH2CDATA): a write of the largest common size comes in \
          one.",
     ),
-    key(
-        "header_digest",
-        FLAG,
-        Preset::Is("true"),
+    key("header_digest", FLAG, "true").about(
         "Allow a CRC32C of PDU headers to hosts that ask for it. It costs nothing where no host asks.",
     ),
-    key("data_digest", FLAG, Preset::Is("true"), "The same for data."),
-    key(
-        "receive_batch",
-        Kind::Size { min: 8192, max: 4 << 20, multiple: 4096 },
-        Preset::Is("\"256KiB\""),
+    key("data_digest", FLAG, "true").about("The same for data."),
+    key("receive_batch", Kind::Size { min: 8192, max: 4 << 20, multiple: 4096 }, "\"256KiB\"").about(
         "Most bytes taken from a socket with one call. One buffer of this size serves all connections of a \
          core.",
     ),
-    key(
-        "congestion",
-        Kind::Text { chars_max: 15 },
-        Preset::Is("\"cubic\""),
+    key("congestion", Kind::Text { chars_max: 15 }, "\"cubic\"").about(
         "Congestion control of the sockets; \"system\" leaves the machine's. cubic does not pace packets, \
          which costs (bbr) even where none is lost.",
     ),
-    key(
-        "user_timeout_ms",
-        Kind::Integer { min: 0, max: DAY_MS },
-        Preset::Is("30000"),
+    key("user_timeout_ms", Kind::Integer { min: 0, max: DAY_MS }, "30000").about(
         "A connection whose peer acknowledges nothing for this long is closed (TCP_USER_TIMEOUT). 0: as the \
          kernel does, which takes a quarter of an hour.",
     ),
-    key(
-        "socket_buffer",
-        Kind::Size { min: 0, max: 64 << 20, multiple: 1 },
-        Preset::Is("0"),
+    key("socket_buffer", Kind::Size { min: 0, max: 64 << 20, multiple: 1 }, "0").about(
         "Send and receive buffer of each socket. 0: the kernel tunes them by itself, which is right but for \
          long fat networks.",
     ),
-    key(
-        "initialize_timeout_ms",
-        Kind::Integer { min: 100, max: DAY_MS },
-        Preset::Is("10000"),
+    key("initialize_timeout_ms", Kind::Integer { min: 100, max: DAY_MS }, "10000").about(
         "A connection that does not begin with ICReq within this time is closed. As long as a Linux host \
          waits for the answer.",
     ),
-    key(
-        "close_timeout_ms",
-        Kind::Integer { min: 100, max: DAY_MS },
-        Preset::Is("2000"),
+    key("close_timeout_ms", Kind::Integer { min: 100, max: DAY_MS }, "2000").about(
         "How long a connection that is being closed may take to send what is left. A host that reads needs \
          one round trip.",
     ),
 ];
 
-static LISTENER: &[Key] = &[
-    key(
-        "address",
-        Kind::Address,
-        Preset::Required,
-        "Where to listen. 0.0.0.0 is every IPv4 address of the machine, [::] every IPv6 address; hosts are \
-         told the one that they used. 4420 is the port that NVMe/TCP was given.",
+static DISK: &[Key] = &[
+    must("name", NAME).about(
+        "Its name in this file. The identity that hosts see is derived from it, so keep it when the disk is \
+         the same.",
     ),
-    key("transport", TRANSPORT, Preset::Is("\"tcp\""), "How hosts speak here."),
-    key("name", NAME, Preset::From("the address"), "What subsystems call it."),
-    key(
-        "in_capsule",
-        Kind::Size { min: 0, max: 65_536, multiple: 16 },
-        Preset::From("tcp.in_capsule"),
-        "As tcp.in_capsule, for connections to this listener.",
+    derived(
+        "kind",
+        Kind::Word(&["ram", "null", "file", "nvme", "ng", "remote"]),
+        "nvme where nvme is given, ng where ng is given; otherwise required",
+    )
+    .about(
+        "ram: memory, lost at the end of the process. null: reads as zeroes and forgets writes, for \
+         measuring. file: a regular file or a block device. nvme: a drive that this process drives itself, \
+         without the kernel. ng: a drive with the kernel's driver, past its block layer. remote: a namespace \
+         of another target.",
+    ),
+    derived("nvme", Kind::PciAddress, "nvme: required; others have none").about(
+        "PCI address of the drive, which is bound to vfio-pci (spindle nvme list, spindle nvme bind). Size \
+         and blocks are the drive's.",
+    ),
+    key("namespace", Kind::Integer { min: 1, max: 4_294_967_294 }, "1")
+        .about("nvme, remote: which namespace of the drive or of the other target."),
+    derived("address", Kind::Address, "remote: required; others have none").about(
+        "Where the other target listens. Size and blocks are its namespace's. One that is away at the start \
+         is tried every 2 s, and its namespaces appear when it is there. One that goes away later is waited \
+         for, each command for command_timeout_ms.",
+    ),
+    key("transport", TRANSPORT, "\"tcp\"").about(
+        "remote: how to speak to it. Over RDMA it writes and reads the memory of this process itself.",
+    ),
+    derived("nqn", Kind::Nqn, "remote: required; others have none")
+        .about("Its subsystem. One I/O queue for each core of [reactor] is asked for."),
+    derived("host_nqn", Kind::Nqn, "remote: a name made of /etc/machine-id").about(
+        "remote: as which host to connect, for its list of hosts. Two processes need names of their own.",
+    ),
+    key("command_timeout_ms", Kind::Integer { min: 1000, max: 3_600_000 }, "25000").about(
+        "remote: each command is answered within this time, counted from its submission across reconnects; \
+         then it fails with an error that hosts may repeat. Keep it below the hosts' own I/O time-out, 30 s \
+         with Linux.",
+    ),
+    key("quiesce_ms", Kind::Integer { min: 0, max: 600_000 }, "0").about(
+        "remote, for a far target that is not a Spindle: how long after two keep-alive time-outs (2 x 5 s) \
+         it may still execute commands of a lost association. No newer write goes to their blocks before.",
+    ),
+    derived("ng", Kind::Path, "ng: required; others have none").about(
+        "The generic device of an NVMe namespace, like /dev/ng0n1. Commands go to the drive as they are \
+         (io_uring passthrough); where the kernel made queues for it (nvme.poll_queues=N on its command \
+         line), completions are polled. Size and blocks are the drive's. Its block device (/dev/nvme0n1) is \
+         held meanwhile.",
+    ),
+    derived(
+        "size",
+        Kind::Size { min: 512, max: DISK_BYTES_MAX, multiple: 512 },
+        "file: the size that the file or device has",
+    )
+    .about(
+        "Capacity, a multiple of the block size. ram and null need it. A regular file that is smaller grows \
+         to it; one that is larger is refused, since it would be cut.",
+    ),
+    derived("path", Kind::Path, "file: required; others have none").about("The file or block device."),
+    key("block_bytes", Kind::Number(&[512, 4096]), "512").about(
+        "Bytes of a logical block. Every host takes 512; 4096 spares a file system on 4 KiB sectors its \
+         read-modify-write. Changing it makes the data unreadable to the host.",
+    ),
+    key("read_only", FLAG, "false")
+        .about("file, ng: refuse writes, and open the file or device for reading only."),
+    key("create", FLAG, "false").about(
+        "file: make a sparse file of size when there is none. Off, because with a file system that is not \
+         mounted it would show hosts an empty disk under the old identity.",
+    ),
+    key("direct", FLAG, "true").about(
+        "file: go past the page cache (O_DIRECT) where the file system can, so that no memory holds the \
+         data twice.",
+    ),
+    key("poll", FLAG, "false").about(
+        "file: poll for the completions of reads and writes instead of waiting for interrupts (IOPOLL). Only \
+         of a block device that has queues for it (nvme.poll_queues=N on the kernel's command line), with \
+         direct. Off, because few devices have them; those that have gain latency.",
+    ),
+    derived(
+        "medium_id",
+        Kind::Text { chars_max: 255 },
+        "none: what is at the path or address is served, whatever it is",
+    )
+    .about(
+        "file, nvme, ng, remote: serve only the medium that has this name. The names of drives, /dev/ng0n1 \
+         as well as /dev/sda, may change places at boot, and each would be served as the other. spindle \
+         check prints the name of what is at a path, spindle serve logs that of each disk: eui., uuid., \
+         serial. of a drive, file. of a file.",
+    ),
+    key("pages", PAGES, "\"transparent\"").about(
+        "ram: as pool.pages, for the memory of this disk. With huge, deallocated blocks give no memory back \
+         to the machine.",
+    ),
+    Key { preset: Preset::Former, ..must("huge_pages", FLAG) },
+    key("populate", FLAG, "false").about(
+        "ram: take all memory when the disk is made, in the background. Otherwise the first write to each \
+         2 MiB waits for the kernel to zero them, and with it all hosts of that core.",
+    ),
+    one("cache", CACHE).about(
+        "file, nvme, ng, remote: memory for the pages of this disk that are read often, shared by all hosts \
+         and cores. Writes go through it: they are acknowledged when the disk has them. Without this section \
+         each read goes to the disk.",
+    ),
+    one("delay", DELAY).about(
+        "For tests and benchmarks: make this disk slow on purpose, as one device that all hosts and cores \
+         share, behind its cache. At least one of the keys is more than zero. Without this section a disk is \
+         as fast as it is.",
     ),
 ];
 
+static CACHE: &[Key] = &[
+    derived(
+        "size",
+        Kind::Size { min: CACHE_BYTES_MIN, max: CACHE_BYTES_MAX, multiple: 4096 },
+        "required in this section",
+    )
+    .about(
+        "Bytes of pages. Tables take about 2 % more. Memory is taken as pages come; with a listener on RDMA, \
+         and of an nvme disk, all of it is taken and locked at the start.",
+    ),
+    key("policy", Kind::Word(&["s3-fifo", "lru"]), "\"s3-fifo\"").about(
+        "Which page goes when another comes. s3-fifo: what is read once soon goes, so that a scan or a \
+         backup does not empty the cache. lru: what was not read for the longest time.",
+    ),
+    key("mode", Kind::Word(&["shared", "exclusive"]), "\"shared\"").about(
+        "exclusive: what a host was given goes before all else, because the host keeps it itself; for hosts \
+         whose own caches are together about as large as this one.",
+    ),
+    key("read_ahead", Kind::Size { min: 0, max: READ_AHEAD_BYTES_MAX as u64, multiple: 4096 }, "\"256KiB\"")
+        .about(
+            "Most that is read from the disk before a host asks for it, where its reads follow each other or \
+         have the same distance. It begins with 64 KiB, doubles, and shrinks where pages go unread. 0: \
+         nothing is.",
+        ),
+    key("sole_writer", FLAG, "false").about(
+        "remote: must be true there. It declares that only this target writes to the far namespace: what \
+         others write is not seen until the page is evicted.",
+    ),
+];
+
+static DELAY: &[Key] = &[
+    key("latency_us", Kind::Integer { min: 0, max: LATENCY_US_MAX }, "0").about(
+        "Each command takes at least so long; any number of commands wait at the same time, as in an SSD.",
+    ),
+    derived(
+        "bandwidth",
+        Kind::Size { min: BANDWIDTH_MIN, max: BANDWIDTH_MAX, multiple: 1 },
+        "none: moving data takes no time",
+    )
+    .about("Bytes per second of the device, which moves the data of one command after the other."),
+    key("seek_us", Kind::Integer { min: 0, max: SEEK_US_MAX }, "0").about(
+        "A seek over the whole disk, as in a hard disk; the device makes one seek after the other. It takes \
+         this times the square root of the distance from the end of the command before, as a share of the \
+         capacity: nothing for a command that goes on there, 53 % of this for random places.",
+    ),
+];
+
+static LISTENER: &[Key] = &[
+    must("address", Kind::Address).about(
+        "Where to listen. 0.0.0.0 is every IPv4 address of the machine, [::] every IPv6 address; hosts are \
+         told the one that they used. 4420 is the port that NVMe/TCP was given.",
+    ),
+    key("transport", TRANSPORT, "\"tcp\"").about("How hosts speak here."),
+    derived("name", NAME, "the address").about("What subsystems call it."),
+    derived("in_capsule", Kind::Size { min: 0, max: 65_536, multiple: 16 }, "tcp.in_capsule")
+        .about("As tcp.in_capsule, for connections to this listener."),
+];
+
 static RDMA: &[Key] = &[
-    key(
-        "shared_receives",
-        Kind::Integer { min: 0, max: 32_768 },
-        Preset::Is("8192"),
+    key("shared_receives", Kind::Integer { min: 0, max: 32_768 }, "8192").about(
         "Most receives that the connections of a core share on each RDMA device. Memory for them (some 4 \
          KiB each) is taken as connections come, and kept. When connections that have ended may have taken \
          256 of them along, new connections share as many others, and the old ones are kept until their \
          last connection ends. A connection for which none are left gets its own, as all do with 0.",
     ),
-    key(
-        "segments",
-        Kind::Integer { min: 1, max: 32 },
-        Preset::Is("16"),
+    key("segments", Kind::Integer { min: 1, max: 32 }, "16").about(
         "Most pieces of memory that one RDMA transfer gathers; one that is more scattered takes another \
          transfer. Each makes every entry of every send queue 16 bytes larger.",
     ),
 ];
 
 static SUBSYSTEM: &[Key] = &[
-    key(
-        "nqn",
-        Kind::Nqn,
-        Preset::Required,
+    must("nqn", Kind::Nqn).about(
         "Its name. Give every machine names of its own: a host takes two targets with one name for two \
          paths to one disk.",
     ),
-    key(
-        "serial",
-        Kind::Text { chars_max: 20 },
-        Preset::From("derived from nqn"),
-        "Serial number. Part of the names under which hosts find the disk (/dev/disk/by-id).",
-    ),
-    key(
-        "model",
-        Kind::Text { chars_max: 40 },
-        Preset::Is("\"Spindle\""),
-        "Model number, as nvme list shows it.",
-    ),
-    key(
-        "allow_any_host",
-        FLAG,
-        Preset::Is("false"),
+    derived("serial", Kind::Text { chars_max: 20 }, "derived from nqn")
+        .about("Serial number. Part of the names under which hosts find the disk (/dev/disk/by-id)."),
+    key("model", Kind::Text { chars_max: 40 }, "\"Spindle\"").about("Model number, as nvme list shows it."),
+    key("allow_any_host", FLAG, "false").about(
         "Every host may connect. Off, because a host that mounts a disk which another one has mounted \
          destroys it.",
     ),
-    key(
-        "hosts",
-        Kind::List(&Kind::Nqn),
-        Preset::From("none; then allow_any_host = true is needed"),
+    derived("hosts", Kind::List(&Kind::Nqn), "none; then allow_any_host = true is needed").about(
         "NQNs of the hosts that may connect (/etc/nvme/hostnqn). It keeps hosts apart; it proves nothing.",
     ),
-    key(
-        "listeners",
-        Kind::List(&NAME),
-        Preset::From("all"),
-        "Names of the listeners at which it is offered.",
-    ),
-    key(
-        "cntlid_min",
-        Kind::Integer { min: 1, max: CNTLID_MAX },
-        Preset::Is("1"),
+    derived("listeners", Kind::List(&NAME), "all").about("Names of the listeners at which it is offered."),
+    key("cntlid_min", Kind::Integer { min: 1, max: CNTLID_MAX }, "1").about(
         "Lowest controller identifier given out. Two machines that serve one subsystem need ranges of their \
          own.",
     ),
-    key(
-        "cntlid_max",
-        Kind::Integer { min: 1, max: CNTLID_MAX },
-        Preset::Is("65519"),
-        "Highest; bounds controllers.",
-    ),
-    key("namespace", Kind::Sections(NAMESPACE), Preset::Section, "A disk in a subsystem, under a number."),
+    key("cntlid_max", Kind::Integer { min: 1, max: CNTLID_MAX }, "65519")
+        .about("Highest; bounds controllers."),
+    many("namespace", NAMESPACE).about("A disk in a subsystem, under a number."),
 ];
 
 static NAMESPACE: &[Key] = &[
-    key(
-        "nsid",
-        Kind::Integer { min: 1, max: NSID_MAX as u64 },
-        Preset::Required,
+    must("nsid", Kind::Integer { min: 1, max: NSID_MAX as u64 }).about(
         "Its number, as in /dev/nvme0n1.",
     ),
-    key("disk", NAME, Preset::Required, "Name of the disk. A disk is in one namespace."),
-    key(
+    must("disk", NAME).about("Name of the disk. A disk is in one namespace."),
+    derived(
         "uuid",
         Kind::Uuid,
-        Preset::From("derived from nqn, disk and nsid; of a RAM disk made anew with the disk"),
+        "derived from nqn, disk and nsid; of a RAM disk made anew with the disk",
+    )
+    .about(
         "The identity by which hosts know the disk again. Set it when a disk moves between subsystems. Not \
          for a RAM disk: it comes back empty after a restart, and a host must not take it for the disk that \
          it has mounted.",
     ),
-    key("nguid", Kind::Nguid, Preset::From("as uuid"), "The same, 32 hexadecimal digits."),
+    derived("nguid", Kind::Nguid, "as uuid").about("The same, 32 hexadecimal digits."),
 ];
 
 static REFERRAL: &[Key] = &[
-    key("address", Kind::Address, Preset::Required, "Where that service listens, often port 8009."),
-    key("transport", TRANSPORT, Preset::Is("\"tcp\""), "How to speak to it."),
+    must("address", Kind::Address).about("Where that service listens, often port 8009."),
+    key("transport", TRANSPORT, "\"tcp\"").about("How to speak to it."),
 ];
 
-static DISCOVERY: &[Key] = &[key(
-    "keep_alive_ms",
-    Kind::Integer { min: 1000, max: DAY_MS },
-    Preset::Is("120000"),
+static DISCOVERY: &[Key] = &[key("keep_alive_ms", Kind::Integer { min: 1000, max: DAY_MS }, "120000").about(
     "A discovery connection that asks for no keep-alive and is silent for this long is closed. The two \
      minutes of the specification.",
 )];
 
 static LOG: &[Key] = &[
-    key(
-        "level",
-        Kind::Word(&["error", "warn", "info", "debug", "trace"]),
-        Preset::Is("\"info\""),
+    key("level", Kind::Word(&["error", "warn", "info", "debug", "trace"]), "\"info\"").about(
         "Least urgent lines that are written. info has a line for each connect and disconnect, none for a \
          command. The environment variable SPINDLE_LOG (spindle_tcp=debug,info) goes before it.",
     ),
-    key(
-        "format",
-        Kind::Word(&["text", "json"]),
-        Preset::Is("\"text\""),
-        "text for people, json for collectors.",
-    ),
-    key(
-        "peer_lines_per_s",
-        Kind::Integer { min: 1, max: 100_000 },
-        Preset::Is("10"),
+    key("format", Kind::Word(&["text", "json"]), "\"text\"").about("text for people, json for collectors."),
+    key("peer_lines_per_s", Kind::Integer { min: 1, max: 100_000 }, "10").about(
         "Most lines in a second that peers can cause on one core; the rest is counted, and the count is \
          written.",
     ),
 ];
 
 static CONTROL: &[Key] = &[
-    key(
+    derived(
         "socket",
         Kind::SocketOrNone,
-        Preset::From("spindle.sock in the directory that systemd makes (RuntimeDirectory=), or /run/spindle"),
+        "spindle.sock in the directory that systemd makes (RuntimeDirectory=), or /run/spindle",
+    )
+    .about(
         "A Unix socket at which `spindle ctl` and SPDK's rpc.py ask by JSON-RPC. Its directory must exist. \
          \"\": there is none.",
     ),
-    key(
-        "group",
-        NAME,
-        Preset::From("that of the process"),
+    derived("group", NAME, "that of the process").about(
         "A group of /etc/group whose members may use the socket, besides root and the user of this process, \
          who must be a member of it.",
     ),
 ];
 
-static SHUTDOWN: &[Key] = &[key(
-    "deadline_ms",
-    Kind::Integer { min: 0, max: 600_000 },
-    Preset::Is("10000"),
+static SHUTDOWN: &[Key] = &[key("deadline_ms", Kind::Integer { min: 0, max: 600_000 }, "10000").about(
     "Commands in flight get this long to end after SIGTERM. The systemd unit kills the process after 75 s \
      (TimeoutStopSec=), so that drives have time to save their caches; a longer deadline needs a longer \
      TimeoutStopSec=.",
@@ -555,7 +571,7 @@ impl fmt::Display for Kind {
                 let (min, max) = (Bytes::new(*min), Bytes::new(*max));
                 write!(f, "a size from {min} to {max}, a multiple of {multiple}, like \"64KiB\" or 65536")
             }
-            Kind::Word(words) => f.write_str(&alternatives(words.iter().map(|word| format!("{word:?}")))),
+            Kind::Word(words) => f.write_str(&quoted(*words)),
             Kind::Number(numbers) => f.write_str(&alternatives(numbers.iter().map(u64::to_string))),
             Kind::Text { chars_max } => {
                 write!(f, "1 to {chars_max} printable ASCII characters without a space at either end")
@@ -580,36 +596,20 @@ impl fmt::Display for Kind {
     }
 }
 
-/// `a, b or c`.
-pub fn alternatives(words: impl Iterator<Item = String>) -> String {
-    let words: Vec<String> = words.collect();
-    match words.split_last() {
-        Some((last, [])) => last.clone(),
-        Some((last, others)) => format!("{} or {last}", others.join(", ")),
-        None => "nothing".to_owned(),
-    }
-}
-
 impl Key {
+    /// What it is for, and why the default is what it is.
+    const fn about(self, about: &'static str) -> Key {
+        Key { about, ..self }
+    }
+
+    /// True for a key with a value that the reference and errors tell of.
+    pub fn is_told(&self) -> bool {
+        !matches!(self.preset, Preset::Section | Preset::Former) && self.section().is_none()
+    }
+
     /// The keys of this section, when it is one.
     pub fn section(&self) -> Option<&'static [Key]> {
-        match self.kind {
-            Kind::Section(keys) | Kind::Sections(keys) => Some(keys),
-            Kind::Flag
-            | Kind::Integer { .. }
-            | Kind::Size { .. }
-            | Kind::Word(_)
-            | Kind::Number(_)
-            | Kind::Text { .. }
-            | Kind::Nqn
-            | Kind::Uuid
-            | Kind::Nguid
-            | Kind::Address
-            | Kind::Path
-            | Kind::SocketOrNone
-            | Kind::PciAddress
-            | Kind::List(_) => None,
-        }
+        if let Kind::Section(keys) | Kind::Sections(keys) = self.kind { Some(keys) } else { None }
     }
 }
 
@@ -638,12 +638,12 @@ pub fn reference() -> String {
             let _ = writeln!(text, "Default: {words}.\n");
         }
         let _ = writeln!(text, "| key | default | allowed | what for |\n|---|---|---|---|");
-        for key in keys.iter().filter(|key| key.section().is_none()) {
+        for key in keys.iter().filter(|key| key.is_told()) {
             let preset = match key.preset {
                 Preset::Required => "required".to_owned(),
                 Preset::Is(value) => format!("`{value}`"),
                 Preset::From(words) => words.to_owned(),
-                Preset::Section => String::new(),
+                Preset::Section | Preset::Former => String::new(),
             };
             let _ = writeln!(text, "| `{}` | {preset} | {} | {} |", key.name, key.kind, key.about);
         }

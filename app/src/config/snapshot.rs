@@ -22,13 +22,11 @@ use spindle_disk::{
     ResizeError, signature,
 };
 use spindle_nvme_pcie::{DriveError, PciAddress};
-use spindle_reactor::mem::Pages;
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
 
-use super::drives::DriveSource;
 use super::machine::{self, PathState};
-use super::origin::{Opened, Origin};
+use super::origin::{DriveSource, Opened, Origin};
 use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan};
 use super::validate::disks::medium_refusal;
 use crate::identity::{self, Data};
@@ -36,31 +34,15 @@ use crate::identity::{self, Data};
 /// Why there is no new snapshot.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// A disk could not be opened or made.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A drive could not be opened.
     #[error(transparent)]
     Drive(#[from] DriveError),
-    /// A disk could not get its new size.
     #[error(transparent)]
     Resize(#[from] ResizeError),
-    /// The configuration cannot be kept.
-    #[error("the configuration's file cannot be replaced: {0}")]
-    Keep(std::io::Error),
-    /// Each address has a port identifier for as long as the process runs.
-    #[error("listener: 65535 addresses have been listened on since the start, more have no PORTID; restart")]
-    Listeners,
-    /// The medium of a disk is not the one that the file names.
-    #[error("disk {disk:?}: medium_id = {wanted:?}: {allowed}")]
-    BackingFile {
-        /// Its name in the configuration.
-        disk: String,
-        /// The `medium_id` that the configuration gives.
-        wanted: String,
-        /// What the medium is.
-        allowed: String,
-    },
+    /// Something else, in words.
+    #[error("{0}")]
+    Other(String),
 }
 
 type Source = Arc<dyn DiskSource>;
@@ -69,9 +51,6 @@ impl Plan {
     /// The snapshot of this plan that follows `previous`, where [`Plan::changes`] refuses nothing: its disks
     /// are opened, made, carried over or resized. Of drives and other targets it has what was there before
     /// and what is in `opened`; the drives themselves come from `drives`.
-    ///
-    /// # Errors
-    /// [`SnapshotError`], naming the disk.
     pub fn snapshot(
         &self,
         previous: Option<&Snapshot>,
@@ -97,7 +76,9 @@ impl Plan {
         let disks = self.open_disks(previous, drives, opened)?;
         let resizes = Resizes::prepare(self.sizes(&disks))?;
         let caches = self.cache_changes(&disks)?;
-        keep().map_err(SnapshotError::Keep)?;
+        keep().map_err(|error| {
+            SnapshotError::Other(format!("the configuration's file cannot be replaced: {error}"))
+        })?;
         resizes.commit()?;
         caches.into_iter().for_each(|(disk, change)| disk.set_cache(change));
         let subsystems =
@@ -121,7 +102,7 @@ impl Plan {
     /// by its place, also when it is gone.
     ///
     /// # Errors
-    /// [`SnapshotError::Listeners`]: there are no more port identifiers.
+    /// There are no more port identifiers.
     pub fn listeners_after(&self, previous: Option<&Snapshot>) -> Result<Vec<Listener>, SnapshotError> {
         let mut listeners = previous.map_or_else(Vec::new, |previous| previous.listeners.clone());
         listeners.iter_mut().for_each(|listener| listener.is_open = false);
@@ -131,7 +112,12 @@ impl Plan {
                 known.in_capsule_bytes = plan.in_capsule_bytes;
                 continue;
             }
-            let port_id = u16::try_from(listeners.len() + 1).map_err(|_| SnapshotError::Listeners)?;
+            // An address has its identifier for as long as the process runs.
+            let port_id = u16::try_from(listeners.len() + 1).map_err(|_| {
+                let why =
+                    "65535 addresses have been listened on since the start, more have no PORTID; restart";
+                SnapshotError::Other(format!("listener {}: {why}", plan.address))
+            })?;
             listeners.push(Listener {
                 port_id,
                 transport: plan.transport,
@@ -176,7 +162,7 @@ impl Plan {
         }
         for plan in new {
             let Some(disk) = open(plan, drives, opened)? else { continue };
-            let disk = with_cache(plan, with_delay(plan, disk)?, self.pool.pages)?;
+            let disk = with_cache(plan, with_delay(plan, disk)?)?;
             check_medium(plan, &disk, true)?;
             say_what_it_holds(plan);
             disks.push(Some(disk));
@@ -199,8 +185,7 @@ impl Plan {
         let mut changes = Vec::new();
         for disk in disks.iter().flatten() {
             let Some(plan) = self.disk(disk.name()) else { continue };
-            let spec = plan.cache.map(|cache| cache.spec(self.pool.pages));
-            changes.extend(disk.prepare_cache(spec.as_ref())?.map(|change| (Arc::clone(disk), change)));
+            changes.extend(disk.prepare_cache(plan.cache.as_ref())?.map(|change| (Arc::clone(disk), change)));
         }
         Ok(changes)
     }
@@ -302,7 +287,8 @@ fn say_what_it_holds(plan: &DiskPlan) {
     let found = File::open(&block).and_then(|mut device| signature::find(&mut device, medium.bytes));
     let holds = found.unwrap_or_default().join(", ");
     if !holds.is_empty() {
-        tracing::info!(disk = plan.name, path = %block.display(), holds, "the device is not empty");
+        let path = block.display();
+        tracing::info!(disk = plan.name, %path, holds, "the device is not empty; it is served as it is");
     }
 }
 
@@ -312,7 +298,12 @@ fn check_medium(plan: &DiskPlan, disk: &Source, is_new: bool) -> Result<(), Snap
     check_medium_id(&plan.name, plan.medium_id.as_deref(), &ids)?;
     if let Some(medium_id) = ids.first().filter(|_| is_new) {
         let is_held_to_it = plan.medium_id.is_some();
-        tracing::info!(disk = plan.name, medium_id, is_held_to_it, "medium");
+        tracing::info!(
+            disk = plan.name,
+            medium_id,
+            is_held_to_it,
+            "disk opened: the name of its medium, for medium_id"
+        );
     }
     Ok(())
 }
@@ -320,8 +311,8 @@ fn check_medium(plan: &DiskPlan, disk: &Source, is_new: bool) -> Result<(), Snap
 /// One of the names of a disk's medium is the one that is wanted, if any is.
 pub(super) fn check_medium_id(disk: &str, wanted: Option<&str>, ids: &[String]) -> Result<(), SnapshotError> {
     let Some(wanted) = wanted.filter(|wanted| ids.iter().all(|id| id != wanted)) else { return Ok(()) };
-    let (disk, wanted) = (disk.to_owned(), wanted.to_owned());
-    Err(SnapshotError::BackingFile { disk, wanted, allowed: medium_refusal("what is there", ids) })
+    let allowed = medium_refusal("what is there", ids);
+    Err(SnapshotError::Other(format!("disk {disk:?}: medium_id = {wanted:?}: {allowed}")))
 }
 
 /// `None`: it is absent.
@@ -338,7 +329,7 @@ fn open_drive(
     let drive = drives.open(at)?;
     if let Some(facts) = drive.facts() {
         let (serial, model, queues) = (facts.serial, facts.model, facts.queue_pairs);
-        tracing::info!(disk = name, address = %at, namespace, serial, model, queues, "drive");
+        tracing::info!(disk = name, address = %at, namespace, serial, model, queues, "drive opened");
     }
     Ok(Some(drive.disk(name, namespace)?))
 }
@@ -357,7 +348,11 @@ fn populate(name: &str, disk: &Arc<RamDisk>) {
                 }
                 Ok(next) => next,
                 Err(error) => {
-                    tracing::warn!(disk = name, %error, "not all of its memory can be taken in advance");
+                    tracing::warn!(
+                        disk = name,
+                        %error,
+                        "not all of its memory can be taken in advance: the rest is taken as it is written"
+                    );
                     None
                 }
             };
@@ -412,7 +407,7 @@ fn open(
             let disk = NgDisk::new(name, &NgSpec { path: path.clone(), is_read_only: *is_read_only })?;
             let NgFacts { model, serial, is_polled, transfer_bytes_max, notes, .. } = disk.facts();
             let path = path.display();
-            tracing::info!(disk = name, %path, serial, model, is_polled, transfer_bytes_max, "drive");
+            tracing::info!(disk = name, %path, serial, model, is_polled, transfer_bytes_max, "drive opened");
             for note in notes {
                 tracing::warn!(disk = name, "{note}");
             }
@@ -425,20 +420,19 @@ fn open(
 /// As slow as the file makes it.
 fn with_delay(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
     match &plan.delay {
-        Some(delay) => Ok(DelayDisk::new(disk, &delay.spec())?),
+        Some(delay) => Ok(DelayDisk::new(disk, delay)?),
         None => Ok(disk),
     }
 }
 
 /// With the cache that the file gives it, or ready for one.
-fn with_cache(plan: &DiskPlan, disk: Source, pages: Pages) -> Result<Source, SnapshotError> {
+fn with_cache(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
     // Commands to a drive of our own are the quickest: they do not go by way of a cache that may come.
     let can_come = !matches!(plan.kind, DiskKind::Nvme { .. });
     if !plan.kind.can_have_cache() || plan.cache.is_none() && !can_come {
         return Ok(disk);
     }
-    let spec = plan.cache.map(|cache| cache.spec(pages));
-    Ok(CachedDisk::new(disk, spec.as_ref())?)
+    Ok(CachedDisk::new(disk, plan.cache.as_ref())?)
 }
 
 /// True for a file that is missing and may be made, and for one that is there and empty.

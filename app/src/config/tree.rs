@@ -9,12 +9,11 @@ use std::path::PathBuf;
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_pcie::PciAddress;
 
-use super::document::{Leaf, Location, Node, State, Value};
+use super::document::{Errors, Leaf, Location, Node, State, Value};
 
 /// A value that is right by itself, and where it stands.
 #[derive(Debug, Clone)]
 pub struct At<T> {
-    /// The value.
     pub value: T,
     /// Where it stands, for errors about it.
     pub location: Location,
@@ -47,27 +46,27 @@ from_value! {
     PciAddress => PciAddress,
 }
 
-impl FromValue for u32 {
-    fn from_value(value: &Value) -> Option<Self> {
-        u64::from_value(value)?.try_into().ok()
-    }
+macro_rules! from_integer {
+    ($($kind:ty),+) => {
+        $(impl FromValue for $kind {
+            fn from_value(value: &Value) -> Option<Self> {
+                u64::from_value(value)?.try_into().ok()
+            }
+        })+
+    };
 }
 
-impl FromValue for u16 {
-    fn from_value(value: &Value) -> Option<Self> {
-        u64::from_value(value)?.try_into().ok()
-    }
-}
-
-impl FromValue for usize {
-    fn from_value(value: &Value) -> Option<Self> {
-        u64::from_value(value)?.try_into().ok()
-    }
-}
+from_integer!(u16, u32, usize);
 
 impl<T: FromValue> FromValue for Vec<At<T>> {
     fn from_value(value: &Value) -> Option<Self> {
         if let Value::List(leaves) = value { Some(leaves.iter().map(At::from_leaf).collect()) } else { None }
+    }
+}
+
+impl<T> At<T> {
+    pub fn refuse(&self, errors: &Errors, allowed: impl Into<String>) {
+        self.location.refuse(errors, allowed);
     }
 }
 
@@ -104,6 +103,16 @@ impl Node {
     /// The value where the file gives it and it is right.
     pub fn given<T: FromValue>(&self, name: &str) -> Option<At<T>> {
         if let State::Given(leaf) = self.state(name) { Some(At::from_leaf(leaf)) } else { None }
+    }
+
+    /// Where the file gives it, and it is right.
+    pub fn location_of(&self, name: &str) -> Option<&Location> {
+        if let State::Given(leaf) = self.state(name) { Some(&leaf.location) } else { None }
+    }
+
+    /// An error about a key that is not given.
+    pub fn refuse(&self, name: &str, errors: &Errors, allowed: impl Into<String>) {
+        self.location.inside(name).refuse(errors, allowed);
     }
 
     /// True when the file says nothing about it, right or wrong.

@@ -1,18 +1,20 @@
 //! Which method a verb of disks calls: it depends on the kind of the disk, which is asked for first.
 
+use std::fmt::{Debug, Display};
+
 use serde_json::{Value, json};
 
 use super::verbs::{address, done, given, shown};
 use super::{Answer, Ask, CtlError, show};
 use crate::cli::{DiskVerb, MemoryDisk, NewDisk};
 use crate::rpc::client::CallError;
+use crate::rpc::controller_of;
 use crate::size::Bytes;
 
 const MIB: u64 = 1 << 20;
 /// What can be done where no method can.
 const BY_FILE: &str = "change the configuration file and have it read again by SIGHUP";
 
-/// Do it.
 pub fn answer(verb: &DiskVerb, ask: Ask<'_>) -> Answer {
     match verb {
         DiskVerb::List => shown(ask("bdev_get_bdevs", json!({})), show::disks),
@@ -29,8 +31,8 @@ pub fn answer(verb: &DiskVerb, ask: Ask<'_>) -> Answer {
     }
 }
 
-fn wrong(field: &'static str, value: impl std::fmt::Debug, allowed: impl Into<String>) -> CtlError {
-    CtlError::Value { field, value: format!("{value:?}"), allowed: allowed.into() }
+fn wrong(field: &str, value: impl Debug, allowed: impl Display) -> CtlError {
+    CtlError::Given(format!("{field} = {value:?}: {allowed}"))
 }
 
 /// A size that is no multiple of what it must be.
@@ -156,16 +158,11 @@ fn attached(ask: Ask<'_>) -> Result<Vec<String>, CallError> {
 
 /// What is detached to remove a disk, if no other disk goes with it.
 fn controller<'a>(name: &'a str, attached: &[String]) -> Result<&'a str, CtlError> {
-    fn split(name: &str) -> Option<&str> {
-        let (controller, nsid) = name.rsplit_once('n')?;
-        let is_number = !nsid.is_empty() && nsid.bytes().all(|digit| digit.is_ascii_digit());
-        is_number.then_some(controller)
-    }
-    let Some(controller) = split(name) else {
+    let Some(controller) = controller_of(name) else {
         let allowed = format!("no method removes a drive that is not named like NAMEn1; {BY_FILE}");
         return Err(wrong("NAME", name, allowed));
     };
-    match attached.iter().find(|other| *other != name && split(other) == Some(controller)) {
+    match attached.iter().find(|other| *other != name && controller_of(other) == Some(controller)) {
         Some(other) => {
             let allowed = format!("{other} goes with it by bdev_nvme_detach_controller --name {controller}");
             Err(wrong("NAME", name, allowed))

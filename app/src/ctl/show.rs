@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use crate::size::Bytes;
-use crate::status::{list, number, table, word};
+use crate::status::{list, number, word};
+use crate::text::table;
 
 /// Words, each in a line of its own.
 fn lines(words: impl Iterator<Item = String>) -> String {
@@ -92,33 +93,33 @@ pub fn disks(disks: &Value) -> String {
     })
 }
 
+/// Reads of pages that were evicted a moment ago: shown for hosts alone.
+const GHOSTS: (&str, &str) = ("ghosts", "ghost_hits");
+
+/// Counts of a cache that are kept for each host too, as they are headed and named.
+const COUNTS: [(&str, &str); 8] = [
+    ("hits", "hits"),
+    ("misses", "misses"),
+    GHOSTS,
+    ("passed", "passed"),
+    ("evicted", "evictions"),
+    ("ahead", "read_ahead"),
+    ("useful", "read_ahead_useful"),
+    ("late", "read_ahead_late"),
+];
+
 /// Of the disks that have one.
 pub fn caches(iostat: &Value) -> String {
-    let header = [
-        "disk",
-        "namespace",
-        "policy",
-        "size",
-        "used",
-        "found",
-        "half",
-        "twice",
-        "hits",
-        "misses",
-        "passed",
-        "evicted",
-        "ahead",
-        "useful",
-        "late",
-        "wasted",
-    ];
-    let disks = list(iostat, "bdevs").iter().filter(|disk| disk["cache"].is_object());
-    rows(header, disks, |disk| {
+    let mut header = vec!["disk", "namespace", "policy", "size", "used", "found", "half", "twice"];
+    let counts = || COUNTS.into_iter().filter(|count| *count != GHOSTS);
+    header.extend(counts().map(|(head, _)| head).chain(["wasted"]));
+    let mut table = table(header);
+    table.add_rows(list(iostat, "bdevs").iter().filter(|disk| disk["cache"].is_object()).map(|disk| {
         let cache = &disk["cache"];
         let pages = |name| number(cache, name).to_string();
         let found = found(cache);
         let other = |name| percent(found.and_then(|found| found_with(cache, found, name)));
-        [
+        let mut row = vec![
             word(disk, "name"),
             namespace(disk),
             word(cache, "policy"),
@@ -127,53 +128,25 @@ pub fn caches(iostat: &Value) -> String {
             percent(found),
             other("sampled_hits_half_size"),
             other("sampled_hits_twice_size"),
-            pages("hits"),
-            pages("misses"),
-            pages("passed"),
-            pages("evictions"),
-            pages("read_ahead"),
-            pages("read_ahead_useful"),
-            pages("read_ahead_late"),
-            pages("read_ahead_wasted"),
-        ]
-    })
+        ];
+        row.extend(counts().map(|(_, name)| pages(name)).chain([pages("read_ahead_wasted")]));
+        row
+    }));
+    table.to_string()
 }
 
 /// What they have done for each host.
 pub fn caches_by_host(iostat: &Value) -> String {
-    let header = [
-        "disk",
-        "namespace",
-        "host",
-        "found",
-        "hits",
-        "misses",
-        "ghosts",
-        "passed",
-        "evicted",
-        "ahead",
-        "useful",
-        "late",
-    ];
+    let mut header = vec!["disk", "namespace", "host", "found"];
+    header.extend(COUNTS.map(|(head, _)| head));
     let disks = list(iostat, "bdevs").iter();
     let hosts = disks.flat_map(|disk| list(&disk["cache"], "hosts").iter().map(move |host| (disk, host)));
     let mut table = table(header);
     table.add_rows(hosts.map(|(disk, host)| {
         let pages = |name| number(host, name).to_string();
-        [
-            word(disk, "name"),
-            namespace(disk),
-            word(host, "hostnqn"),
-            percent(found(host)),
-            pages("hits"),
-            pages("misses"),
-            pages("ghost_hits"),
-            pages("passed"),
-            pages("evictions"),
-            pages("read_ahead"),
-            pages("read_ahead_useful"),
-            pages("read_ahead_late"),
-        ]
+        let mut row = vec![word(disk, "name"), namespace(disk), word(host, "hostnqn"), percent(found(host))];
+        row.extend(COUNTS.map(|(_, name)| pages(name)));
+        row
     }));
     table.to_string()
 }

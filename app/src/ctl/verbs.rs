@@ -6,7 +6,6 @@ use super::{Answer, Ask, disks, show};
 use crate::cli::{Endpoint, HostVerb, ListenerVerb, NamespaceVerb, SubsystemVerb, Switch, Verb};
 use crate::rpc::client::CallError;
 
-/// Do it.
 pub fn answer(verb: &Verb, ask: Ask<'_>) -> Answer {
     match verb {
         Verb::Connections => connections(ask),

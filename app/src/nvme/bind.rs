@@ -18,7 +18,7 @@ use super::change::{Held, Machine, Step};
 use super::drive::{self, Drive, NVME, NVME_CLASS, VFIO, folder};
 use super::root::Root;
 use super::uses::UseKind;
-use super::{Failure, NvmeError, Out, PROBE, Refusal, pages, persist, unique};
+use super::{NvmeError, Out, PROBE, make, make_back, not_root, persist, refusal, unique};
 use crate::cli::NvmeBindArgs;
 
 /// How often a drive that appeared is asked whether its driver is done with it, 100 ms apart. A drive may
@@ -37,7 +37,7 @@ pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
     let all = drive::all(machine);
     let mut refusals = Vec::new();
     if !machine.is_privileged() && !args.dry_run {
-        refusals.push(Refusal::new("spindle nvme bind", "user", "not root", "must be root"));
+        refusals.push(not_root("spindle nvme bind"));
     }
     let mut drives = Vec::new();
     for address in &addresses {
@@ -56,27 +56,25 @@ pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
     }
     let mut plan = Plan { pages: BTreeMap::new(), program: None };
     if let Some(wanted) = args.huge_pages {
-        match pages::plan(machine.root(), &drives, wanted) {
+        match persist::plan_pages(machine.root(), &drives, wanted) {
             Ok(pages) => plan.pages = pages,
             Err(file) => {
                 let allowed = format!("must be left out: this kernel has no pages of 2 MiB ({file})");
-                refusals.push(Refusal::new("spindle nvme bind", "--huge-pages", wanted, &allowed));
+                refusals.push(refusal("spindle nvme bind", "--huge-pages", wanted, &allowed));
             }
         }
     }
     if args.persist {
         match machine.program() {
             Ok(program) if persist::may_run(&program) => plan.program = Some(program),
-            Ok(program) => {
-                refusals.push(Refusal::new("--persist", "this program", program, persist::PROGRAM_ALLOWED));
-            }
-            Err(error) => {
-                refusals.push(Refusal::new("--persist", "this program", error, persist::PROGRAM_ALLOWED));
+            given => {
+                let given = given.unwrap_or_else(|error| error.to_string());
+                refusals.push(refusal("--persist", "this program", given, persist::PROGRAM_ALLOWED));
             }
         }
     }
     if !refusals.is_empty() {
-        return Err(NvmeError::Refused(refusals));
+        return Err(NvmeError(refusals.join("\n")));
     }
     if args.dry_run {
         plan.print(machine.root(), &drives, out);
@@ -102,18 +100,13 @@ impl Plan {
         }
         steps.extend(self.page_steps());
         steps.extend(self.kept(root, drives));
-        if steps.is_empty() {
-            out("nothing to change".to_owned());
-        }
-        for step in steps {
-            out(step.to_string());
-        }
+        super::print(&steps, out);
     }
 
     fn run(&self, machine: &dyn Machine, drives: &[&Drive], out: Out<'_>) -> Result<(), NvmeError> {
         let held = hold(machine, drives)?;
         for step in modules(machine.root(), drives) {
-            let failed = |error| Failure::new("bind", &step, error, "no drive was moved".to_owned());
+            let failed = |error| NvmeError::failed("bind", &step, &error, "no drive was moved");
             make(machine, &step, out).map_err(failed)?;
         }
         for (drive, held) in drives.iter().zip(held) {
@@ -121,25 +114,29 @@ impl Plan {
         }
         let mut short = Vec::new();
         for step in self.page_steps() {
-            let failed = |error| Failure::new("reserve huge pages", &step, error, bound(drives));
+            let failed = |error| NvmeError::failed("reserve huge pages", &step, &error, &bound(drives));
             make(machine, &step, out).map_err(failed)?;
         }
         for (file, (had, wanted)) in &self.pages {
             let got = machine.root().number(file).unwrap_or(0);
-            let place = pages::place(file);
+            let place = persist::place(file);
             out(format!("{place} has {got} huge pages of 2 MiB (it had {had}; {wanted} are wanted)"));
             if got < *wanted {
                 short.push(format!("{place} gave {got} huge pages of {wanted}"));
             }
         }
         for step in self.kept(machine.root(), drives) {
-            let failed = |error| Failure::new("keep the bind", &step, error, bound(drives));
+            let failed = |error| NvmeError::failed("keep the bind", &step, &error, &bound(drives));
             make(machine, &step, out).map_err(failed)?;
         }
         if self.program.is_some() {
             out(persisted(machine.root(), drives));
         }
-        if short.is_empty() { Ok(()) } else { Err(NvmeError::Pages(short.join("; "), bound(drives))) }
+        if short.is_empty() {
+            return Ok(());
+        }
+        let advice = "what is left is in use or in small pieces: reserve them at boot";
+        Err(NvmeError(format!("--huge-pages: {}; {advice}. {}", short.join("; "), bound(drives))))
     }
 
     fn page_steps(&self) -> Vec<Step> {
@@ -191,12 +188,6 @@ fn persisted(root: &Root, drives: &[&Drive]) -> String {
     text
 }
 
-/// Make a step and say so.
-fn make(machine: &dyn Machine, step: &Step, out: Out<'_>) -> std::io::Result<()> {
-    out(step.to_string());
-    machine.apply(step)
-}
-
 /// The module that is missing.
 fn modules(root: &Root, drives: &[&Drive]) -> Vec<Step> {
     let is_needed = drives.iter().any(|drive| !drive.is_bound_to(VFIO));
@@ -221,12 +212,11 @@ fn hold(machine: &dyn Machine, drives: &[&Drive]) -> Result<Vec<Vec<Held>>, Nvme
     for drive in drives {
         let disks = drive.disks.iter().map(|disk| {
             machine.hold(&format!("/dev/{}", disk.name)).map_err(|error| {
-                let (address, value) = (drive.address.to_string(), format!("{}: {error}", disk.name));
-                Refusal::new(&address, "in use", value, allowed_use(UseKind::Exclusive))
+                let value = format!("{}: {error}", disk.name);
+                NvmeError(refusal(drive.address, "in use", value, UseKind::Exclusive.allowed()))
             })
         });
-        let disks: Result<Vec<Held>, Refusal> = disks.collect();
-        held.push(disks.map_err(|refusal| NvmeError::Refused(vec![refusal]))?);
+        held.push(disks.collect::<Result<_, _>>()?);
     }
     Ok(held)
 }
@@ -245,7 +235,7 @@ fn bind(machine: &dyn Machine, drive: &Drive, mut held: Vec<Held>, out: Out<'_>)
             held.clear();
         }
         if let Err(error) = make(machine, &step, out) {
-            return Err(Failure::new("bind", &step, error, take_back(machine, drive, out)).into());
+            return Err(NvmeError::failed("bind", &step, &error, &take_back(machine, drive, out)));
         }
     }
     if drive::driver(root, &drive.address).as_deref() == Some(VFIO) {
@@ -254,7 +244,7 @@ fn bind(machine: &dyn Machine, drive: &Drive, mut held: Vec<Held>, out: Out<'_>)
     }
     let step = Step::echo(PROBE, drive.address.to_string());
     let error = std::io::Error::other(format!("{VFIO} did not take the drive; the kernel's log says why"));
-    Err(Failure::new("bind", &step, error, take_back(machine, drive, out)).into())
+    Err(NvmeError::failed("bind", &step, &error, &take_back(machine, drive, out)))
 }
 
 /// Undo what was done to a drive; returns the state that it is in.
@@ -269,38 +259,32 @@ fn take_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     if now != drive.driver && drive.driver.is_some() {
         steps.push(Step::echo(PROBE, address));
     }
-    for step in steps {
-        if let Err(error) = make(machine, &step, out) {
-            out(format!("{step}: {error}"));
-        }
-    }
-    super::state(machine.root(), &drive.address)
+    make_back(machine, &steps, &drive.address, out)
 }
 
 /// There is no such drive: what is at the address instead.
-fn no_drive(root: &Root, address: &PciAddress, all: &[Drive]) -> Refusal {
-    let drives: Vec<String> = all.iter().map(|drive| drive.address.to_string()).collect();
-    let drives = if drives.is_empty() { "none is there".to_owned() } else { drives.join(", ") };
+fn no_drive(root: &Root, address: &PciAddress, all: &[Drive]) -> String {
+    let drives = super::addresses(all);
     match drive::class(root, address) {
         Some(class) => {
             let allowed = format!("must be {NVME_CLASS}, an NVMe drive ({drives})");
-            Refusal::new(&address.to_string(), "class", class, &allowed)
+            refusal(address, "class", class, &allowed)
         }
         None => {
             let allowed = format!("must be the address of an NVMe drive ({drives})");
-            Refusal::new("spindle nvme bind", "ADDRESS", address, &allowed)
+            refusal("spindle nvme bind", "ADDRESS", address, &allowed)
         }
     }
 }
 
 /// Everything that forbids to move a drive.
-fn wrong_with(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<Refusal> {
+fn wrong_with(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String> {
     let mut refusals = Vec::new();
     if drive.is_bound_to(VFIO) {
         return refusals;
     }
     let mut refuse = |field: &'static str, value: String, allowed: &str| {
-        refusals.push(Refusal::new(&drive.address.to_string(), field, value, allowed));
+        refusals.push(refusal(drive.address, field, value, allowed));
     };
     if let Some(driver) = drive.driver.as_ref().filter(|driver| *driver != NVME) {
         refuse("driver", driver.clone(), "must be nvme, vfio-pci or none");
@@ -317,7 +301,7 @@ fn wrong_with(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<Refusa
         refuse("iommu_group", "none".to_owned(), &iommu_advice(root));
     }
     for found in &drive.uses {
-        refuse("in use", found.to_string(), allowed_use(found.kind));
+        refuse("in use", found.to_string(), found.kind.allowed());
     }
     if let Some(unknown) = &drive.unknown {
         refuse("in use", format!("not known ({unknown})"), "must be known to be unused");
@@ -332,33 +316,13 @@ fn wrong_with(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<Refusa
 
 /// Refuse a drive with signatures of a file system, volume or partition table, even when it is not in use.
 /// Not for the boot rule: its drive was accepted when the rule was made, and hosts have written to it since.
-fn held_data(drive: &Drive) -> Vec<Refusal> {
+fn held_data(drive: &Drive) -> Vec<String> {
     if drive.is_bound_to(VFIO) {
         return Vec::new();
     }
     let allowed = "must be meant: it may be a part of a volume or a file system that is not in use now; \
                    --force takes the drive with what is on it, which stays as it is";
-    let address = drive.address.to_string();
-    drive.holds.iter().map(|holds| Refusal::new(&address, "holds", holds, allowed)).collect()
-}
-
-/// What to do about a use.
-fn allowed_use(kind: UseKind) -> &'static str {
-    match kind {
-        UseKind::RootDisk => "must not be the disk that the machine runs from",
-        UseKind::Mounted => "must not be mounted: umount it, and take it out of /etc/fstab",
-        UseKind::Swap => "must not be swapped to: swapoff it, and take it out of /etc/fstab",
-        UseKind::Raid => "must not be in a RAID array: mdadm --stop the array, or remove the drive from it",
-        UseKind::Volume => {
-            "must have no volume on it: deactivate it (vgchange -an, cryptsetup close, dmsetup remove)"
-        }
-        UseKind::Exported => {
-            "must not be exported by the kernel's target: disable it there (nvmet: echo 0 > enable; LIO: \
-             targetcli)"
-        }
-        UseKind::Loop => "must have no loop device on it: losetup -d it",
-        UseKind::Exclusive | UseKind::Open | UseKind::Vfio => "must not be open: end who has it",
-    }
+    drive.holds.iter().map(|holds| refusal(drive.address, "holds", holds, allowed)).collect()
 }
 
 /// The other functions of its group that have a driver of the kernel's, each with it.
@@ -413,17 +377,17 @@ fn iommu_advice(root: &Root) -> String {
 }
 
 /// A drive that its rule was not made for.
-fn another_drive(root: &Root, drive: &Drive) -> Option<Refusal> {
+fn another_drive(root: &Root, drive: &Drive) -> Option<String> {
     if drive.is_bound_to(VFIO) {
         return None;
     }
     let wanted = persist::serial(root, &drive.address)?;
-    let found = drive.serial.as_deref().map(super::root::printable);
+    let found = drive.serial.as_deref().map(crate::text::printable);
     let is_wanted = found.as_ref() == Some(&wanted);
     let allowed =
         format!("must be {wanted}, for which the rule was made: unbind and bind the drive to change it");
     let found = found.unwrap_or_else(|| "not known".to_owned());
-    (!is_wanted).then(|| Refusal::new(&drive.address.to_string(), "serial", found, &allowed))
+    (!is_wanted).then(|| refusal(drive.address, "serial", found, &allowed))
 }
 
 /// A rule runs when a drive appears, which may be before its driver has it or has asked it for its serial
@@ -435,7 +399,7 @@ fn settle(machine: &dyn Machine, addresses: &[PciAddress], out: Out<'_>) -> Resu
             && drive::class(root, address).as_deref() == Some(NVME_CLASS)
         {
             for step in [Step::Load(NVME), Step::echo(PROBE, address.to_string())] {
-                let failed = |error| Failure::new("bind", &step, error, super::state(root, address));
+                let failed = |error| NvmeError::failed("bind", &step, &error, &super::state(root, address));
                 make(machine, &step, out).map_err(failed)?;
             }
         }

@@ -19,25 +19,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Load a module of the kernel.
     Load(&'static str),
     /// Write a value into a file of the kernel's. An empty one clears it.
     Echo {
-        /// The file.
         path: String,
-        /// The value.
         value: String,
     },
     /// Make a file, or replace it.
     Make {
-        /// The file.
         path: String,
         /// All of its text, of whole lines.
         text: String,
     },
-    /// Remove a file.
     Remove {
-        /// The file.
         path: String,
     },
 }
@@ -71,9 +65,7 @@ impl fmt::Display for Step {
 /// Whether somebody uses a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Busy {
-    /// It is free.
     No,
-    /// It is used.
     Yes,
     /// It does not say; why.
     Unknown(String),
@@ -84,16 +76,12 @@ pub type Held = Box<dyn Any>;
 
 /// The machine that is looked at and changed.
 pub trait Machine {
-    /// Its files.
     fn root(&self) -> &Root;
 
     /// Whether this process may change it.
     fn is_privileged(&self) -> bool;
 
     /// The path of this program, for rules that run it.
-    ///
-    /// # Errors
-    /// The system's.
     fn program(&self) -> io::Result<String>;
 
     /// Whether somebody has a block device open exclusively.
@@ -119,12 +107,10 @@ pub trait Machine {
     fn apply(&self, step: &Step) -> io::Result<()>;
 }
 
-/// The machine that this runs on.
 #[derive(Debug)]
 pub struct ThisMachine(Root);
 
 impl ThisMachine {
-    /// It.
     pub fn new() -> ThisMachine {
         ThisMachine(Root::of_this_machine())
     }

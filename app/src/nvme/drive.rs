@@ -26,7 +26,6 @@ const SECTOR_BYTES: u64 = 512;
 /// A PCI function that is an NVMe controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drive {
-    /// Where it is.
     pub address: PciAddress,
     /// PCI vendor and device, four hexadecimal digits each.
     pub ids: (String, String),
@@ -42,7 +41,6 @@ pub struct Drive {
     pub model: Option<String>,
     /// The same.
     pub serial: Option<String>,
-    /// Its namespaces, as block devices.
     pub disks: Vec<Disk>,
     /// Signatures on it: file systems, volumes, partition tables.
     pub holds: Vec<String>,
@@ -52,12 +50,10 @@ pub struct Drive {
     pub unknown: Option<String>,
 }
 
-/// A namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
     /// The block device, `nvme0n1`.
     pub name: String,
-    /// Its size.
     pub bytes: u64,
 }
 
@@ -68,7 +64,6 @@ impl Drive {
         (!self.disks.is_empty()).then_some(sum)
     }
 
-    /// True when it is bound to this driver.
     pub fn is_bound_to(&self, driver: &str) -> bool {
         self.driver.as_deref() == Some(driver)
     }
@@ -120,7 +115,6 @@ pub fn all(machine: &dyn Machine) -> Vec<Drive> {
     addresses.into_iter().map(|address| look_at(machine, &users, address)).collect()
 }
 
-/// One of them.
 fn look_at(machine: &dyn Machine, users: &Users, address: PciAddress) -> Drive {
     let root = machine.root();
     let folder = folder(&address);

@@ -1,20 +1,16 @@
 //! `spindle nvme list`: every NVMe drive, whose it is, and who uses it.
 
 use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde_json::{Value, json};
 
 use super::change::Machine;
 use super::drive::{self, Drive};
-use super::root::{Root, printable};
+use super::root::Root;
 use super::{NvmeError, Out, persist};
 use crate::cli::NvmeListArgs;
-use crate::config::rounded;
+use crate::size::rounded;
+use crate::text::{printable, table};
 
-/// Run it.
-///
-/// # Errors
-/// None: what cannot be found out is said in the list.
 pub fn run(args: &NvmeListArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(), NvmeError> {
     let drives = drive::all(machine);
     if args.json {
@@ -28,9 +24,8 @@ pub fn run(args: &NvmeListArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
 }
 
 fn to_table(root: &Root, drives: &[Drive]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header(["address", "model, serial", "id", "driver", "group", "node", "size", "in use"]);
+    let header = ["address", "model, serial", "id", "driver", "group", "node", "size", "in use"];
+    let mut table = table(header);
     let dash = || "-".to_owned();
     for drive in drives {
         let about: Vec<String> =

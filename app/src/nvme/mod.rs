@@ -3,7 +3,7 @@
 //! ```text
 //!   list ─┐
 //!   bind ─┼─ drive (what the kernel says) ── uses (who uses it)
-//! unbind ─┘        └─ root (files)               change (steps) ── persist (files in /etc), pages
+//! unbind ─┘        └─ root (files)               change (steps) ── persist (files in /etc)
 //! ```
 //!
 //! A drive that a process drives is bound to `vfio-pci`, which gives the process its registers and lets it
@@ -17,7 +17,6 @@ mod bind;
 mod change;
 mod drive;
 mod list;
-mod pages;
 mod persist;
 mod root;
 #[cfg(test)]
@@ -25,14 +24,16 @@ mod tests;
 mod unbind;
 mod uses;
 
-use std::fmt;
+use std::fmt::Display;
 use std::io;
 
 use spindle_nvme_pcie::PciAddress;
 
 use crate::cli::NvmeCommand;
+use crate::text::printable;
 use change::{Machine, Step, ThisMachine};
-use root::{Root, printable};
+use drive::Drive;
+use root::Root;
 use spindle_console::say;
 
 /// Where an address is written to, for the driver that fits.
@@ -41,71 +42,59 @@ const PROBE: &str = "/sys/bus/pci/drivers_probe";
 /// Where lines go.
 type Out<'a> = &'a mut dyn FnMut(String);
 
-/// Why a subcommand did not do what it was asked.
+/// Why a subcommand did not do what it was asked, and the state that is left: for people.
 #[derive(Debug, thiserror::Error)]
-pub enum NvmeError {
-    /// Nothing was changed.
-    #[error("{}", lines(.0))]
-    Refused(Vec<Refusal>),
-    /// A step failed.
-    #[error(transparent)]
-    Failed(#[from] Box<Failure>),
-    /// The machine has less free memory in one piece than was asked for.
-    #[error("--huge-pages: {0}; what is left is in use or in small pieces: reserve them at boot. {1}")]
-    Pages(String, String),
+#[error("{0}")]
+pub struct NvmeError(String);
+
+impl NvmeError {
+    /// A step has failed.
+    fn failed(verb: &str, step: &Step, error: &io::Error, state: &str) -> NvmeError {
+        NvmeError(format!("cannot {verb}: `{step}`: {error}; {state}"))
+    }
 }
 
-/// One thing that must not be.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Refusal {
-    what: String,
-    field: &'static str,
-    value: String,
-    allowed: String,
+/// One thing that must not be. While there is any, nothing is changed.
+fn refusal(what: impl Display, field: &str, value: impl Display, allowed: &str) -> String {
+    format!("{what}: {field} = {}: {allowed}", printable(&value.to_string()))
 }
 
-impl Refusal {
-    fn new(what: &str, field: &'static str, value: impl ToString, allowed: &str) -> Refusal {
-        Refusal {
-            what: what.to_owned(),
-            field,
-            value: printable(&value.to_string()),
-            allowed: allowed.to_owned(),
+/// Only root may change drivers.
+fn not_root(command: &str) -> String {
+    refusal(command, "user", "not root", "must be root")
+}
+
+/// Make a step and say so.
+fn make(machine: &dyn Machine, step: &Step, out: Out<'_>) -> io::Result<()> {
+    out(step.to_string());
+    machine.apply(step)
+}
+
+/// Steps that are not made.
+fn print(steps: &[Step], out: Out<'_>) {
+    if steps.is_empty() {
+        out("nothing to change".to_owned());
+    }
+    steps.iter().for_each(|step| out(step.to_string()));
+}
+
+/// Make steps that undo others, as far as it goes; returns the state that the drive is in.
+fn make_back(machine: &dyn Machine, steps: &[Step], address: &PciAddress, out: Out<'_>) -> String {
+    for step in steps {
+        if let Err(error) = make(machine, step, out) {
+            out(format!("{step}: {error}"));
         }
     }
+    state(machine.root(), address)
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Refusal { what, field, value, allowed } = self;
-        write!(f, "{what}: {field} = {value}: {allowed}")
-    }
-}
-
-/// A step that failed, and what is left.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {verb}: `{step}`: {source}; {state}")]
-pub struct Failure {
-    verb: &'static str,
-    step: Step,
-    source: io::Error,
-    state: String,
-}
-
-impl Failure {
-    fn new(verb: &'static str, step: &Step, source: io::Error, state: String) -> Box<Failure> {
-        Box::new(Failure { verb, step: step.clone(), source, state })
-    }
-}
-
-fn lines(refusals: &[Refusal]) -> String {
-    refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+/// The addresses of all drives, for who has named another.
+fn addresses(drives: &[Drive]) -> String {
+    let drives: Vec<String> = drives.iter().map(|drive| drive.address.to_string()).collect();
+    if drives.is_empty() { "none is there".to_owned() } else { drives.join(", ") }
 }
 
 /// Run one of them on this machine.
-///
-/// # Errors
-/// [`NvmeError`].
 pub fn run(command: &NvmeCommand) -> Result<(), NvmeError> {
     run_on(command, &ThisMachine::new(), &mut |line| say!("{line}"))
 }

@@ -12,10 +12,14 @@
 //! that are added change the numbers of buses. So the rule does not write into sysfs by itself. It runs this
 //! program, which looks again at who uses the drive, and at its serial number.
 
+use std::collections::BTreeMap;
+
 use spindle_nvme_pcie::PciAddress;
 
 use super::change::Step;
-use super::root::{Root, printable};
+use super::drive::Drive;
+use super::root::Root;
+use crate::text::printable;
 
 const RULES: &str = "/etc/udev/rules.d";
 const RULE_BEGIN: &str = "90-spindle-nvme-";
@@ -73,7 +77,7 @@ pub fn keep(root: &Root, address: &PciAddress, serial: Option<&str>, program: &s
         .collect()
 }
 
-/// The step that reserves huge pages at boot, if it is missing: `files` are those of [`super::pages`] with
+/// The step that reserves huge pages at boot, if it is missing: `files` are those of [`plan_pages`] with
 /// the pages that each is to have.
 pub fn keep_pages(root: &Root, files: &[(String, u64)]) -> Option<Step> {
     let is_of_a_node = files.iter().any(|(path, _)| path.contains("/node/"));
@@ -104,4 +108,39 @@ pub fn forget(root: &Root, addresses: &[PciAddress]) -> Vec<Step> {
         .filter(|path| is_last && root.text(path).is_some_and(|text| text.starts_with(MARK)));
     let shared: Vec<String> = shared.map(str::to_owned).collect();
     paths.into_iter().chain(shared).map(|path| Step::Remove { path }).collect()
+}
+
+/// Where huge pages of 2 MiB are reserved on a machine without NUMA nodes.
+const MACHINE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+/// The file that says how many pages are reserved for a drive's memory.
+fn file(root: &Root, node: Option<u64>) -> String {
+    let of_node = node
+        .map(|node| format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages"));
+    of_node.filter(|path| root.has(path)).unwrap_or_else(|| MACHINE.to_owned())
+}
+
+/// What people call it.
+pub fn place(file: &str) -> String {
+    let node = file.split('/').find_map(|part| part.strip_prefix("node").filter(|number| !number.is_empty()));
+    node.map_or_else(|| "the machine".to_owned(), |node| format!("NUMA node {node}"))
+}
+
+/// The files of these drives, each with the pages that it has and those that it is to have: no fewer than
+/// `wanted`, and none is taken away.
+///
+/// # Errors
+/// The path of the file that is missing, where the kernel has no such pages.
+pub fn plan_pages(
+    root: &Root,
+    drives: &[&Drive],
+    wanted: u64,
+) -> Result<BTreeMap<String, (u64, u64)>, String> {
+    let mut plan = BTreeMap::new();
+    for drive in drives {
+        let file = file(root, drive.node);
+        let Some(has) = root.number(&file) else { return Err(file) };
+        plan.insert(file, (has, has.max(wanted)));
+    }
+    Ok(plan)
 }

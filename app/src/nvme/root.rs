@@ -18,7 +18,6 @@ const TEXT_BYTES_MAX: u64 = 16 << 20;
 pub struct Root(PathBuf);
 
 impl Root {
-    /// This machine.
     pub fn of_this_machine() -> Root {
         Root(PathBuf::from("/"))
     }
@@ -95,9 +94,6 @@ impl Root {
     }
 
     /// Write into a file that is there, as `echo` does: one write, with a newline.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn echo(&self, path: &str, value: &str) -> io::Result<()> {
         let mut file = File::options().write(true).truncate(true).open(self.at(path))?;
         file.write_all(format!("{value}\n").as_bytes())
@@ -128,16 +124,7 @@ impl Root {
         made
     }
 
-    /// Remove a file.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn remove(&self, path: &str) -> io::Result<()> {
         fs::remove_file(self.at(path))
     }
-}
-
-/// Text of a device or a file name, without what a terminal would obey.
-pub fn printable(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }

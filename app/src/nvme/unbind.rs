@@ -5,7 +5,7 @@ use spindle_nvme_pcie::PciAddress;
 use super::change::{Machine, Step};
 use super::drive::{self, Drive, NVME, VFIO, folder};
 use super::root::Root;
-use super::{Failure, NvmeError, Out, PROBE, Refusal, persist, unique};
+use super::{NvmeError, Out, PROBE, make, make_back, not_root, persist, refusal, unique};
 use crate::cli::NvmeUnbindArgs;
 
 /// Run it.
@@ -18,7 +18,7 @@ pub fn run(args: &NvmeUnbindArgs, machine: &dyn Machine, out: Out<'_>) -> Result
     let all = drive::all(machine);
     let mut refusals = Vec::new();
     if !machine.is_privileged() && !args.dry_run {
-        refusals.push(Refusal::new("spindle nvme unbind", "user", "not root", "must be root"));
+        refusals.push(not_root("spindle nvme unbind"));
     }
     let mut drives = Vec::new();
     for address in &addresses {
@@ -33,7 +33,7 @@ pub fn run(args: &NvmeUnbindArgs, machine: &dyn Machine, out: Out<'_>) -> Result
         }
     }
     if !refusals.is_empty() {
-        return Err(NvmeError::Refused(refusals));
+        return Err(NvmeError(refusals.join("\n")));
     }
     if args.dry_run {
         print(root, &drives, &addresses, out);
@@ -43,12 +43,11 @@ pub fn run(args: &NvmeUnbindArgs, machine: &dyn Machine, out: Out<'_>) -> Result
         unbind(machine, drive, out)?;
     }
     for step in persist::forget(root, &addresses) {
-        out(step.to_string());
         let failed = |error| {
             let states: Vec<String> = addresses.iter().map(|address| super::state(root, address)).collect();
-            Failure::new("forget the bind", &step, error, states.join("; "))
+            NvmeError::failed("forget the bind", &step, &error, &states.join("; "))
         };
-        machine.apply(&step).map_err(failed)?;
+        make(machine, &step, out).map_err(failed)?;
     }
     Ok(())
 }
@@ -62,38 +61,32 @@ fn print(root: &Root, drives: &[&Drive], addresses: &[PciAddress], out: Out<'_>)
         }
     }
     steps.extend(persist::forget(root, addresses));
-    if steps.is_empty() {
-        out("nothing to change".to_owned());
-    }
-    for step in steps {
-        out(step.to_string());
-    }
+    super::print(&steps, out);
 }
 
-fn no_drive(address: &PciAddress, all: &[Drive]) -> Refusal {
-    let drives: Vec<String> = all.iter().map(|drive| drive.address.to_string()).collect();
-    let drives = if drives.is_empty() { "none is there".to_owned() } else { drives.join(", ") };
+fn no_drive(address: &PciAddress, all: &[Drive]) -> String {
+    let drives = super::addresses(all);
     let allowed =
         format!("must be the address of an NVMe drive ({drives}), or of one with a rule of bind --persist");
-    Refusal::new("spindle nvme unbind", "ADDRESS", address, &allowed)
+    refusal("spindle nvme unbind", "ADDRESS", address, &allowed)
 }
 
 /// What forbids to move a drive. The kernel lets go only when the process that uses it does, and blocks the
 /// caller until then.
-fn wrong_with(drive: &Drive) -> Vec<Refusal> {
-    let address = drive.address.to_string();
+fn wrong_with(drive: &Drive) -> Vec<String> {
+    let address = drive.address;
     let mut refusals = Vec::new();
     if let Some(other) = drive.driver.as_ref().filter(|driver| ![NVME, VFIO].contains(&driver.as_str())) {
-        refusals.push(Refusal::new(&address, "driver", other, "must be vfio-pci, nvme or none"));
+        refusals.push(refusal(address, "driver", other, "must be vfio-pci, nvme or none"));
     }
     if drive.is_bound_to(VFIO) {
         for found in &drive.uses {
             let allowed = "must not be open by a process: end it first";
-            refusals.push(Refusal::new(&address, "in use", found, allowed));
+            refusals.push(refusal(address, "in use", found, allowed));
         }
         if let Some(unknown) = &drive.unknown {
             let value = format!("not known ({unknown})");
-            refusals.push(Refusal::new(&address, "in use", value, "must be known to be unused"));
+            refusals.push(refusal(address, "in use", value, "must be known to be unused"));
         }
     }
     refusals
@@ -124,9 +117,8 @@ fn unbind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), Nvme
     let root = machine.root();
     let steps = moves(root, drive);
     for step in &steps {
-        out(step.to_string());
-        if let Err(error) = machine.apply(step) {
-            return Err(Failure::new("unbind", step, error, take_back(machine, drive, out)).into());
+        if let Err(error) = make(machine, step, out) {
+            return Err(NvmeError::failed("unbind", step, &error, &take_back(machine, drive, out)));
         }
     }
     if drive.is_bound_to(NVME) {
@@ -141,7 +133,7 @@ fn unbind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), Nvme
     let reason = "the kernel's driver did not take the drive; its log says why. vfio-pci itself takes drives \
                   that its ids= or new_id name";
     let error = std::io::Error::other(reason);
-    Err(Failure::new("unbind", &step, error, take_back(machine, drive, out)).into())
+    Err(NvmeError::failed("unbind", &step, &error, &take_back(machine, drive, out)))
 }
 
 /// Undo what was done to a drive; returns the state that it is in.
@@ -155,11 +147,5 @@ fn take_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     if is_lost && drive.driver_override.is_some() {
         steps.push(Step::echo(PROBE, drive.address.to_string()));
     }
-    for step in steps {
-        out(step.to_string());
-        if let Err(error) = machine.apply(&step) {
-            out(format!("{step}: {error}"));
-        }
-    }
-    super::state(root, &drive.address)
+    make_back(machine, &steps, &drive.address, out)
 }

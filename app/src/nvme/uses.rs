@@ -17,68 +17,75 @@ use super::root::Root;
 /// Links that are followed before a name is what it is.
 const LINKS_MAX: usize = 8;
 
-/// How a drive is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UseKind {
     /// The root file system is on it.
     RootDisk,
     /// A file system on it is mounted, or is a part of one that is.
     Mounted,
-    /// The kernel swaps to it.
     Swap,
-    /// A RAID array has it.
     Raid,
     /// A volume of device-mapper (LVM, encryption) or another layer is on it.
     Volume,
-    /// A loop device is on it.
     Loop,
-    /// The kernel's own target exports it.
     Exported,
     /// It is open exclusively: by a file system or volume manager of the kernel, or by a process.
     Exclusive,
     /// A process has it open and may write.
     Open,
-    /// A process has its VFIO group open.
     Vfio,
 }
 
 impl UseKind {
-    /// The word for it in JSON.
-    pub fn name(self) -> &'static str {
+    /// The word for it in JSON, for people, and what is to be done about it.
+    fn about(self) -> (&'static str, &'static str, &'static str) {
+        const CLOSE: &str = "must not be open: end who has it";
         match self {
-            UseKind::RootDisk => "root_disk",
-            UseKind::Mounted => "mounted",
-            UseKind::Swap => "swap",
-            UseKind::Raid => "raid",
-            UseKind::Volume => "volume",
-            UseKind::Loop => "loop",
-            UseKind::Exported => "exported",
-            UseKind::Exclusive => "exclusive",
-            UseKind::Open => "open",
-            UseKind::Vfio => "vfio",
+            UseKind::RootDisk => {
+                ("root_disk", "root disk", "must not be the disk that the machine runs from")
+            }
+            UseKind::Mounted => {
+                ("mounted", "mounted", "must not be mounted: umount it, and take it out of /etc/fstab")
+            }
+            UseKind::Swap => {
+                ("swap", "swap", "must not be swapped to: swapoff it, and take it out of /etc/fstab")
+            }
+            UseKind::Raid => (
+                "raid",
+                "RAID member",
+                "must not be in a RAID array: mdadm --stop the array, or remove the drive from it",
+            ),
+            UseKind::Volume => (
+                "volume",
+                "volume",
+                "must have no volume on it: deactivate it (vgchange -an, cryptsetup close, dmsetup remove)",
+            ),
+            UseKind::Loop => ("loop", "loop device", "must have no loop device on it: losetup -d it"),
+            UseKind::Exported => (
+                "exported",
+                "exported by the kernel",
+                "must not be exported by the kernel's target: disable it there (nvmet: echo 0 > enable; LIO: \
+                 targetcli)",
+            ),
+            UseKind::Exclusive => ("exclusive", "open exclusively", CLOSE),
+            UseKind::Open => ("open", "open for writing", CLOSE),
+            UseKind::Vfio => ("vfio", "VFIO group open", CLOSE),
         }
     }
 
-    fn words(self) -> &'static str {
-        match self {
-            UseKind::RootDisk => "root disk",
-            UseKind::Mounted => "mounted",
-            UseKind::Swap => "swap",
-            UseKind::Raid => "RAID member",
-            UseKind::Volume => "volume",
-            UseKind::Loop => "loop device",
-            UseKind::Exported => "exported by the kernel",
-            UseKind::Exclusive => "open exclusively",
-            UseKind::Open => "open for writing",
-            UseKind::Vfio => "VFIO group open",
-        }
+    /// The word for it in JSON.
+    pub fn name(self) -> &'static str {
+        self.about().0
+    }
+
+    /// What is to be done about it.
+    pub fn allowed(self) -> &'static str {
+        self.about().2
     }
 }
 
-/// One use of a drive.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Use {
-    /// How.
     pub kind: UseKind,
     /// What of it: a block device, or a group of VFIO.
     pub device: String,
@@ -88,12 +95,11 @@ pub struct Use {
 
 impl fmt::Display for Use {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.kind.words(), self.device)?;
+        write!(f, "{}: {}", self.kind.about().1, self.device)?;
         if self.what.is_empty() { Ok(()) } else { write!(f, " {}", self.what) }
     }
 }
 
-/// A mounted file system.
 #[derive(Debug)]
 struct Mount {
     /// `major:minor`.

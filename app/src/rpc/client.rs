@@ -15,46 +15,31 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// No target answers at the socket.
-    #[error(
-        "{path:?}: {source} (is `spindle serve` running? control.socket in its configuration says where)"
-    )]
-    Ask {
-        /// The socket's file.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// What answers there is not a target.
-    #[error("{path:?}: not an answer of spindle serve: {what}")]
-    Answer {
-        /// The socket's file.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// The target says no.
+    /// There is no answer, or none of a target.
+    #[error("{0:?}: {1}")]
+    Answer(PathBuf, String),
     #[error("{0}")]
     Refused(String),
 }
 
 /// Ask the target at `path`, and wait for what it answers.
-///
-/// # Errors
-/// [`CallError`].
 pub fn call(path: &Path, method: &str, params: Map<String, Value>) -> Result<Value, CallError> {
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-    let wrong = |what: String| CallError::Answer { path: path.to_owned(), what };
-    let answer =
-        exchange(path, &request).map_err(|source| CallError::Ask { path: path.to_owned(), source })?;
-    let Text::Whole(mut answer, _) = answer else { return Err(wrong("not JSON".to_owned())) };
+    let failed = |what: String| CallError::Answer(path.to_owned(), what);
+    let wrong = |what: &str| failed(format!("not an answer of spindle serve: {what}"));
+    let answer = exchange(path, &request).map_err(|error| {
+        failed(format!(
+            "{error} (is `spindle serve` running? control.socket in its configuration says where)"
+        ))
+    })?;
+    let Text::Whole(mut answer, _) = answer else { return Err(wrong("not JSON")) };
     if let Some(error) = answer.get("error") {
         let message = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
         return Err(CallError::Refused(message));
     }
     match answer.get_mut("result") {
         Some(result) => Ok(result.take()),
-        None => Err(wrong(format!("{answer}: neither a result nor an error"))),
+        None => Err(wrong(&format!("{answer}: neither a result nor an error"))),
     }
 }
 

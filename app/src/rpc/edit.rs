@@ -10,8 +10,10 @@ use spindle_transport::TransportKind;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, value};
 
 use super::Failure;
-use super::params::{Args, nearest};
-use crate::config::{Plan, SubsystemPlan, alternatives};
+use super::params::Args;
+use super::reads::LEVELS;
+use crate::config::{Plan, SubsystemPlan, named_by};
+use crate::text::{alternatives, did_you_mean};
 
 type Answer = Result<Value, Failure>;
 
@@ -19,7 +21,7 @@ type Answer = Result<Value, Failure>;
 const PORT: u16 = 4420;
 /// That of discovery services.
 const DISCOVERY_PORT: u16 = 8009;
-/// Where the names of disks are.
+pub const SUBSYSTEMS: &str = "nvmf_get_subsystems lists them";
 pub const DISKS: &str = "bdev_get_bdevs lists them";
 
 /// The text, and what it says before it is changed.
@@ -42,11 +44,10 @@ impl Edit<'_> {
         let found = self.plan.subsystems.iter().find(|subsystem| Some(subsystem.nqn) == nqn);
         found.ok_or_else(|| {
             let names: Vec<_> = self.plan.subsystems.iter().map(|it| it.nqn.to_string()).collect();
-            refuse_name(args, "nqn", "subsystem", &names, "nvmf_get_subsystems lists them")
+            refuse_name(args, "nqn", "subsystem", &names, SUBSYSTEMS)
         })
     }
 
-    /// Its section.
     fn section(&mut self, nqn: &Nqn) -> Option<&mut Table> {
         let is_it = |table: &&mut Table| text(table, "nqn").is_some_and(|it| it == nqn.to_string());
         self.sections("subsystem").iter_mut().find(is_it)
@@ -60,7 +61,6 @@ impl Edit<'_> {
     }
 }
 
-/// A text in a section.
 pub fn text<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
     table.get(key)?.as_str()
 }
@@ -82,10 +82,8 @@ pub fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
 /// There is none of this name; what there is, `listed` says.
 pub fn refuse_name(args: &Args, field: &str, what: &str, names: &[String], listed: &str) -> Failure {
     let given = args.text(field).unwrap_or_default();
-    match nearest(given, names.iter().map(String::as_str)) {
-        Some(near) => args.refuse(field, format!("there is no such {what}; did you mean {near:?}?")),
-        None => args.refuse(field, format!("there is no such {what}; {listed}")),
-    }
+    let meant = did_you_mean(given, names.iter().map(String::as_str), || listed.to_owned());
+    args.refuse(field, format!("there is no such {what}; {meant}"))
 }
 
 /// Give a key another value; what is written behind the value stays.
@@ -96,7 +94,16 @@ pub fn set(table: &mut Table, key: &str, mut item: Item) {
     table.insert(key, item);
 }
 
-/// A whole number of the file.
+/// Texts and numbers that a call gives, each under its name in the file.
+pub fn copy(args: &Args, table: &mut Table, names: &[(&str, &str)]) {
+    for (from, to) in names {
+        let text = args.text(from).map(value);
+        if let Some(item) = text.or_else(|| args.whole(from).map(number)) {
+            table[*to] = item;
+        }
+    }
+}
+
 pub fn number(number: u64) -> Item {
     value(i64::try_from(number).unwrap_or(i64::MAX))
 }
@@ -128,16 +135,8 @@ pub fn create_subsystem(edit: &mut Edit<'_>, args: &Args) -> Answer {
     }
     let mut table = Table::new();
     table["nqn"] = value(args.text("nqn").unwrap_or_default());
-    for (from, to) in [("serial_number", "serial"), ("model_number", "model")] {
-        if let Some(text) = args.text(from) {
-            table[to] = value(text);
-        }
-    }
-    for (from, to) in [("min_cntlid", "cntlid_min"), ("max_cntlid", "cntlid_max")] {
-        if let Some(wanted) = args.whole(from) {
-            table[to] = number(wanted);
-        }
-    }
+    copy(args, &mut table, &[("serial_number", "serial"), ("model_number", "model")]);
+    copy(args, &mut table, &[("min_cntlid", "cntlid_min"), ("max_cntlid", "cntlid_max")]);
     if args.flag("allow_any_host") {
         table["allow_any_host"] = value(true);
     } else {
@@ -175,9 +174,7 @@ pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let mut table = Table::new();
     table["nsid"] = number(nsid);
     table["disk"] = value(disk);
-    if let Some(uuid) = namespace.text("uuid") {
-        table["uuid"] = value(uuid);
-    }
+    copy(&namespace, &mut table, &[("uuid", "uuid")]);
     if let Some(nguid) = namespace.text("nguid").and_then(super::params::nguid) {
         table["nguid"] = value(nguid);
     }
@@ -259,12 +256,8 @@ pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
 
 /// The transport that a call names.
 pub fn transport_of(args: &Args) -> Option<TransportKind> {
-    let name = args.text("trtype")?.to_ascii_lowercase();
-    match name.as_str() {
-        "rdma" => Some(TransportKind::Rdma),
-        "tcp" => Some(TransportKind::Tcp),
-        _ => None,
-    }
+    let name = args.text("trtype")?;
+    TransportKind::ALL.into_iter().find(|kind| name.eq_ignore_ascii_case(&kind.to_string()))
 }
 
 /// The endpoint in `listen_address`, or in the parameter of this name.
@@ -273,16 +266,9 @@ fn endpoint(args: &Args, name: &str, port: u16) -> Result<(TransportKind, Socket
     Ok((transport_of(&inner).unwrap_or(TransportKind::Tcp), inner.address(port)?))
 }
 
-fn transport_name(transport: TransportKind) -> &'static str {
-    match transport {
-        TransportKind::Tcp => "tcp",
-        TransportKind::Rdma => "rdma",
-    }
-}
-
 /// Endpoints in words.
 fn endpoints(all: impl Iterator<Item = (TransportKind, SocketAddr)>) -> String {
-    alternatives(all.map(|(transport, address)| format!("{address} ({})", transport_name(transport))))
+    alternatives(all.map(|(transport, address)| format!("{address} ({transport})")))
 }
 
 /// A section with an address.
@@ -290,14 +276,14 @@ fn addressed((transport, address): (TransportKind, SocketAddr)) -> Table {
     let mut table = Table::new();
     table["address"] = value(address.to_string());
     if transport != TransportKind::Tcp {
-        table["transport"] = value(transport_name(transport));
+        table["transport"] = value(transport.to_string());
     }
     table
 }
 
 fn is_at(table: &Table, (transport, address): (TransportKind, SocketAddr)) -> bool {
     let at = text(table, "address").and_then(|text| text.parse::<SocketAddr>().ok());
-    at == Some(address) && text(table, "transport").unwrap_or("tcp") == transport_name(transport)
+    at == Some(address) && text(table, "transport").unwrap_or("tcp") == transport.to_string()
 }
 
 pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
@@ -308,10 +294,7 @@ pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
         Some(listener) => listener.name.clone(),
         None => {
             edit.sections("listener").push(addressed(endpoint));
-            match endpoint.0 {
-                TransportKind::Tcp => endpoint.1.to_string(),
-                TransportKind::Rdma => format!("rdma:{}", endpoint.1),
-            }
+            named_by(endpoint.0, endpoint.1)
         }
     };
     let is_everywhere = edit.section(&subsystem.nqn).is_some_and(|table| !table.contains_key("listeners"));
@@ -365,13 +348,9 @@ pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> Answer {
 }
 
 pub fn set_log_level(edit: &mut Edit<'_>, args: &Args) -> Answer {
-    let level = match args.text("level").unwrap_or_default().to_ascii_uppercase().as_str() {
-        "ERROR" => "error",
-        "WARNING" => "warn",
-        "INFO" => "debug",
-        "DEBUG" => "trace",
-        _ => "info",
-    };
+    let wanted = args.text("level").unwrap_or_default();
+    let level = LEVELS.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
+    let level = level.map_or("info", |(_, own)| own);
     let log = edit.document.as_table_mut().entry("log").or_insert_with(|| Item::Table(Table::new()));
     match log {
         Item::Table(log) => set(log, "level", value(level)),

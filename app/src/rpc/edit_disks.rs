@@ -5,7 +5,7 @@ use spindle_transport::TransportKind;
 use toml_edit::{Item, Table, value};
 
 use super::Failure;
-use super::edit::{DISKS, Edit, number, refuse_name, sections, set, text, transport_of};
+use super::edit::{DISKS, Edit, copy, number, refuse_name, sections, set, text, transport_of};
 use super::params::Args;
 use crate::config::DiskKind;
 use crate::size::Bytes;
@@ -43,18 +43,11 @@ fn size(args: &Args, table: &mut Table) -> Result<(), Failure> {
     Ok(())
 }
 
-pub fn create_malloc(edit: &mut Edit<'_>, args: &Args) -> Answer {
+/// A disk without a medium, of kind `ram` or `null`.
+pub fn create(edit: &mut Edit<'_>, args: &Args, kind: &str) -> Answer {
     let free = || (0..).map(|at| format!("Malloc{at}")).find(|name| edit.plan.disk(name).is_none());
     let name = args.text("name").map(str::to_owned).or_else(free).unwrap_or_default();
-    let mut table = disk(edit, args, &name, "ram")?;
-    size(args, &mut table)?;
-    edit.sections("disk").push(table);
-    Ok(json!(name))
-}
-
-pub fn create_null(edit: &mut Edit<'_>, args: &Args) -> Answer {
-    let name = args.text("name").unwrap_or_default();
-    let mut table = disk(edit, args, name, "null")?;
+    let mut table = disk(edit, args, &name, kind)?;
     size(args, &mut table)?;
     edit.sections("disk").push(table);
     Ok(json!(name))
@@ -92,6 +85,10 @@ fn named(edit: &Edit<'_>, args: &Args, kinds: &[&str]) -> Result<String, Failure
     }
 }
 
+fn section<'a>(edit: &'a mut Edit<'_>, name: &str) -> Option<&'a mut Table> {
+    edit.sections("disk").iter_mut().find(|table| text(table, "name") == Some(name))
+}
+
 /// Take disks out, and the namespaces that show them, as SPDK does.
 fn remove(edit: &mut Edit<'_>, names: &[String]) {
     let is_gone =
@@ -104,52 +101,26 @@ fn remove(edit: &mut Edit<'_>, names: &[String]) {
     }
 }
 
-fn delete(edit: &mut Edit<'_>, args: &Args, kinds: &[&str]) -> Answer {
-    let name = named(edit, args, kinds)?;
+pub fn delete(edit: &mut Edit<'_>, args: &Args, kind: &str) -> Answer {
+    let name = named(edit, args, &[kind])?;
     remove(edit, &[name]);
     Ok(json!(true))
 }
 
-pub fn delete_malloc(edit: &mut Edit<'_>, args: &Args) -> Answer {
-    delete(edit, args, &["ram"])
-}
-
-pub fn delete_null(edit: &mut Edit<'_>, args: &Args) -> Answer {
-    delete(edit, args, &["null"])
-}
-
-pub fn delete_file(edit: &mut Edit<'_>, args: &Args) -> Answer {
-    delete(edit, args, &["file"])
-}
-
-fn resize(edit: &mut Edit<'_>, args: &Args, kinds: &[&str]) -> Answer {
-    let name = named(edit, args, kinds)?;
+pub fn resize(edit: &mut Edit<'_>, args: &Args, kind: &str) -> Answer {
+    let name = named(edit, args, &[kind])?;
     let bytes = args.whole("new_size").unwrap_or(0).saturating_mul(MIB);
-    let is_it = |table: &&mut Table| text(table, "name") == Some(&name);
-    if let Some(table) = edit.sections("disk").iter_mut().find(is_it) {
+    if let Some(table) = section(edit, &name) {
         set(table, "size", size_text(bytes));
     }
     Ok(json!(true))
-}
-
-pub fn resize_malloc(edit: &mut Edit<'_>, args: &Args) -> Answer {
-    resize(edit, args, &["ram"])
-}
-
-pub fn resize_null(edit: &mut Edit<'_>, args: &Args) -> Answer {
-    resize(edit, args, &["null"])
-}
-
-pub fn resize_file(edit: &mut Edit<'_>, args: &Args) -> Answer {
-    resize(edit, args, &["file"])
 }
 
 /// The cache in front of a disk; what it may be is checked with the whole configuration.
 pub fn cache(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let name = named(edit, args, &["file", "ng", "nvme", "remote"])?;
     let bytes = args.whole("size").unwrap_or(0);
-    let is_it = |table: &&mut Table| text(table, "name") == Some(&name);
-    let Some(table) = edit.sections("disk").iter_mut().find(is_it) else { return Ok(json!(true)) };
+    let Some(table) = section(edit, &name) else { return Ok(json!(true)) };
     if bytes == 0 {
         table.remove("cache");
         return Ok(json!(true));
@@ -177,7 +148,7 @@ pub fn cache(edit: &mut Edit<'_>, args: &Args) -> Answer {
 pub fn attach(edit: &mut Edit<'_>, args: &Args) -> Answer {
     let (controller, nsid) = (args.text("name").unwrap_or_default(), args.whole("namespace").unwrap_or(1));
     let name = format!("{controller}n{nsid}");
-    let table = match transport_of(args) {
+    let mut table = match transport_of(args) {
         None => {
             let foreign = ["trsvcid", "adrfam", "subnqn", "hostnqn"];
             if let Some(foreign) = foreign.into_iter().find(|name| args.text(name).is_some()) {
@@ -194,16 +165,13 @@ pub fn attach(edit: &mut Edit<'_>, args: &Args) -> Answer {
             let mut table = disk(edit, args, &name, "remote")?;
             table["address"] = value(args.address(4420)?.to_string());
             if transport == TransportKind::Rdma {
-                table["transport"] = value("rdma");
+                table["transport"] = value(transport.to_string());
             }
             table["nqn"] = value(subnqn);
-            if let Some(host) = args.text("hostnqn") {
-                table["host_nqn"] = value(host);
-            }
+            copy(args, &mut table, &[("hostnqn", "host_nqn")]);
             table
         }
     };
-    let mut table = table;
     if nsid != 1 {
         table["namespace"] = number(nsid);
     }
@@ -212,7 +180,7 @@ pub fn attach(edit: &mut Edit<'_>, args: &Args) -> Answer {
 }
 
 /// What stands before n and the number of the namespace.
-fn controller_of(disk: &str) -> Option<&str> {
+pub fn controller_of(disk: &str) -> Option<&str> {
     let (controller, nsid) = disk.rsplit_once('n')?;
     (!nsid.is_empty() && nsid.bytes().all(|digit| digit.is_ascii_digit())).then_some(controller)
 }

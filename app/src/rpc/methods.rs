@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::edit::Edit;
-use super::params::{Args, Kind, Param, nearest};
+use super::params::{Args, Kind, Param};
 use super::wire::Request;
-use crate::config::alternatives;
 use crate::serve::view::{Look, View};
+use crate::text::{did_you_mean, quoted};
 
 pub use super::table::METHODS;
 
@@ -18,13 +18,9 @@ pub type Read = fn(&Look<'_>, &Args) -> Result<Value, Failure>;
 /// A method that changes the configuration.
 pub type Change = fn(&mut Edit<'_>, &Args) -> Result<Value, Failure>;
 
-/// A method.
 pub struct Method {
-    /// Its name.
     pub name: &'static str,
-    /// What it may be given.
     pub params: &'static [Param],
-    /// What it does.
     pub about: &'static str,
     pub(super) act: Act,
 }
@@ -40,7 +36,6 @@ pub(super) enum Act {
 
 /// What came of a request.
 pub enum Called {
-    /// It is done.
     Done(Result<Value, Failure>),
     /// It is for the main thread.
     Change(Change, Args),
@@ -92,10 +87,7 @@ fn described(param: &Param, path: &str) -> String {
 
 fn unknown(name: &str) -> Failure {
     let names = || METHODS.iter().map(|method| method.name);
-    let near = match nearest(name, names()) {
-        Some(near) => format!("did you mean {near:?}?"),
-        None => format!("it may be {}", alternatives(names().map(|name| format!("{name:?}")))),
-    };
+    let near = did_you_mean(name, names(), || format!("it may be {}", quoted(names())));
     Failure::method(name, &format!("there is no such method; {near}"))
 }
 

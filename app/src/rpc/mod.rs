@@ -36,11 +36,14 @@ mod wire;
 pub use server::answer;
 
 pub use edit::Edit;
+pub use edit_disks::controller_of;
 
 use std::sync::mpsc::Sender;
 
 use serde_json::{Map, Value, json};
 use spindle_reactor::net::Waker;
+
+use crate::text::shortened;
 
 /// A change that a client asks the main thread for.
 pub struct Change {
@@ -64,17 +67,6 @@ impl Change {
         // It fails when the thread of the socket has ended: there is no client to tell.
         let _ = self.reply.send.send((self.reply.client, result));
         self.reply.waker.wake();
-    }
-}
-
-/// Most characters of a name or a value that a message shows: both may be as long as a request.
-const SHOWN_CHARS_MAX: usize = 80;
-
-/// A text, or its beginning where it is long.
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(SHOWN_CHARS_MAX) {
-        Some((end, _)) => format!("{} ...", &text[..end]),
-        None => text.to_owned(),
     }
 }
 
@@ -105,24 +97,9 @@ impl Failure {
         Failure { code, message, data: None }
     }
 
-    /// What came is not JSON.
-    fn parse(message: String) -> Failure {
-        Failure::new(PARSE, message)
-    }
-
-    /// It is no request.
-    fn request(message: String) -> Failure {
-        Failure::new(REQUEST, message)
-    }
-
     /// There is no such method.
     fn method(name: &str, allowed: &str) -> Failure {
         Failure { code: METHOD, ..Failure::field("method", Some(&name.into()), allowed) }
-    }
-
-    /// Parameters are wrong.
-    fn params(message: String) -> Failure {
-        Failure::new(PARAMS, message)
     }
 
     /// The configuration that would follow is refused.

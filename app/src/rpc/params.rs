@@ -10,36 +10,26 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::Failure;
-use crate::config::alternatives;
+use crate::text::{alternatives, did_you_mean, quoted};
 
-/// Longest name of anything.
-const NAME_BYTES_MAX: usize = 256;
 /// Longest text: a path.
 const TEXT_BYTES_MAX: usize = 4096;
 
-/// A parameter of a method.
 #[derive(Debug)]
 pub struct Param {
-    /// Its name.
     pub name: &'static str,
-    /// What it may be.
     pub kind: Kind,
     /// The call must give it.
     pub is_required: bool,
-    /// What it is for.
     pub about: &'static str,
 }
 
 /// What a parameter may be.
 #[derive(Debug)]
 pub enum Kind {
-    /// `true` or `false`.
     Flag,
-    /// A whole number.
     Whole {
-        /// Least.
         min: u64,
-        /// Most.
         max: u64,
     },
     /// One of these numbers.
@@ -50,9 +40,7 @@ pub enum Kind {
     Word(&'static [&'static str]),
     /// A list of texts.
     Texts,
-    /// An NQN.
     Nqn,
-    /// A UUID.
     Uuid,
     /// 16 bytes in hexadecimal digits.
     Nguid,
@@ -70,15 +58,6 @@ pub const fn may(name: &'static str, kind: Kind, about: &'static str) -> Param {
 /// A parameter that a call must give.
 pub const fn must(name: &'static str, kind: Kind, about: &'static str) -> Param {
     Param { name, kind, is_required: true, about }
-}
-
-/// The word nearest to `name`, if there is one that is near.
-pub fn nearest<'a>(name: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let most = |word: &str| name.len().max(word.len()) / 3;
-    // Others are further away than that by their length alone, and take long to compare.
-    let may_be = |word: &&str| name.len() <= NAME_BYTES_MAX && word.len().abs_diff(name.len()) <= most(word);
-    let distance = |word: &&str| strsim::damerau_levenshtein(name, word);
-    words.filter(may_be).min_by_key(distance).filter(|word| distance(word) <= most(word))
 }
 
 /// What was given, checked against the parameters of the method.
@@ -104,12 +83,10 @@ impl Args {
         self.values.get(name).and_then(Value::as_bool).unwrap_or(false)
     }
 
-    /// A whole number.
     pub fn whole(&self, name: &str) -> Option<u64> {
         self.values.get(name).and_then(Value::as_u64)
     }
 
-    /// A text.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.values.get(name).and_then(Value::as_str)
     }
@@ -137,9 +114,6 @@ impl Args {
     }
 
     /// The address that `traddr`, `trsvcid` and `adrfam` name.
-    ///
-    /// # Errors
-    /// The one that is wrong.
     pub fn address(&self, port_without: u16) -> Result<SocketAddr, Failure> {
         let text = self.text("traddr").unwrap_or_default();
         let wrong = || self.refuse("traddr", "must be an IP address, like \"192.0.2.1\" or \"2001:db8::1\"");
@@ -184,13 +158,9 @@ fn unknown(name: &str, params: &'static [Param]) -> String {
     if params.is_empty() {
         return "there are no parameters here".to_owned();
     }
-    match nearest(name, params.iter().map(|param| param.name)) {
-        Some(near) => format!("there is no such parameter; did you mean {near:?}?"),
-        None => {
-            let names = params.iter().map(|param| format!("{:?}", param.name));
-            format!("there is no such parameter; it may be {}", alternatives(names))
-        }
-    }
+    let names = || params.iter().map(|param| param.name);
+    let meant = did_you_mean(name, names(), || format!("it may be {}", quoted(names())));
+    format!("there is no such parameter; {meant}")
 }
 
 impl Kind {
@@ -246,7 +216,7 @@ impl std::fmt::Display for Kind {
             Kind::Whole { min, max } => write!(f, "a whole number from {min} to {max}"),
             Kind::Number(numbers) => f.write_str(&alternatives(numbers.iter().map(u64::to_string))),
             Kind::Text => write!(f, "a string of 1 to {TEXT_BYTES_MAX} bytes"),
-            Kind::Word(words) => f.write_str(&alternatives(words.iter().map(|word| format!("{word:?}")))),
+            Kind::Word(words) => f.write_str(&quoted(*words)),
             Kind::Texts => f.write_str("a list of strings"),
             Kind::Nqn => f.write_str("an NQN, like \"nqn.2026-01.io.spindle:a\""),
             Kind::Uuid => f.write_str("a UUID, not all zeroes"),

@@ -14,9 +14,10 @@ use spindle_transport::TransportKind;
 use uuid::Uuid;
 
 use super::Failure;
+use super::edit::{DISKS, SUBSYSTEMS, refuse_name};
 use super::params::Args;
-use crate::config::LogLevel;
 use crate::serve::view::{CoreView, Look};
+use crate::text::did_you_mean;
 
 type Answer = Result<Value, Failure>;
 
@@ -88,11 +89,8 @@ fn thread(core: usize) -> String {
     format!("reactor-{core}")
 }
 
-pub fn trtype(kind: TransportKind) -> &'static str {
-    match kind {
-        TransportKind::Tcp => "TCP",
-        TransportKind::Rdma => "RDMA",
-    }
+pub fn trtype(kind: TransportKind) -> String {
+    kind.to_string().to_uppercase()
 }
 
 pub fn address(kind: TransportKind, address: SocketAddr) -> Value {
@@ -161,11 +159,7 @@ fn subsystem_of(snapshot: &Snapshot, subsystem: &Subsystem) -> Value {
 
 fn no_subsystem(snapshot: &Snapshot, args: &Args) -> Failure {
     let names: Vec<String> = snapshot.subsystems.iter().map(|it| it.nqn.to_string()).collect();
-    let near = args.text("nqn").and_then(|nqn| super::params::nearest(nqn, names.iter().map(String::as_str)));
-    match near {
-        Some(near) => args.refuse("nqn", format!("there is no such subsystem; did you mean {near:?}?")),
-        None => args.refuse("nqn", "there is no such subsystem (nvmf_get_subsystems lists them)"),
-    }
+    refuse_name(args, "nqn", "subsystem", &names, SUBSYSTEMS)
 }
 
 /// The subsystem that is named, with its controllers in their order.
@@ -271,10 +265,8 @@ fn disks(look: &Look<'_>, args: &Args) -> Result<Vec<Arc<dyn DiskSource>>, Failu
     }
     let find = |(field, name): (&str, &str)| {
         let found = all.iter().find(|disk| disk.name() == name).cloned();
-        found.ok_or_else(|| match super::params::nearest(name, all.iter().map(|disk| disk.name())) {
-            Some(near) => args.refuse(field, format!("there is no disk {name:?}; did you mean {near:?}?")),
-            None => args.refuse(field, format!("there is no disk {name:?} (bdev_get_bdevs lists them)")),
-        })
+        let meant = || did_you_mean(name, all.iter().map(|disk| disk.name()), || DISKS.to_owned());
+        found.ok_or_else(|| args.refuse(field, format!("there is no disk {name:?}; {}", meant())))
     };
     wanted.into_iter().map(find).collect()
 }
@@ -398,12 +390,11 @@ pub fn iostat(look: &Look<'_>, args: &Args) -> Answer {
     Ok(json!({ "tick_rate": TICK_RATE, "ticks": look.view.uptime_ns(), "bdevs": bdevs }))
 }
 
+/// Levels of the log as SPDK calls them, and as the configuration does.
+pub const LEVELS: [(&str, &str); 5] =
+    [("ERROR", "error"), ("WARNING", "warn"), ("NOTICE", "info"), ("INFO", "debug"), ("DEBUG", "trace")];
+
 pub fn log_level(look: &Look<'_>, _: &Args) -> Answer {
-    Ok(json!(match look.plan.log.level {
-        LogLevel::Error => "ERROR",
-        LogLevel::Warn => "WARNING",
-        LogLevel::Info => "NOTICE",
-        LogLevel::Debug => "INFO",
-        LogLevel::Trace => "DEBUG",
-    }))
+    let level = look.plan.log.level.as_str();
+    Ok(json!(LEVELS.iter().find(|(_, own)| own.eq_ignore_ascii_case(level)).map(|(name, _)| name)))
 }

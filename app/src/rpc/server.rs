@@ -62,9 +62,6 @@ struct Client {
 
 /// Answer the clients of a socket, for as long as the process lives. Changes go to `orders`; `waker` is for
 /// their answers.
-///
-/// # Errors
-/// The system's, where there is no waiting on the socket.
 pub fn answer<O: From<Change>>(
     listener: &UnixListener,
     waker: Waker,

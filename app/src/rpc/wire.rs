@@ -6,7 +6,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Failure, shortened, shown};
+use super::{Failure, PARAMS, PARSE, REQUEST, shown};
+use crate::text::shortened;
 
 /// Longest text.
 pub const TEXT_BYTES_MAX: usize = 1 << 20;
@@ -40,23 +41,20 @@ fn text(bytes: &[u8], bytes_max: usize) -> Text {
     match texts.next() {
         Some(Ok(value)) => Text::Whole(value, texts.byte_offset()),
         Some(Err(error)) if error.is_eof() && bytes.len() < bytes_max => Text::Part,
-        Some(Err(error)) if error.is_eof() => Text::Broken(Failure::parse(format!(
-            "a request of {} bytes and more: must have less than {bytes_max}",
-            bytes.len()
-        ))),
-        Some(Err(error)) => Text::Broken(Failure::parse(format!("not JSON: {error}"))),
+        Some(Err(error)) if error.is_eof() => Text::Broken(Failure::new(
+            PARSE,
+            format!("a request of {} bytes and more: must have less than {bytes_max}", bytes.len()),
+        )),
+        Some(Err(error)) => Text::Broken(Failure::new(PARSE, format!("not JSON: {error}"))),
         None => Text::Part,
     }
 }
 
-/// A request.
 #[derive(Debug, PartialEq)]
 pub struct Request {
     /// `None`: it is not answered.
     pub id: Option<Value>,
-    /// Its name.
     pub method: String,
-    /// By name.
     pub params: Map<String, Value>,
 }
 
@@ -67,11 +65,14 @@ impl Request {
     /// What is wrong with it, with the identifier to answer.
     fn new(value: Value) -> Result<Request, (Value, Failure)> {
         let Value::Object(mut object) = value else {
-            return Err((Value::Null, Failure::request(format!("{}: must be an object", shown(&value)))));
+            return Err((
+                Value::Null,
+                Failure::new(REQUEST, format!("{}: must be an object", shown(&value))),
+            ));
         };
         let id = object.remove("id");
         let answer_to = id.clone().filter(is_id).unwrap_or(Value::Null);
-        let refuse = |what: String| Err((answer_to.clone(), Failure::request(what)));
+        let refuse = |what: String| Err((answer_to.clone(), Failure::new(REQUEST, what)));
         if let Some(id) = id.as_ref().filter(|id| !is_id(id)) {
             return refuse(format!("id = {}: must be a string, a number or null", shown(id)));
         }
@@ -91,7 +92,7 @@ impl Request {
             Some(other) => {
                 let other = shown(&other);
                 let what = format!("params = {other}: must be an object, with each parameter by its name");
-                return Err((answer_to, Failure::params(what)));
+                return Err((answer_to, Failure::new(PARAMS, what)));
             }
         };
         if let Some((name, value)) = object.iter().next() {
@@ -116,7 +117,6 @@ pub struct Work {
 }
 
 impl Work {
-    /// Of a text.
     pub fn new(value: Value) -> Work {
         let answers = Vec::new();
         let Value::Array(mut left) = value else {
@@ -124,7 +124,7 @@ impl Work {
         };
         if left.is_empty() || left.len() > BATCH_MAX {
             let what = format!("a batch of {} requests: must have 1 to {BATCH_MAX}", left.len());
-            let failure = Failure::request(what);
+            let failure = Failure::new(REQUEST, what);
             left.clear();
             return Work { left, answers: vec![failure.answer(Value::Null)], is_batch: false };
         }

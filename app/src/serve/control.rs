@@ -27,9 +27,11 @@ pub fn implied() -> PathBuf {
 pub fn bind_implied(path: &Path) -> Option<Control> {
     // Only root can; others are told by what follows.
     let _ = path.parent().map(std::fs::create_dir);
-    Control::bind(path, None)
-        .inspect_err(|error| tracing::info!(path = %path.display(), %error, "no control socket"))
-        .ok()
+    let tell = |error: &std::io::Error| {
+        let path = path.display();
+        tracing::info!(%path, %error, "no control socket: spindle ctl does not reach this process");
+    };
+    Control::bind(path, None).inspect_err(tell).ok()
 }
 
 fn in_directory(directories: &str) -> Option<PathBuf> {
@@ -70,9 +72,6 @@ impl Control {
     }
 
     /// Answer from now on, by a thread that goes with the process; changes go to `orders`.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn answer<O: From<rpc::Change> + Send + 'static>(
         &self,
         view: Arc<View>,
@@ -81,7 +80,7 @@ impl Control {
         let (listener, waker) = (self.listener.try_clone()?, Waker::new()?);
         std::thread::Builder::new().name("control".to_owned()).spawn(move || {
             if let Err(error) = rpc::answer(&listener, waker, view, orders) {
-                tracing::error!(%error, "the control socket is not answered any more");
+                tracing::error!(%error, "the control socket is not answered any more; restart");
             }
         })?;
         Ok(())

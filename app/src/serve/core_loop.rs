@@ -23,15 +23,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use spindle_rdma::shell as rdma;
 use spindle_reactor::clock::{Clock, wall_ms};
 use spindle_reactor::mailbox::Mailbox;
-use spindle_reactor::mem::{Area, Pages, Pool, ZoneSpec};
+use spindle_reactor::mem::{Area, Pages, Pool};
 use spindle_reactor::net::{Accepted, Listener};
-use spindle_reactor::run::{Idle, Poller, Reactor, Turns};
+use spindle_reactor::run::{Poller, Reactor, Turns};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::Snapshot;
-use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::shell::ShellConfig;
 use spindle_transport::admission::{Admission, Admitted};
 
 use self::acceptor::Acceptor;
@@ -40,6 +38,7 @@ use self::requests::Requests;
 use self::shared::Core;
 use self::sockets::Sockets;
 use super::ServeError;
+use crate::config::Plan;
 
 /// Between cores.
 #[derive(Clone)]
@@ -86,8 +85,6 @@ impl<A> Handover<A> {
 /// What a core needs for RDMA.
 #[derive(Clone)]
 pub struct RdmaSetup {
-    /// Settings.
-    pub shell: rdma::ShellConfig,
     /// The machine's devices; empty where nothing listens on RDMA.
     pub devices: Arc<[Arc<rdma::SharedDevice>]>,
     /// The same, and those that come; the registrar has it too.
@@ -106,17 +103,8 @@ pub struct CoreSetup {
     pub cores: usize,
     /// CPU to be pinned to; `None`: not pinned.
     pub cpu: Option<usize>,
-    /// When idle.
-    pub idle: Idle,
-    /// Zones of the data pool and of the admin pool of this core.
-    pub zones: (Vec<ZoneSpec>, Vec<ZoneSpec>),
-    /// Pages of the pools.
-    pub pages: Pages,
-    /// Most connections of this core.
-    pub connections: usize,
-    /// Most commands of a disk on this core.
-    pub disk_depth: u32,
-    /// Live controllers.
+    /// What the configuration says of pools, connections, disks and transports.
+    pub plan: Arc<Plan>,
     pub registry: Arc<Registry>,
     /// Listeners that this core accepts for all.
     pub listeners: Vec<Listening>,
@@ -126,14 +114,7 @@ pub struct CoreSetup {
     pub advertised: Arc<[AtomicU64]>,
     /// Connections that have not sent Connect.
     pub admission: Arc<Admission>,
-    /// Sockets and batches.
-    pub shell: ShellConfig,
-    /// NVMe/TCP.
-    pub conn: ConnConfig,
-    /// NVMe/RDMA.
     pub rdma: RdmaSetup,
-    /// Log lines a second that hosts can cause on this core.
-    pub peer_lines_per_s: u32,
     /// Raised when a core has failed or all are to end at once.
     pub stop: Arc<AtomicBool>,
 }
@@ -169,9 +150,6 @@ pub struct CoreLoop {
 
 impl CoreLoop {
     /// Take memory, open the disks of the configuration, listen. The mailbox is that of the core.
-    ///
-    /// # Errors
-    /// [`ServeError`] with the reason.
     pub fn new(
         setup: CoreSetup,
         mailbox: Mailbox<CoreMessage>,
@@ -181,11 +159,12 @@ impl CoreLoop {
             spindle_reactor::affinity::pin_current_thread(cpu)
                 .map_err(|error| ServeError::Start(error.to_string()))?;
         }
+        let (plan, connections) = (&*setup.plan, setup.plan.connections_per_core());
         let start = |error: &dyn std::fmt::Display| ServeError::Start(error.to_string());
-        let pool = Pool::new(&setup.zones.0, setup.pages).map_err(|error| start(&error))?;
-        let admin_pool = Pool::new(&setup.zones.1, Pages::Base).map_err(|error| start(&error))?;
+        let pool = Pool::new(&plan.pool.zones, plan.pool.pages).map_err(|error| start(&error))?;
+        let admin_pool = Pool::new(&plan.pool.admin_zones, Pages::Base).map_err(|error| start(&error))?;
         let area = pool.area();
-        let reactor = Reactor::new(mailbox, setup.idle).map_err(|error| start(&error))?;
+        let reactor = Reactor::new(mailbox, plan.reactor.idle).map_err(|error| start(&error))?;
         let mut adapters = None;
         if !setup.rdma.devices.is_empty() {
             let areas = [pool.area(), admin_pool.area()];
@@ -196,8 +175,8 @@ impl CoreLoop {
         let target = TargetCore::new(CoreSettings {
             core: setup.core,
             cores: setup.cores,
-            connections: setup.connections,
-            disk_depth: setup.disk_depth,
+            connections,
+            disk_depth: plan.limits.disk_commands,
             pool,
             admin_pool,
             snapshot,
@@ -207,8 +186,7 @@ impl CoreLoop {
         })
         .map_err(|error| start(&error))?;
         let acceptor = Acceptor::new(setup.listeners, generation, reactor.watcher(ACCEPTOR_PLACE));
-        let sockets =
-            Sockets::new(setup.shell, setup.conn, setup.connections, reactor.watcher(SOCKETS_PLACE));
+        let sockets = Sockets::new(plan.tcp, connections, reactor.watcher(SOCKETS_PLACE));
         let mut pollers: Vec<Box<dyn Poller<Core, CoreMessage>>> = Vec::new();
         pollers.push(Box::new(acceptor.map_err(|error| start(&error))?));
         pollers.push(Box::new(sockets));
@@ -217,7 +195,7 @@ impl CoreLoop {
             pollers.push(Box::new(adapters));
         }
         // The last: what flushing brings goes to other cores and into the log with it.
-        pollers.push(Box::new(Requests::new(setup.core, setup.peer_lines_per_s)));
+        pollers.push(Box::new(Requests::new(setup.core, plan.log.peer_lines_per_s)));
         let shared = Core::new(target, setup.core, (setup.loads, setup.advertised), setup.admission);
         Ok(CoreLoop { pollers, shared, reactor, stop: setup.stop, pool: area })
     }

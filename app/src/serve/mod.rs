@@ -20,7 +20,6 @@ pub mod view;
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -51,7 +50,6 @@ use crate::{log, rpc};
 /// Why serving could not begin or had to end.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
     /// A resource could not be had.
@@ -59,31 +57,17 @@ pub enum ServeError {
     Start(String),
     /// An address could not be listened on.
     #[error("listener {address}: cannot listen: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// An address could not be listened on over RDMA.
-    #[error("listener {address} (rdma): cannot listen: {source}")]
-    ListenRdma {
-        /// The address.
-        address: SocketAddr,
-        /// Why not.
-        source: spindle_rdma_verbs::VerbsError,
-    },
-    /// The control socket could not be had.
-    #[error("control.socket = {path:?}: cannot listen: {source}")]
-    Control {
-        /// Where it should be.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
+    Listen { address: SocketAddr, source: std::io::Error },
     /// Commands were still in flight at the deadline.
-    #[error("shutdown: connections were still open after {0:?}")]
+    #[error("shutdown: connections were still open after {0:?} (shutdown.deadline_ms)")]
     Drain(Duration),
+}
+
+impl ServeError {
+    /// An address could not be listened on over RDMA.
+    fn listen_rdma(address: SocketAddr, error: &spindle_rdma_verbs::VerbsError) -> ServeError {
+        ServeError::Start(format!("listener {address} (rdma): cannot listen: {error}"))
+    }
 }
 
 /// Messages that a mailbox holds.
@@ -117,10 +101,10 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     // Before any thread is there: what is not a core's loop keeps off the cores'.
     let polled: Vec<usize> = config.plan().reactor.cpus().into_iter().flatten().collect();
     spindle_reactor::affinity::leave_to_pollers(&polled);
-    let log = log::start(&config.plan().log).map_err(|error| ServeError::Start(error.to_string()))?;
+    let log = log::start(&config.plan().log).map_err(ServeError::Start)?;
     // Before any thread is there, so that no signal is lost.
     let signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])
-        .map_err(|error| ServeError::Start(format!("signals: {error}")))?;
+        .map_err(|error| ServeError::Start(format!("cannot wait for signals: {error}")))?;
     for note in &config.plan().notes {
         tracing::warn!("{note}");
     }
@@ -147,12 +131,12 @@ fn serve(
     let mut served = Reconfigurator::open(config, Origins::here(), args.ephemeral)?;
     let listeners = listen(&served.snapshot().listeners, &[], &[])?;
     served.listens_on(&listeners);
-    let running = Running::start(served.plan(), served.snapshot(), listeners, &signals.handle())?;
+    let running = start(served.plan(), served.snapshot(), listeners, &signals.handle())?;
     let (send, orders) = mpsc::channel();
     if let Some(control) = &control
         && let Err(error) = control.answer(Arc::clone(&running.view), send.clone())
     {
-        tracing::error!(%error, "the control socket is not answered: no thread for it");
+        tracing::error!(%error, "the control socket is not answered, as there is no thread for it; restart");
     }
     announce(served.snapshot(), TransportKind::Tcp);
     let handle = signals.handle();
@@ -202,18 +186,14 @@ fn serve(
 /// Where operators ask, if there is such a place.
 fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
     let group = plan.control.group.as_deref();
-    match &plan.control.socket {
-        None if group.is_none() => Ok(control::bind_implied(&control::implied())),
-        None => {
-            let path = control::implied();
-            let bound = Control::bind(&path, group).map(Some);
-            bound.map_err(|source| ServeError::Control { path, source })
-        }
-        Some(path) if path.as_os_str().is_empty() => Ok(None),
-        Some(path) => Control::bind(path, group)
-            .map(Some)
-            .map_err(|source| ServeError::Control { path: path.clone(), source }),
-    }
+    let path = match &plan.control.socket {
+        None if group.is_none() => return Ok(control::bind_implied(&control::implied())),
+        None => control::implied(),
+        Some(path) if path.as_os_str().is_empty() => return Ok(None),
+        Some(path) => path.clone(),
+    };
+    let failed = |error| ServeError::Start(format!("control.socket = {path:?}: cannot listen: {error}"));
+    Control::bind(&path, group).map(Some).map_err(failed)
 }
 
 /// What the main thread is to do.
@@ -273,7 +253,7 @@ fn forward(
     std::thread::Builder::new()
         .name("signals".to_owned())
         .spawn(run)
-        .map_err(|error| ServeError::Start(format!("thread of the signals: {error}")))?;
+        .map_err(|error| ServeError::Start(format!("cannot start the thread of the signals: {error}")))?;
     Ok(())
 }
 
@@ -282,7 +262,8 @@ fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the number of open files stays limited to {:?}", limit.current);
+        let files = limit.current.unwrap_or(u64::MAX);
+        tracing::warn!(files, %error, "the limit of open files is not raised: it limits connections");
     }
 }
 
@@ -300,15 +281,6 @@ struct Running {
 }
 
 impl Running {
-    fn start(
-        plan: &Plan,
-        snapshot: &Arc<Snapshot>,
-        listeners: Vec<Listening>,
-        signals: &Handle,
-    ) -> Result<Running, ServeError> {
-        start(plan, snapshot, listeners, signals)
-    }
-
     /// All cores change to this snapshot, and one of them listens on what is new in it.
     fn change_to(&self, plan: &Plan, next: Next) {
         self.view.change_to(plan, &next.0);
@@ -344,15 +316,7 @@ impl Running {
 
     fn send(&self, cores: Range<usize>, message: &CoreMessage) {
         for (core, thread) in self.threads.iter().enumerate().filter(|(core, _)| cores.contains(core)) {
-            let mut message = message.clone();
-            // A full mailbox is emptied within a turn, unless its core has failed.
-            while let Err(back) = self.remote.send(core, message) {
-                if thread.is_finished() {
-                    break;
-                }
-                message = back;
-                std::thread::yield_now();
-            }
+            registrar::send(&self.remote, core, message, || thread.is_finished());
         }
     }
 
@@ -391,6 +355,7 @@ impl Drop for OnPanic {
     }
 }
 
+/// A thread on each core, and what they share.
 fn start(
     plan: &Plan,
     snapshot: &Arc<Snapshot>,
@@ -400,7 +365,7 @@ fn start(
     let cpus = plan.reactor.cpus();
     let cores = cpus.len();
     let mailboxes = mesh::<CoreMessage>(cores, MAILBOX_ENTRIES)
-        .map_err(|error| ServeError::Start(format!("mailboxes: {error}")))?;
+        .map_err(|error| ServeError::Start(format!("cannot make the mailboxes between cores: {error}")))?;
     let remote = mailboxes
         .first()
         .map(spindle_reactor::mailbox::Mailbox::remote)
@@ -409,7 +374,7 @@ fn start(
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
     let advertised: Arc<[AtomicU64]> = (0..cores).map(|_| AtomicU64::new(snapshot.generation)).collect();
     let admission = Admission::new(plan.limits.unconnected_per_address);
-    let stop = Arc::new(AtomicBool::new(false));
+    let (stop, shared_plan) = (Arc::new(AtomicBool::new(false)), Arc::new(plan.clone()));
     let mut listeners = Some(listeners);
     let mut rdma = open_rdma(plan, snapshot)?;
     let (ready, is_ready) = mpsc::channel();
@@ -419,19 +384,12 @@ fn start(
             core,
             cores,
             cpu,
-            idle: plan.reactor.idle,
-            zones: (plan.pool.zones.clone(), plan.pool.admin_zones.clone()),
-            pages: plan.pool.pages,
-            connections: plan.connections_per_core(),
-            disk_depth: plan.limits.disk_commands,
-            peer_lines_per_s: plan.log.peer_lines_per_s,
+            plan: Arc::clone(&shared_plan),
             registry: Arc::clone(&registry),
             listeners: listeners.take().unwrap_or_default(),
             loads: Arc::clone(&loads),
             advertised: Arc::clone(&advertised),
             admission: Arc::clone(&admission),
-            shell: plan.tcp.shell,
-            conn: plan.tcp.conn,
             rdma: RdmaSetup { listeners: std::mem::take(&mut rdma.listeners), ..rdma.clone() },
             stop: Arc::clone(&stop),
         };
@@ -450,7 +408,9 @@ fn start(
             }
         };
         let thread = std::thread::Builder::new().name(format!("reactor-{core}")).spawn(run);
-        threads.push(thread.map_err(|error| ServeError::Start(format!("thread of core {core}: {error}")))?);
+        threads.push(thread.map_err(|error| {
+            ServeError::Start(format!("cannot start the thread of core {core}: {error}"))
+        })?);
     }
     drop(ready);
     let ready = wait_ready(cores, &is_ready).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
@@ -504,7 +464,7 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
     let listeners: Vec<_> = listeners.map(|(index, listener)| (listener.address, index)).collect();
     let mut devices = Vec::new();
     if let Some((address, _)) = listeners.first() {
-        let failed = |error| ServeError::Start(format!("RDMA devices: {error}"));
+        let failed = |error| ServeError::Start(format!("cannot open the RDMA devices: {error}"));
         let addresses: Vec<_> = listeners.iter().map(|(address, _)| *address).collect();
         devices = SharedDevice::for_listeners(&addresses).map_err(failed)?;
         if devices.is_empty() {
@@ -516,7 +476,7 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
     }
     let known = KnownDevices::new(&devices);
     let in_capsule_bytes = plan.rdma_capsule().unwrap_or(0);
-    Ok(RdmaSetup { shell: plan.rdma, devices: devices.into(), known, in_capsule_bytes, listeners })
+    Ok(RdmaSetup { devices: devices.into(), known, in_capsule_bytes, listeners })
 }
 
 /// Listeners of a transport, NQNs and the line that a host types.

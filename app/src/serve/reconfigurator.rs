@@ -164,7 +164,9 @@ impl Reconfigurator {
     /// Read the file again. `Some`: the snapshot that the cores are to change to.
     pub fn reload(&mut self, log: &LogControl) -> Option<Arc<Snapshot>> {
         let Some(path) = self.config.source().map(Path::to_owned) else {
-            tracing::warn!("SIGHUP: serving the built-in default, there is no file to read again");
+            tracing::warn!(
+                "SIGHUP ignored: the built-in default is served, there is no file (-c FILE) to read again"
+            );
             return None;
         };
         let next = Config::load(&path).map_err(|errors| Refused::Lines(errors.lines().collect()));
@@ -342,7 +344,7 @@ impl Reconfigurator {
                     break;
                 }
                 if !(is_taken && self.rdma_closed.is_some_and(|at| at.elapsed() < CLOSING_MAX)) {
-                    return Err(ServeError::ListenRdma { address, source });
+                    return Err(ServeError::listen_rdma(address, &source));
                 }
                 std::thread::park_timeout(CLOSING_PERIOD);
             }
@@ -404,7 +406,9 @@ impl Reconfigurator {
         let renewed = if has_new_size(&self.snapshot) { self.renew(&[]) } else { Ok(()) };
         let why = renewed.err().map(|error| error.to_string()).unwrap_or_default();
         if !why.is_empty() && why != self.why {
-            tracing::error!("the new size of a drive or far namespace cannot be served: {why}");
+            tracing::error!(
+                "the new size of a drive or far namespace cannot be served, it keeps the old one: {why}"
+            );
         }
         self.why = why;
         self.attempts.open(self.absent(), now);
@@ -434,7 +438,12 @@ impl Reconfigurator {
 fn put_back(file: &Path, text: &str) {
     if let Err(error) = Staged::new(file, text).and_then(Staged::commit) {
         let file = file.display();
-        tracing::error!(%file, %error, "the configuration before the change cannot be put back");
+        tracing::error!(
+            %file,
+            %error,
+            "the file has a change that is not in force and cannot be taken back: take it back by hand, or \
+             the next start serves it"
+        );
     }
 }
 

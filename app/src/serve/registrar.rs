@@ -50,9 +50,6 @@ struct Work {
 
 impl Registrar {
     /// Begin with the memory of `first`, which the cores have.
-    ///
-    /// # Errors
-    /// [`ServeError`]: there is no thread to be had.
     pub fn start(
         devices: KnownDevices,
         pools: Vec<Area>,
@@ -68,7 +65,9 @@ impl Registrar {
         std::thread::Builder::new()
             .name("memory".to_owned())
             .spawn(move || work.run(first, &receive))
-            .map_err(|error| ServeError::Start(format!("thread of the devices' memory: {error}")))?;
+            .map_err(|error| {
+                ServeError::Start(format!("cannot start the thread of the devices' memory: {error}"))
+            })?;
         Ok(Registrar(send))
     }
 
@@ -124,15 +123,19 @@ impl Work {
     }
 
     fn send(&self, core: usize, message: &CoreMessage) {
-        let mut message = message.clone();
-        // A full mailbox is emptied within a turn, unless all is coming to its end.
-        while let Err(back) = self.remote.send(core, message) {
-            if self.stop.load(Ordering::Relaxed) {
-                return;
-            }
-            message = back;
-            std::thread::yield_now();
+        send(&self.remote, core, message, || self.stop.load(Ordering::Relaxed));
+    }
+}
+
+/// Send a message to a core. A full mailbox is emptied within a turn, unless the core has ended.
+pub fn send(remote: &Remote<CoreMessage>, core: usize, message: &CoreMessage, has_ended: impl Fn() -> bool) {
+    let mut message = message.clone();
+    while let Err(back) = remote.send(core, message) {
+        if has_ended() {
+            return;
         }
+        message = back;
+        std::thread::yield_now();
     }
 }
 
@@ -199,7 +202,7 @@ mod tests {
         let expected: Vec<_> =
             pools.iter().map(|pool| ("memory".to_owned(), pool.base().addr().get())).collect();
         let registrar =
-            Registrar::start(KnownDevices::default(), pools, first, 1, mailbox.remote(), Arc::default());
+            Registrar::start(KnownDevices::new(&[]), pools, first, 1, mailbox.remote(), Arc::default());
         let registrar = registrar.expect("a thread");
         for _ in 0..2 {
             assert!(registrar.send((Arc::clone(&next), Vec::new())).is_ok());

@@ -26,11 +26,9 @@ pub struct View {
     started: Instant,
     /// In their order.
     pub cores: Vec<CoreView>,
-    /// Connections of each core.
     pub loads: Arc<[AtomicUsize]>,
     /// A listener was on RDMA at the start.
     has_rdma: bool,
-    /// Live controllers.
     pub registry: Arc<Registry>,
     /// Locked while it is read. The last of its owners is never here: it shuts down the disks.
     in_force: Mutex<InForce>,
@@ -88,7 +86,6 @@ impl View {
         Look { view: self, snapshot, plan, _in_force: in_force }
     }
 
-    /// Nanoseconds since the start.
     pub fn uptime_ns(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }

@@ -1,8 +1,8 @@
-//! `spindle bench delivery`: replies sent by the thread that took their requests, against replies that it
-//! hands over to another thread.
+//! `spindle bench delivery`: replies sent by the thread that receives the requests, compared with replies
+//! sent by a second thread.
 //!
-//! One loopback connection. The requester keeps `qd` requests of 64 bytes in flight; each carries a tag, and
-//! its reply carries the same one. The ring holds tags only: what is delivered lies ready in all ways.
+//! One loopback connection. The requester keeps `qd` requests of 64 bytes in flight; request and reply carry
+//! the same tag. The ring holds only tags: the payload of the replies is prepared before the measurement.
 //!
 //! ```text
 //!   event   requester ──▶ serving thread ──▶ requester
@@ -10,9 +10,8 @@
 //!   wake    requester ──▶ serving thread ──▶ ring ──▶ thread that sleeps while it is empty ─▶ requester
 //! ```
 //!
-//! All polling threads give their core away when they find nothing: there may be fewer cores than threads.
-//!
-//! What it does not do: it has no disk and no protocol.
+//! Polling threads call `sched_yield` when there is nothing to do, as there may be fewer cores than threads.
+//! There is no disk and no NVMe protocol.
 
 mod ring;
 
@@ -34,25 +33,25 @@ use crate::report::{Latencies, per_second};
 use ring::Ring;
 use spindle_console::size::Bytes;
 
-/// Bytes of a request: those of an NVMe command.
+/// Size of a request: that of an NVMe submission queue entry.
 const REQUEST_BYTES: usize = 64;
-/// Bytes of a tag, with which requests and replies begin.
+/// Size of the tag at the start of each request and reply.
 const TAG_BYTES: usize = 8;
-/// The largest reply: all replies in flight have room in memory.
+/// Largest `--bs`: memory for all replies in flight is allocated.
 const REPLY_MAX: Bytes = Bytes::new(1 << 20);
 
-/// Who sends a reply.
+/// Thread that sends the replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Delivery {
-    /// The thread that has taken the request.
+    /// The thread that receives the requests.
     Event,
-    /// Another one, which polls for replies.
+    /// A second thread, which polls the ring.
     Spin,
-    /// Another one, which sleeps when there is none, and is woken.
+    /// A second thread, which sleeps while the ring is empty.
     Wake,
 }
 
-const WAYS: [Delivery; 3] = [Delivery::Event, Delivery::Spin, Delivery::Wake];
+const DELIVERIES: [Delivery; 3] = [Delivery::Event, Delivery::Spin, Delivery::Wake];
 
 impl Delivery {
     fn name(self) -> &'static str {
@@ -64,7 +63,7 @@ impl Delivery {
     }
 }
 
-/// What is run.
+/// Checked options of a run.
 #[derive(Debug, Clone)]
 struct Plan {
     reply_bytes: usize,
@@ -75,14 +74,14 @@ struct Plan {
     measured: Duration,
 }
 
-/// What one way gave in one round.
+/// Result of one delivery in one round.
 #[derive(Debug, Clone, Copy, Default)]
-struct Figures {
+struct RoundResult {
     iops: f64,
     p50_us: f64,
 }
 
-/// Measure the three ways in turn and show what they gave.
+/// `spindle bench delivery`.
 pub fn run(args: &DeliveryArgs) -> Result<(), LimitError> {
     if args.bs.as_len() < TAG_BYTES || args.bs > REPLY_MAX {
         let rule = format!("a reply is {TAG_BYTES} B to {REPLY_MAX}");
@@ -98,9 +97,9 @@ pub fn run(args: &DeliveryArgs) -> Result<(), LimitError> {
     };
     let mut rounds = Vec::new();
     for _ in 0..args.rounds {
-        let mut round = [Figures::default(); WAYS.len()];
-        for (way, figures) in WAYS.iter().zip(&mut round) {
-            *figures = exchange(&plan, *way, |stream| request(&plan, &stream))?;
+        let mut round = [RoundResult::default(); DELIVERIES.len()];
+        for (delivery, figures) in DELIVERIES.iter().zip(&mut round) {
+            *figures = exchange(&plan, *delivery, |stream| request(&plan, &stream))?;
         }
         rounds.push(round);
     }
@@ -108,14 +107,14 @@ pub fn run(args: &DeliveryArgs) -> Result<(), LimitError> {
     Ok(())
 }
 
-fn show(args: &DeliveryArgs, cores: CorePair, rounds: &[[Figures; WAYS.len()]]) {
+fn show(args: &DeliveryArgs, cores: CorePair, rounds: &[[RoundResult; DELIVERIES.len()]]) {
     let CorePair(serving, requesting) = cores;
     let seconds = args.seconds.as_secs_f64();
-    // Of the same round, as the cores may change their state between rounds.
+    // Ratios within a round: core frequency and placement may change between rounds.
     let row = |at: usize| {
         let ratio = median(rounds.iter().map(|round| round[at].iops / round[0].iops));
-        let figures = |of: fn(&Figures) -> f64| median(rounds.iter().map(|round| of(&round[at])));
-        (WAYS[at].name(), figures(|it| it.iops), ratio, figures(|it| it.p50_us))
+        let figures = |of: fn(&RoundResult) -> f64| median(rounds.iter().map(|round| of(&round[at])));
+        (DELIVERIES[at].name(), figures(|it| it.iops), ratio, figures(|it| it.p50_us))
     };
     let rows = [row(0), row(1), row(2)];
     if args.json {
@@ -144,90 +143,95 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
 }
 
-/// Serve one connection one way. `requester` has its other end, and hangs up when it returns.
+/// Serves one connection with `delivery`. `requester` gets the other end, which is closed when it returns.
 fn exchange<T: Send>(
     plan: &Plan,
-    way: Delivery,
+    delivery: Delivery,
     requester: impl FnOnce(TcpStream) -> io::Result<T> + Send,
 ) -> Result<T, LimitError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
-    let (taking, requesting) = connect_pair(&listener, Some("reno"))?;
+    let (serving, requesting) = connect_pair(&listener, Some("reno"))?;
     let ring = &Ring::new(plan.depth);
     thread::scope(|scope| {
-        // Each thread owns its end: a connection ends with the threads that use it. All are started from
-        // here, as a thread inherits the core that its starter is pinned to.
-        let deliverer = if way == Delivery::Event {
+        // Each thread owns its socket, so the connection closes when its threads end. This thread, which is
+        // not pinned, starts all of them: a thread inherits its parent's affinity.
+        let deliverer = if delivery == Delivery::Event {
             None
         } else {
-            let sending = taking.try_clone().map_err(LimitError::socket("cannot share a socket"))?;
-            Some(scope.spawn(move || deliver(plan, way, ring, &sending)))
+            let sending = serving.try_clone().map_err(LimitError::socket("cannot share a socket"))?;
+            Some(scope.spawn(move || deliver(plan, delivery, ring, &sending)))
         };
-        let woken = deliverer.as_ref().map(|it| it.thread().clone()).filter(|_| way == Delivery::Wake);
-        let server = scope.spawn(move || match way {
-            Delivery::Event => serve(plan, &taking, sender(plan, &taking)),
-            Delivery::Spin | Delivery::Wake => hand_over(plan, &taking, ring, woken),
+        let sleeper = deliverer.as_ref().map(|it| it.thread().clone()).filter(|_| delivery == Delivery::Wake);
+        let server = scope.spawn(move || match delivery {
+            Delivery::Event => serve(plan, &serving, sender(plan, &serving)),
+            Delivery::Spin | Delivery::Wake => hand_over(plan, &serving, ring, sleeper),
         });
         let requester = scope.spawn(move || {
             plan.cores.iter().for_each(|cores| pin(cores.1));
             requester(requesting)
         });
-        let outcome = end_of("requesting", requester);
-        let (served, delivered) = (end_of("serving", server), deliverer.map(|it| end_of("delivering", it)));
-        // The reason of who failed first: the others only saw the connection or the ring close.
+        let outcome = join_thread("requesting", requester);
+        let (served, delivered) =
+            (join_thread("serving", server), deliverer.map(|it| join_thread("delivering", it)));
+        // Root cause first: after one thread fails, the others only see the connection or the ring close.
         delivered.transpose()?;
         served?;
         outcome
     })
 }
 
-fn end_of<T>(name: &'static str, thread: ScopedJoinHandle<'_, io::Result<T>>) -> Result<T, LimitError> {
+fn join_thread<T>(name: &'static str, thread: ScopedJoinHandle<'_, io::Result<T>>) -> Result<T, LimitError> {
     thread.join().map_err(|_| LimitError::Panicked(name))?.map_err(LimitError::socket(name))
 }
 
-/// The serving thread: gives the tags of the requests of a turn to `hand`, until the requester hangs up.
-fn serve(plan: &Plan, stream: &TcpStream, mut hand: impl FnMut(&[u64]) -> io::Result<()>) -> io::Result<()> {
+/// The serving thread: passes the tags of each receive to `forward` until the requester disconnects.
+fn serve(
+    plan: &Plan,
+    stream: &TcpStream,
+    mut forward: impl FnMut(&[u64]) -> io::Result<()>,
+) -> io::Result<()> {
     plan.cores.iter().for_each(|cores| pin(cores.0));
     let mut inbox = Inbox::new(REQUEST_BYTES, plan.depth);
     let mut tags = Vec::with_capacity(plan.depth);
     while inbox.receive(stream, &mut tags)? {
-        hand(&tags)?;
+        forward(&tags)?;
     }
     Ok(())
 }
 
-/// The serving thread where another one sends.
-fn hand_over(plan: &Plan, stream: &TcpStream, ring: &Ring, woken: Option<Thread>) -> io::Result<()> {
-    let closing = ring.closing(woken);
+/// The serving thread of `spin` and `wake`: puts the tags into the ring.
+fn hand_over(plan: &Plan, stream: &TcpStream, ring: &Ring, sleeper: Option<Thread>) -> io::Result<()> {
+    let close_on_drop = ring.close_on_drop(sleeper);
     serve(plan, stream, |tags| {
         for tag in tags {
             while !ring.push(*tag) && !ring.is_closed() {
-                closing.wake();
+                close_on_drop.wake();
                 thread::yield_now();
             }
         }
-        // Once a turn, as the serving thread would send once a turn.
+        // One wake-up for each receive, as `event` has one send for each receive.
         if !tags.is_empty() {
-            closing.wake();
+            close_on_drop.wake();
         }
-        // Also without a tag: a deliverer that has failed sends nothing that the requester could answer.
+        // Checked without new tags too: when the delivering thread has failed, no request follows.
         if ring.is_closed() { Err(ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     })
 }
 
-/// The delivering thread, until the ring is empty and closed.
-fn deliver(plan: &Plan, way: Delivery, ring: &Ring, stream: &TcpStream) -> io::Result<()> {
-    let _closing = ring.closing(None);
-    if let Some(core) = plan.cores.and_then(|cores| delivering_core(way, cores)) {
+/// The delivering thread: sends a reply for each tag until the ring is closed and empty.
+fn deliver(plan: &Plan, delivery: Delivery, ring: &Ring, stream: &TcpStream) -> io::Result<()> {
+    let _close_on_drop = ring.close_on_drop(None);
+    if let Some(core) = plan.cores.and_then(|cores| delivering_core(delivery, cores)) {
         pin(core);
     }
     let mut send = sender(plan, stream);
     let mut tags = Vec::with_capacity(plan.depth);
     loop {
-        // Asked before the ring is emptied: what was put there before it was closed is then seen.
+        // Read before `take`, so that tags pushed before the close are taken.
         let is_closed = ring.is_closed();
         ring.take(&mut tags);
-        match way {
+        match delivery {
             _ if !tags.is_empty() => send(&tags)?,
             _ if is_closed => return Ok(()),
             Delivery::Wake => thread::park(),
@@ -236,69 +240,71 @@ fn deliver(plan: &Plan, way: Delivery, ring: &Ring, stream: &TcpStream) -> io::R
     }
 }
 
-/// The sleeper shares the serving thread's core; who polls gets one that neither end has, or any.
-fn delivering_core(way: Delivery, CorePair(serving, requesting): CorePair) -> Option<usize> {
-    match way {
+/// Core of the delivering thread: the serving thread's for `wake`; for `spin` one that neither end uses, and
+/// `None` (unpinned) if there is none.
+fn delivering_core(delivery: Delivery, CorePair(serving, requesting): CorePair) -> Option<usize> {
+    match delivery {
         Delivery::Event | Delivery::Wake => Some(serving),
         Delivery::Spin => available_cores().into_iter().find(|core| ![serving, requesting].contains(core)),
     }
 }
 
-/// The requester: keeps the depth in flight for the time of the plan, then waits for the rest.
-fn request(plan: &Plan, stream: &TcpStream) -> io::Result<Figures> {
+/// The requester: keeps `plan.depth` requests in flight for the warm-up and the measured time, then waits for
+/// the outstanding replies.
+fn request(plan: &Plan, stream: &TcpStream) -> io::Result<RoundResult> {
     let mut inbox = Inbox::new(plan.reply_bytes, plan.depth);
     let mut requests = vec![0; REQUEST_BYTES * plan.depth];
     let mut tags: Vec<u64> = (0..plan.depth as u64).collect();
-    let mut begun = vec![Nanos::ZERO; plan.depth];
+    let mut send_times = vec![Nanos::ZERO; plan.depth];
     let mut latency = Latencies::new();
-    let (mut in_flight, mut elapsed, mut is_on) = (0, Nanos::ZERO, true);
+    let (mut in_flight, mut elapsed, mut is_sending) = (0, Nanos::ZERO, true);
     let mut now = Clock::now();
     let begin = now + plan.warm_up.into();
     let end = begin + plan.measured.into();
     loop {
-        if is_on {
+        if is_sending {
             for tag in &tags {
-                *slot(&mut begun, *tag)? = now;
+                *send_time_mut(&mut send_times, *tag)? = now;
             }
             in_flight += tags.len();
             send_tags(stream, &mut requests, REQUEST_BYTES, &tags)?;
         }
         if in_flight == 0 {
             let iops = per_second(latency.count(), elapsed.as_duration());
-            return Ok(Figures { iops, p50_us: latency.percentile_us(50.0) });
+            return Ok(RoundResult { iops, p50_us: latency.percentile_us(50.0) });
         }
         if !inbox.receive(stream, &mut tags)? {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         now = Clock::now();
-        let is_counted = is_on && now > begin;
+        let is_counted = is_sending && now > begin;
         for tag in &tags {
-            let begun = slot(&mut begun, *tag)?;
+            let sent = send_time_mut(&mut send_times, *tag)?;
             if is_counted {
-                latency.record((now - *begun).as_u64(), 1);
+                latency.record((now - *sent).as_u64(), 1);
             }
         }
         in_flight = in_flight.checked_sub(tags.len()).ok_or(ErrorKind::InvalidData)?;
         if is_counted {
             elapsed = now - begin;
-            // A machine that is busy with others may take longer for the first one.
-            is_on = now < end || latency.count() == 0;
+            // On a loaded machine the first reply may come after the measured time: wait for one.
+            is_sending = now < end || latency.count() == 0;
         }
     }
 }
 
-fn slot(begun: &mut [Nanos], tag: u64) -> io::Result<&mut Nanos> {
-    let index = usize::try_from(tag).ok().filter(|index| *index < begun.len());
-    Ok(&mut begun[index.ok_or(ErrorKind::InvalidData)?])
+fn send_time_mut(send_times: &mut [Nanos], tag: u64) -> io::Result<&mut Nanos> {
+    let index = usize::try_from(tag).ok().filter(|index| *index < send_times.len());
+    Ok(&mut send_times[index.ok_or(ErrorKind::InvalidData)?])
 }
 
-/// Sends the replies with the tags that it is given, all in one call where the socket takes them.
+/// Returns a function that sends a reply for each tag, all in one call unless the socket buffer is full.
 fn sender(plan: &Plan, stream: &TcpStream) -> impl FnMut(&[u64]) -> io::Result<()> {
     let mut replies = vec![0xa5; plan.reply_bytes * plan.depth];
     move |tags| send_tags(stream, &mut replies, plan.reply_bytes, tags)
 }
 
-/// Send a message for each tag out of `messages`, which has room for as many as are ever sent at once.
+/// Sends a message of `unit` bytes for each tag. `messages` holds at least one message for each of `tags`.
 fn send_tags(mut stream: &TcpStream, messages: &mut [u8], unit: usize, tags: &[u64]) -> io::Result<()> {
     for (message, tag) in messages.chunks_exact_mut(unit).zip(tags) {
         message[..TAG_BYTES].copy_from_slice(&tag.to_le_bytes());
@@ -315,7 +321,7 @@ fn send_tags(mut stream: &TcpStream, messages: &mut [u8], unit: usize, tags: &[u
     Ok(())
 }
 
-/// What was received and is not yet a whole message.
+/// Receive buffer that keeps the incomplete message at the end of a receive.
 struct Inbox {
     bytes: Vec<u8>,
     filled: usize,
@@ -327,7 +333,8 @@ impl Inbox {
         Inbox { bytes: vec![0; unit * depth], filled: 0, unit }
     }
 
-    /// Receive once, and put the tags of the whole messages into `tags`. False: the peer has hung up.
+    /// Receives once and replaces `tags` by those of the complete messages. False: the peer has closed the
+    /// connection.
     fn receive(&mut self, mut stream: &TcpStream, tags: &mut Vec<u64>) -> io::Result<bool> {
         tags.clear();
         match stream.read(&mut self.bytes[self.filled..]) {
@@ -357,11 +364,11 @@ mod tests {
 
     #[test]
     fn every_way_measures() {
-        for way in WAYS {
+        for delivery in DELIVERIES {
             for plan in [plan(), Plan { depth: 1, ..plan() }, Plan { depth: 100, reply_bytes: 77, ..plan() }]
             {
-                let figures = exchange(&plan, way, |stream| request(&plan, &stream)).expect("runs");
-                assert!(figures.iops > 0.0 && figures.p50_us > 0.0, "{way:?} {plan:?}");
+                let figures = exchange(&plan, delivery, |stream| request(&plan, &stream)).expect("runs");
+                assert!(figures.iops > 0.0 && figures.p50_us > 0.0, "{delivery:?} {plan:?}");
             }
         }
     }
@@ -370,7 +377,7 @@ mod tests {
     fn every_way_delivers_the_same_bytes() {
         // More tags than the depth, so that the ring goes round and is full at times.
         let tags: Vec<u64> = (0..1000).map(|tag| tag * 0x0101_0101_0101).collect();
-        let delivered = WAYS.map(|way| {
+        let delivered = DELIVERIES.map(|delivery| {
             let requester = |stream: TcpStream| {
                 stream.set_nonblocking(false)?;
                 send_tags(&stream, &mut vec![0; REQUEST_BYTES * tags.len()], REQUEST_BYTES, &tags)?;
@@ -379,20 +386,20 @@ mod tests {
                 (&stream).read_to_end(&mut bytes)?;
                 Ok(bytes)
             };
-            exchange(&plan(), way, requester).expect("delivers")
+            exchange(&plan(), delivery, requester).expect("delivers")
         });
         let mut expected = vec![0xa5; 4096 * tags.len()];
         for (reply, tag) in expected.chunks_exact_mut(4096).zip(&tags) {
             reply[..TAG_BYTES].copy_from_slice(&tag.to_le_bytes());
         }
-        for (way, bytes) in WAYS.iter().zip(delivered) {
-            assert!(bytes == expected, "{way:?}");
+        for (delivery, bytes) in DELIVERIES.iter().zip(delivered) {
+            assert!(bytes == expected, "{delivery:?}");
         }
     }
 
     #[test]
     fn all_threads_end_with_a_requester_that_leaves_early() {
-        for way in WAYS {
+        for delivery in DELIVERIES {
             let plan = Plan { reply_bytes: 1 << 20, ..plan() };
             let leave = |stream: TcpStream| {
                 send_tags(&stream, &mut [0; REQUEST_BYTES * 8], REQUEST_BYTES, &[0; 8])?;
@@ -400,10 +407,10 @@ mod tests {
                 stream.set_nonblocking(false)?;
                 (&stream).read_exact(&mut [0; TAG_BYTES])
             };
-            let error = exchange(&plan, way, leave).expect_err("broken off").to_string();
-            assert!(error.contains("reset") || error.contains("pipe"), "{way:?}: {error}");
-            exchange::<()>(&plan, way, |_| Err(ErrorKind::Other.into())).expect_err("it failed");
-            exchange::<()>(&plan, way, |_| panic!("the test's own")).expect_err("it panicked");
+            let error = exchange(&plan, delivery, leave).expect_err("broken off").to_string();
+            assert!(error.contains("reset") || error.contains("pipe"), "{delivery:?}: {error}");
+            exchange::<()>(&plan, delivery, |_| Err(ErrorKind::Other.into())).expect_err("it failed");
+            exchange::<()>(&plan, delivery, |_| panic!("the test's own")).expect_err("it panicked");
         }
     }
 
@@ -412,7 +419,10 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listens");
         let (serving, requesting) = connect_pair(&listener, None).expect("connects");
         sender(&plan(), &serving)(&[8]).expect("sends");
-        assert_eq!(request(&plan(), &requesting).expect_err("no such slot").kind(), ErrorKind::InvalidData);
+        assert_eq!(
+            request(&plan(), &requesting).expect_err("no such send_time_mut").kind(),
+            ErrorKind::InvalidData
+        );
     }
 
     #[test]
@@ -420,7 +430,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listens");
         let (serving, _requesting) = connect_pair(&listener, None).expect("connects");
         let ring = Ring::new(1);
-        drop(ring.closing(None));
+        drop(ring.close_on_drop(None));
         let error = hand_over(&plan(), &serving, &ring, None).expect_err("the ring is closed");
         assert_eq!(error.kind(), ErrorKind::BrokenPipe);
     }

@@ -1,4 +1,4 @@
-//! Both ends put together: sockets, memory, two pinned threads, and the progress that is shown meanwhile.
+//! Runs server and requester: sets up sockets and memory, starts the two pinned threads, shows the progress.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,16 +9,13 @@ use std::time::Instant;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size, set_tcp_congestion};
 use spindle_reactor::mem::{Pages, Region};
 
-use super::end::End;
+use super::poll_loop::PollLoop;
 use super::requester::{Outcome, Requester};
 use super::server::Server;
 use super::{LimitError, Plan, pin};
 use crate::report::{PROGRESS_PERIOD, Progress};
 
-/// Run the exchange that `plan` asks for.
-///
-/// # Errors
-/// [`LimitError`]; where one end ended because of the other, the other's.
+/// Runs the exchange. If one end failed because the other did, the error is that of the other.
 pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitError> {
     let (serving, requesting) = connect(plan)?;
     let done = AtomicU64::new(0);
@@ -30,14 +27,17 @@ pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitE
             let (end, ended) = mpsc::channel();
             let done = &done;
             let started = Instant::now();
-            // The channel's end falls with the thread, also when that panics.
+            // The thread owns the sender: if it panics, the channel disconnects.
             scope.spawn(move || {
-                // It fails only when the caller has panicked.
+                // Fails only after a panic of the main thread.
                 let _ = end.send(request(plan, requesting, done));
             });
             outcome = loop {
-                match ended.recv_timeout(if progress.is_hidden() { plan.patience() } else { PROGRESS_PERIOD })
-                {
+                match ended.recv_timeout(if progress.is_hidden() {
+                    plan.expected_duration()
+                } else {
+                    PROGRESS_PERIOD
+                }) {
                     Ok(outcome) => break outcome,
                     Err(RecvTimeoutError::Timeout) => {
                         progress.set(started.elapsed(), done.load(Ordering::Relaxed))
@@ -46,7 +46,7 @@ pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitE
                 }
             };
         }
-        // The server's reason comes first: if it failed, the requester only saw its connections close.
+        // The server's error first: if it failed, the requester only sees its connections close.
         server.join().unwrap_or(Err(LimitError::Panicked("serving")))?;
         outcome
     });
@@ -57,66 +57,67 @@ pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitE
     })
 }
 
-/// The serving thread.
 fn serve(plan: &Plan, sockets: Vec<TcpStream>, ready: &mpsc::Sender<()>) -> Result<(), LimitError> {
     if let Some(cores) = plan.cores {
         pin(cores.0);
     }
     let mut region = Region::map(plan.span_bytes, Pages::Transparent)?;
     let span = &mut region.as_mut_slice()[..plan.span_bytes];
-    // Written, not only read: untouched pages would all be the same page of zeroes.
+    // Written, as untouched pages would all map the kernel's zero page.
     span.fill(0xa5);
     let server = Server::new(plan, span);
-    let end = End::new(server, sockets, plan.block_bytes)?;
-    // It fails only when the caller has panicked.
+    let end = PollLoop::new(server, sockets, plan.block_bytes)?;
+    // Fails only after a panic of the main thread.
     let _ = ready.send(());
     end.run().map(drop)
 }
 
-/// The requesting thread.
 fn request(plan: &Plan, sockets: Vec<TcpStream>, done: &AtomicU64) -> Result<Option<Outcome>, LimitError> {
     if let Some(cores) = plan.cores {
         pin(cores.1);
     }
-    Ok(End::new(Requester::new(plan, done), sockets, plan.block_bytes)?.run()?.outcome())
+    Ok(PollLoop::new(Requester::new(plan, done), sockets, plan.block_bytes)?.run()?.outcome())
 }
 
-/// The connections, their serving and their requesting ends in the same order.
+/// Connects `plan.connections` loopback connections. Returns the server's and the requester's sockets, in the
+/// same order.
 pub(super) fn connect(plan: &Plan) -> Result<(Vec<TcpStream>, Vec<TcpStream>), LimitError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
     let (mut serving, mut requesting) = (Vec::new(), Vec::new());
     for _ in 0..plan.connections {
-        let (theirs, ours) = connect_pair(&listener, plan.congestion.as_deref())?;
-        set_buffers(&theirs, plan.socket_buffer_bytes)?;
-        serving.push(theirs);
-        requesting.push(ours);
+        let (server_socket, requester_socket) = connect_pair(&listener, plan.congestion.as_deref())?;
+        set_buffers(&server_socket, plan.socket_buffer_bytes)?;
+        serving.push(server_socket);
+        requesting.push(requester_socket);
     }
     Ok((serving, requesting))
 }
 
-/// A connection: its serving and its requesting end.
+/// Connects one loopback connection. Returns the server's and the requester's socket.
 pub(super) fn connect_pair(
     listener: &TcpListener,
     congestion: Option<&str>,
 ) -> Result<(TcpStream, TcpStream), LimitError> {
     let address = listener.local_addr().map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
-    let ours = TcpStream::connect(address).map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
-    // Somebody else on this machine may connect too; wait for the one that we know.
-    let name = ours.local_addr().map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
-    let theirs = loop {
+    let requester_socket =
+        TcpStream::connect(address).map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
+    // Another process may connect to the port: accept until the peer is our own socket.
+    let requester_address =
+        requester_socket.local_addr().map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
+    let server_socket = loop {
         let (socket, peer) = listener.accept().map_err(LimitError::socket("cannot accept on 127.0.0.1"))?;
-        if peer == name {
+        if peer == requester_address {
             break socket;
         }
     };
-    for socket in [&ours, &theirs] {
-        prepare(socket, congestion)?;
+    for socket in [&requester_socket, &server_socket] {
+        set_socket_options(socket, congestion)?;
     }
-    Ok((theirs, ours))
+    Ok((server_socket, requester_socket))
 }
 
-fn prepare(socket: &TcpStream, congestion: Option<&str>) -> Result<(), LimitError> {
+fn set_socket_options(socket: &TcpStream, congestion: Option<&str>) -> Result<(), LimitError> {
     socket.set_nodelay(true).map_err(LimitError::socket("cannot set TCP_NODELAY"))?;
     socket.set_nonblocking(true).map_err(LimitError::socket("cannot make a socket non-blocking"))?;
     if let Some(name) = congestion {
@@ -127,7 +128,7 @@ fn prepare(socket: &TcpStream, congestion: Option<&str>) -> Result<(), LimitErro
     Ok(())
 }
 
-/// The serving end's buffers, as a target sets those of a connection that it has accepted.
+/// Sets SO_SNDBUF and SO_RCVBUF, as the target does on accepted connections; 0 keeps the kernel's tuning.
 fn set_buffers(socket: &TcpStream, bytes: usize) -> Result<(), LimitError> {
     if bytes == 0 {
         return Ok(());
@@ -137,7 +138,7 @@ fn set_buffers(socket: &TcpStream, bytes: usize) -> Result<(), LimitError> {
         .map_err(|error| LimitError::socket("cannot set the buffers (--socket-buffer)")(error.into()))
 }
 
-/// A plan for tests: small, short, on whatever cores there are.
+/// A short run on unpinned threads.
 #[cfg(test)]
 pub(super) fn small_plan(access: crate::access::Access) -> Plan {
     use std::time::Duration;

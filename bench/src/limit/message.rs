@@ -1,35 +1,35 @@
-//! The messages of the exchange and how a stream of bytes is cut into them.
+//! Messages of the exchange, and parsing of a byte stream into them.
 //!
-//! A message says its [`Kind`] in its first byte; with the size of a block the kind gives the length. So a
-//! stream can be cut at any byte, and no header ever has to be put together from two receives.
+//! The first byte of a message is its [`Kind`]. Kind and block size determine the length, so a receive may
+//! end at any byte, and a head never has to be joined from two receives.
 
-/// Bytes of a request's head: a command capsule's header and SQE.
+/// Size of a request's head: that of a command capsule PDU (8 bytes of header, 64 of SQE).
 pub(super) const REQUEST_BYTES: usize = 72;
-/// Bytes of every other head: a data PDU's header, a ready-to-transfer, a response capsule.
+/// Size of the other heads: that of a data PDU's header, an R2T PDU and a response capsule PDU.
 pub(super) const HEAD_BYTES: usize = 24;
 
-/// What a message is.
+/// Kind of a message; the value is its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// Requester: send a block.
+    /// Requester: read command.
     Read = 1,
-    /// Requester: take this block.
+    /// Requester: write command with in-capsule data.
     WriteInline = 2,
-    /// Requester: take a block that I send when you ask.
+    /// Requester: write command whose data follows the ready-to-transfer.
     WriteAnnounced = 3,
-    /// Requester: the block that you asked for.
+    /// Requester: data of a [`WriteAnnounced`](Kind::WriteAnnounced).
     WriteData = 4,
-    /// Server: send the block now.
+    /// Server: R2T for a [`WriteAnnounced`](Kind::WriteAnnounced).
     ReadyToTransfer = 5,
-    /// Server: the block that you asked for.
+    /// Server: data and completion of a read.
     ReadReply = 6,
-    /// Server: the block that you sent is in its place.
+    /// Server: completion of a write.
     Done = 7,
 }
 
 impl Kind {
-    /// All of them.
+    /// In the order of their first bytes, from 1 up.
     pub(super) const ALL: [Kind; 7] = [
         Kind::Read,
         Kind::WriteInline,
@@ -40,13 +40,11 @@ impl Kind {
         Kind::Done,
     ];
 
-    /// The kind whose messages begin with this byte.
     #[inline]
     fn from_first_byte(byte: u8) -> Option<Kind> {
         Kind::ALL.get(usize::from(byte).wrapping_sub(1)).copied()
     }
 
-    /// The byte that messages of this kind begin with.
     #[inline]
     pub(super) fn first_byte(self) -> u8 {
         self as u8
@@ -70,74 +68,72 @@ impl Kind {
         }
     }
 
-    /// Bytes of a whole message.
+    /// Length of a message, head and payload.
     #[inline]
     pub(super) fn bytes(self, block_bytes: usize) -> usize {
         self.head_bytes() + if self.has_payload() { block_bytes } else { 0 }
     }
 }
 
-/// A part of a message, as large as a receive left it.
+/// The part of a message that one receive contains.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Piece<'a> {
-    /// What the message is.
     pub(super) kind: Kind,
-    /// Where in the message the piece begins.
+    /// Offset of the piece in the message.
     pub(super) offset: usize,
-    /// The bytes of the piece.
     pub(super) bytes: &'a [u8],
-    /// Whether the message ends with it.
+    /// Whether the piece ends the message.
     pub(super) is_last: bool,
 }
 
-/// A first byte that begins no message.
+/// First byte that is not that of a [`Kind`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct UnknownKind(pub(super) u8);
 
-/// Where in a stream of messages its reader stands.
+/// Parser position in a stream of messages.
 #[derive(Debug)]
 pub(super) struct Cursor {
     block_bytes: usize,
-    /// The message that the stream is in; meaningless while `left` is 0.
+    /// Kind of the current message; unused while `remaining` is 0.
     kind: Kind,
-    /// Bytes of it that are still to come; 0 between two messages.
-    left: usize,
+    /// Bytes of the current message not received yet; 0 between two messages.
+    remaining: usize,
 }
 
 impl Cursor {
-    /// At the begin of a stream whose payloads are blocks of that size.
+    /// A cursor at the start of a stream.
     pub(super) fn new(block_bytes: usize) -> Cursor {
-        Cursor { block_bytes, kind: Kind::Read, left: 0 }
+        Cursor { block_bytes, kind: Kind::Read, remaining: 0 }
     }
 
-    /// Cut the next piece off the front of `bytes`; `None` when there are none left.
+    /// Removes the next piece from the front of `bytes`; `None` if `bytes` is empty.
     #[inline]
     pub(super) fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<Piece<'a>>, UnknownKind> {
         let Some(first) = bytes.first() else { return Ok(None) };
-        if self.left == 0 {
+        if self.remaining == 0 {
             self.kind = Kind::from_first_byte(*first).ok_or(UnknownKind(*first))?;
-            self.left = self.kind.bytes(self.block_bytes);
+            self.remaining = self.kind.bytes(self.block_bytes);
         }
-        let (piece, rest) = bytes.split_at(self.left.min(bytes.len()));
-        let offset = self.kind.bytes(self.block_bytes) - self.left;
-        self.left -= piece.len();
+        let (piece, rest) = bytes.split_at(self.remaining.min(bytes.len()));
+        let offset = self.kind.bytes(self.block_bytes) - self.remaining;
+        self.remaining -= piece.len();
         *bytes = rest;
-        Ok(Some(Piece { kind: self.kind, offset, bytes: piece, is_last: self.left == 0 }))
+        Ok(Some(Piece { kind: self.kind, offset, bytes: piece, is_last: self.remaining == 0 }))
     }
 
-    /// Bytes of payload that come next; 0 where a head comes first.
+    /// Bytes of payload at the current position; 0 at a head.
     #[inline]
-    pub(super) fn payload_left(&self) -> usize {
-        if self.kind.has_payload() && self.left <= self.block_bytes { self.left } else { 0 }
+    pub(super) fn payload_remaining(&self) -> usize {
+        if self.kind.has_payload() && self.remaining <= self.block_bytes { self.remaining } else { 0 }
     }
 
-    /// `bytes` of the payload that comes next were received to where they belong. Gives the kind of the
-    /// message if it ends with them.
+    /// Skips `bytes` of payload that were received into their final memory. Returns the kind of the message
+    /// if they complete it.
     #[inline]
-    pub(super) fn landed(&mut self, bytes: usize) -> Option<Kind> {
-        assert!(bytes <= self.payload_left(), "more landed than there was payload");
-        self.left -= bytes;
-        (self.left == 0 && bytes > 0).then_some(self.kind)
+    pub(super) fn skip_payload(&mut self, bytes: usize) -> Option<Kind> {
+        assert!(bytes <= self.payload_remaining(), "more bytes skipped than there was payload");
+        self.remaining -= bytes;
+        (self.remaining == 0 && bytes > 0).then_some(self.kind)
     }
 }
 
@@ -194,19 +190,19 @@ mod tests {
     fn payload_can_land_without_passing_through() {
         let stream = stream(&[Kind::WriteData]);
         let mut cursor = Cursor::new(BLOCK);
-        assert_eq!(cursor.payload_left(), 0, "a head comes first");
+        assert_eq!(cursor.payload_remaining(), 0, "a head comes first");
         for bytes in stream[..HEAD_BYTES + 10].chunks(5) {
-            assert_eq!(cursor.payload_left(), 0);
+            assert_eq!(cursor.payload_remaining(), 0);
             assert!(cursor.next(&mut &*bytes).expect("known").is_some());
-            if cursor.payload_left() > 0 {
+            if cursor.payload_remaining() > 0 {
                 break;
             }
         }
-        assert_eq!(cursor.payload_left(), BLOCK - 1, "25 bytes are in");
-        assert_eq!(cursor.landed(BLOCK - 2), None);
-        assert_eq!(cursor.landed(0), None);
-        assert_eq!(cursor.landed(1), Some(Kind::WriteData));
-        assert_eq!(cursor.payload_left(), 0);
+        assert_eq!(cursor.payload_remaining(), BLOCK - 1, "25 bytes are in");
+        assert_eq!(cursor.skip_payload(BLOCK - 2), None);
+        assert_eq!(cursor.skip_payload(0), None);
+        assert_eq!(cursor.skip_payload(1), Some(Kind::WriteData));
+        assert_eq!(cursor.payload_remaining(), 0);
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! What an end still has to send on one connection, and the memory that it is sent from.
+//! Send queue of a connection, and the memory that messages are sent from.
 //!
-//! Messages that differ in nothing are not made one by one: a [`Stock`] holds a run of them, one after the
-//! other, and a turn's worth is one slice of it. Only the reply to a read is gathered from two places, its
-//! head and the block where it lies in the span.
+//! Messages of a kind are equal, so [`PreparedMessages`] holds copies of them, one after the other, and the
+//! messages of a turn are one slice of it. A reply to a read needs two slices: its head and its block in the
+//! span.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -14,40 +14,43 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
 
 use super::message::Kind;
 
-/// Slices that the system takes in one call (UIO_MAXIOV).
+/// Most slices of one `sendmsg` (UIO_MAXIOV).
 const IOV_MAX: usize = 1024;
-/// Memory that a stock takes at most for one kind of message; beyond it slots are shared.
-const STOCK_BYTES_MAX: usize = 256 << 20;
+/// Most memory of the prepared messages of a kind; if the depth needs more, messages in flight share slots.
+const PREPARED_BYTES_MAX: usize = 256 << 20;
 
-/// Ready-made messages: for each kind of it a run of equal ones, as many as can be in flight, so that each
-/// request in flight has payload memory of its own, as it has with any host.
+/// Of each kind as many messages as can be in flight, so that each request in flight has its own payload
+/// memory, as with a real host.
 #[derive(Debug)]
-pub(super) struct Stock {
+pub(super) struct PreparedMessages {
     block_bytes: usize,
-    runs: [Run; Kind::ALL.len()],
+    runs: [MessageRun; Kind::ALL.len()],
     reply_head: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
-struct Run {
+struct MessageRun {
     bytes: Vec<u8>,
     slots: usize,
 }
 
-impl Stock {
-    /// Runs of `slots` messages of each of `kinds`.
-    pub(super) fn new(kinds: &[Kind], slots: usize, block_bytes: usize) -> Stock {
-        let mut stock =
-            Stock { block_bytes, runs: Default::default(), reply_head: message(Kind::ReadReply, 0) };
+impl PreparedMessages {
+    /// Prepares `slots` messages of each of `kinds`.
+    pub(super) fn new(kinds: &[Kind], slots: usize, block_bytes: usize) -> PreparedMessages {
+        let mut prepared = PreparedMessages {
+            block_bytes,
+            runs: Default::default(),
+            reply_head: message(Kind::ReadReply, 0),
+        };
         for kind in kinds {
             let one = message(*kind, block_bytes);
-            let slots = slots.min(STOCK_BYTES_MAX / one.len()).max(1);
-            stock.runs[index(*kind)] = Run { bytes: one.repeat(slots), slots };
+            let slots = slots.min(PREPARED_BYTES_MAX / one.len()).max(1);
+            prepared.runs[index(*kind)] = MessageRun { bytes: one.repeat(slots), slots };
         }
-        stock
+        prepared
     }
 
-    fn run(&self, kind: Kind) -> &Run {
+    fn run(&self, kind: Kind) -> &MessageRun {
         &self.runs[index(kind)]
     }
 }
@@ -56,7 +59,7 @@ fn index(kind: Kind) -> usize {
     usize::from(kind.first_byte()) - 1
 }
 
-/// One message. The payload tells its kind, so that a test can see where a block came from.
+/// A message, its payload filled with [`PAYLOAD`].
 fn message(kind: Kind, block_bytes: usize) -> Vec<u8> {
     let mut bytes = vec![kind.first_byte()];
     bytes.resize(kind.head_bytes(), 0);
@@ -64,79 +67,80 @@ fn message(kind: Kind, block_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// The byte that the payload of writes is made of.
+/// Each byte of the payload of writes.
 pub(super) const PAYLOAD: u8 = 0x5a;
 
-/// What one call sends.
+/// Slices of one `sendmsg`.
 type Slices<'a> = ArrayVec<IoSlice<'a>, IOV_MAX>;
 
-/// Something to send.
+/// Entry of a send queue.
 #[derive(Debug, Clone, Copy)]
 enum Item {
-    /// `count` messages of the stock, from `slot` on.
-    Run { kind: Kind, slot: usize, count: usize },
-    /// The reply to a read, its block at this offset of the span.
-    Block { at: usize },
+    /// `count` prepared messages, from `slot` on, modulo the slots.
+    Messages { kind: Kind, slot: usize, count: usize },
+    /// Reply to a read, with the block at offset `at` of the span.
+    ReadReply { at: usize },
 }
 
-/// The messages that wait to be sent on one connection, in order.
+/// Send queue of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     items: VecDeque<Item>,
-    /// Bytes of the first item that are sent already.
+    /// Bytes of the first item that were sent.
     sent: usize,
-    /// The slot of the next message of a run.
+    /// Slot of the next message that is pushed.
     slot: usize,
 }
 
 impl Outbox {
-    /// Whether everything is sent.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// Send `count` messages of a kind that the stock has.
+    /// Appends `more` messages of `kind`, which must be among the prepared ones.
     #[inline]
-    pub(super) fn push(&mut self, kind: Kind, more: usize, stock: &Stock) {
-        let slots = stock.run(kind).slots;
+    pub(super) fn push(&mut self, kind: Kind, more: usize, prepared: &PreparedMessages) {
+        let slots = prepared.run(kind).slots;
         let slot = self.slot % slots;
         self.slot = (slot + more) % slots;
-        if let Some(Item::Run { kind: last, slot: first, count }) = self.items.back_mut()
+        if let Some(Item::Messages { kind: last, slot: first, count }) = self.items.back_mut()
             && *last == kind
             && (*first + *count) % slots == slot
         {
             *count += more;
             return;
         }
-        self.items.push_back(Item::Run { kind, slot, count: more });
+        self.items.push_back(Item::Messages { kind, slot, count: more });
     }
 
-    /// Send the reply to a read, with the block at offset `at` of the span.
+    /// Appends a reply to a read, with the block at offset `at` of the span.
     #[inline]
     pub(super) fn push_block(&mut self, at: usize) {
-        self.items.push_back(Item::Block { at });
+        self.items.push_back(Item::ReadReply { at });
     }
 
-    /// Send as much as the socket takes, in one call if it takes all of it.
-    ///
-    /// # Errors
-    /// The system's, except that a full socket is none.
+    /// Sends until the outbox is empty or the socket buffer is full (EAGAIN), which is no error.
     #[inline]
-    pub(super) fn flush(&mut self, socket: &TcpStream, stock: &Stock, span: &[u8]) -> io::Result<()> {
+    pub(super) fn flush(
+        &mut self,
+        socket: &TcpStream,
+        prepared: &PreparedMessages,
+        span: &[u8],
+    ) -> io::Result<()> {
         while !self.items.is_empty() {
-            // Filled in place: a list of this size is too large to be moved in every turn.
+            // Filled in place: moving 16 KiB of slices in each turn costs too much.
             let mut slices = ArrayVec::new();
-            self.gather(stock, span, &mut slices);
+            self.gather(prepared, span, &mut slices);
             let total: usize = slices.iter().map(|slice| slice.len()).sum();
             let sent = match slices.as_slice() {
-                // Without a list of slices the system copies less in.
+                // `send` does not copy an iovec array into the kernel.
                 [only] => send(socket, only, SendFlags::NOSIGNAL),
                 all => sendmsg(socket, all, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL),
             };
             match sent {
                 Ok(sent) => {
-                    self.advance(sent, stock);
+                    self.advance(sent, prepared);
                     if sent < total {
                         return Ok(());
                     }
@@ -149,9 +153,9 @@ impl Outbox {
         Ok(())
     }
 
-    /// Put the next slices to send into `slices`.
+    /// Appends the unsent bytes to `slices` until it is full.
     #[inline]
-    fn gather<'a>(&self, stock: &'a Stock, span: &'a [u8], slices: &mut Slices<'a>) {
+    fn gather<'a>(&self, prepared: &'a PreparedMessages, span: &'a [u8], slices: &mut Slices<'a>) {
         let mut skip = self.sent;
         let mut push = |bytes: &'a [u8]| {
             if skip >= bytes.len() {
@@ -164,8 +168,10 @@ impl Outbox {
         };
         for item in &self.items {
             let has_room = match *item {
-                Item::Run { kind, slot, count } => push_run(stock, kind, slot, count, &mut push),
-                Item::Block { at } => push(&stock.reply_head) && push(&span[at..at + stock.block_bytes]),
+                Item::Messages { kind, slot, count } => push_messages(prepared, kind, slot, count, &mut push),
+                Item::ReadReply { at } => {
+                    push(&prepared.reply_head) && push(&span[at..at + prepared.block_bytes])
+                }
             };
             if !has_room {
                 break;
@@ -173,14 +179,14 @@ impl Outbox {
         }
     }
 
-    /// So many bytes of it were sent.
+    /// Removes `sent` bytes from the front.
     #[inline]
-    fn advance(&mut self, sent: usize, stock: &Stock) {
+    fn advance(&mut self, sent: usize, prepared: &PreparedMessages) {
         self.sent += sent;
         while let Some(item) = self.items.front() {
             let bytes = match *item {
-                Item::Run { kind, count, .. } => count * kind.bytes(stock.block_bytes),
-                Item::Block { .. } => Kind::ReadReply.bytes(stock.block_bytes),
+                Item::Messages { kind, count, .. } => count * kind.bytes(prepared.block_bytes),
+                Item::ReadReply { .. } => Kind::ReadReply.bytes(prepared.block_bytes),
             };
             if self.sent < bytes {
                 break;
@@ -191,17 +197,17 @@ impl Outbox {
     }
 }
 
-/// Push the slices of a run, which wraps at the end of the stock; false when there is no room for more.
+/// Pushes the slices of `count` messages from `slot` on, modulo the slots. False: the list of slices is full.
 #[inline]
-fn push_run<'a>(
-    stock: &'a Stock,
+fn push_messages<'a>(
+    prepared: &'a PreparedMessages,
     kind: Kind,
     mut slot: usize,
     mut count: usize,
     push: &mut impl FnMut(&'a [u8]) -> bool,
 ) -> bool {
-    let run = stock.run(kind);
-    let bytes = kind.bytes(stock.block_bytes);
+    let run = prepared.run(kind);
+    let bytes = kind.bytes(prepared.block_bytes);
     while count > 0 {
         let part = count.min(run.slots - slot);
         if !push(&run.bytes[slot * bytes..(slot + part) * bytes]) {
@@ -219,20 +225,23 @@ mod tests {
 
     const BLOCK: usize = 16;
 
-    fn gathered<'a>(outbox: &Outbox, stock: &'a Stock, span: &'a [u8]) -> Slices<'a> {
+    fn gathered<'a>(outbox: &Outbox, prepared: &'a PreparedMessages, span: &'a [u8]) -> Slices<'a> {
         let mut slices = Slices::new();
-        outbox.gather(stock, span, &mut slices);
+        outbox.gather(prepared, span, &mut slices);
         slices
     }
 
     /// All that an outbox holds, taken out by sends of `step` bytes.
-    fn drain(mut outbox: Outbox, stock: &Stock, span: &[u8], step: usize) -> Vec<u8> {
+    fn drain(mut outbox: Outbox, prepared: &PreparedMessages, span: &[u8], step: usize) -> Vec<u8> {
         let mut sent = Vec::new();
         while !outbox.is_empty() {
-            let bytes: Vec<u8> =
-                gathered(&outbox, stock, span).iter().flat_map(|slice| slice.to_vec()).take(step).collect();
+            let bytes: Vec<u8> = gathered(&outbox, prepared, span)
+                .iter()
+                .flat_map(|slice| slice.to_vec())
+                .take(step)
+                .collect();
             assert!(!bytes.is_empty(), "an outbox that is not empty has something to send");
-            outbox.advance(bytes.len(), stock);
+            outbox.advance(bytes.len(), prepared);
             sent.extend(bytes);
         }
         sent
@@ -240,44 +249,44 @@ mod tests {
 
     #[test]
     fn whatever_the_sends_take_the_stream_is_the_same() {
-        let stock = Stock::new(&[Kind::Done, Kind::WriteInline], 3, BLOCK);
+        let prepared = PreparedMessages::new(&[Kind::Done, Kind::WriteInline], 3, BLOCK);
         let span: Vec<u8> = (0..64).collect();
         let make = || {
             let mut outbox = Outbox::default();
-            outbox.push(Kind::Done, 2, &stock);
-            outbox.push(Kind::Done, 2, &stock); // wraps over the three slots
+            outbox.push(Kind::Done, 2, &prepared);
+            outbox.push(Kind::Done, 2, &prepared); // wraps over the three slots
             outbox.push_block(32);
             outbox.push_block(0);
-            outbox.push(Kind::WriteInline, 7, &stock);
+            outbox.push(Kind::WriteInline, 7, &prepared);
             outbox
         };
-        let whole = drain(make(), &stock, &span, usize::MAX);
+        let whole = drain(make(), &prepared, &span, usize::MAX);
         assert_eq!(whole.len(), 4 * 24 + 2 * (24 + BLOCK) + 7 * (72 + BLOCK));
         assert_eq!(whole[4 * 24 + 24..][..BLOCK], span[32..48]);
         for step in [1, 7, 23, 24, 25, 41, 100] {
-            assert_eq!(drain(make(), &stock, &span, step), whole, "sends of {step}");
+            assert_eq!(drain(make(), &prepared, &span, step), whole, "sends of {step}");
         }
     }
 
     #[test]
     fn equal_messages_are_one_slice() {
-        let stock = Stock::new(&[Kind::Read], 128, BLOCK);
+        let prepared = PreparedMessages::new(&[Kind::Read], 128, BLOCK);
         let mut outbox = Outbox::default();
         for _ in 0..100 {
-            outbox.push(Kind::Read, 1, &stock);
+            outbox.push(Kind::Read, 1, &prepared);
         }
-        assert_eq!(gathered(&outbox, &stock, &[]).len(), 1);
+        assert_eq!(gathered(&outbox, &prepared, &[]).len(), 1);
     }
 
     #[test]
     fn more_than_one_call_can_take_stays_for_the_next() {
-        let stock = Stock::new(&[], 1, BLOCK);
+        let prepared = PreparedMessages::new(&[], 1, BLOCK);
         let span = [7; BLOCK];
         let mut outbox = Outbox::default();
         for _ in 0..IOV_MAX {
             outbox.push_block(0);
         }
-        assert_eq!(gathered(&outbox, &stock, &span).len(), IOV_MAX);
-        assert_eq!(drain(outbox, &stock, &span, usize::MAX).len(), IOV_MAX * (24 + BLOCK));
+        assert_eq!(gathered(&outbox, &prepared, &span).len(), IOV_MAX);
+        assert_eq!(drain(outbox, &prepared, &span, usize::MAX).len(), IOV_MAX * (24 + BLOCK));
     }
 }

@@ -1,8 +1,7 @@
-//! The requesting end: keeps the depth in flight and measures how long each request took.
+//! The requesting end: keeps the queue depth in flight and measures latencies.
 //!
-//! The clock is read once for all that one receive completed. Replies come in the order of the requests,
-//! reads and writes each in their own, so a latency is the distance to the oldest entry of a short queue of
-//! (time, count).
+//! The clock is read once for all requests that one receive completes. Reads complete in order, and so do
+//! writes, so the start of a request is the oldest entry of a queue of (time, count) of its direction.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,82 +10,81 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Plan;
-use super::end::Role;
 use super::message::{Kind, Piece};
-use super::outbox::{Outbox, Stock};
+use super::outbox::{Outbox, PreparedMessages};
+use super::poll_loop::Role;
 use crate::random::Random;
 use crate::report::Latencies;
 
-/// Memory that payload lands in at most; beyond it blocks are shared.
-const LANDING_BYTES_MAX: usize = 256 << 20;
+/// Most memory for received payload; if the depth needs more, reads in flight share blocks.
+const READ_BUFFER_BYTES_MAX: usize = 256 << 20;
 
-/// What the requester measured.
+/// Result of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// The time measured, without the warm-up.
+    /// Measured time, without the warm-up.
     pub(super) elapsed: Duration,
-    /// Requests that ended in it.
+    /// Requests that ended in the measured time.
     pub(super) operations: u64,
-    /// How long each of them took.
     pub(super) latency: Latencies,
-    /// Which share of the time the two ends had their cores.
+    /// Processor time of the process over twice the measured time; 1.0: both threads ran without a pause.
     pub(super) cpu_share: f64,
 }
 
-/// The requesting end's role.
+/// [`Role`] of the requesting end. Times are in nanoseconds since `started`.
 #[derive(Debug)]
 pub(super) struct Requester<'shared> {
-    stock: Stock,
+    prepared: PreparedMessages,
     links: Vec<InFlight>,
     reads_percent: usize,
     write: Kind,
     random: Random,
     started: Instant,
-    /// Nanoseconds after `started` at which the measurement begins, and how long it lasts.
+    /// Planned start and length of the measured time.
     warm_up: u64,
     measured: u64,
-    /// Nanoseconds at which it really began and at which its last request ended.
+    /// Actual start of the measured time, and the end of its last request.
     measured_from: Option<u64>,
     measured_to: u64,
-    /// Processor time of both ends at the begin of the measurement, later that within it.
+    /// Processor time of the process at the start of the measured time; after its end, that used within it.
     cpu: Duration,
     is_over: bool,
     operations: u64,
     latency: Latencies,
-    /// Where the progress bar reads how far it is.
+    /// Completed requests, for the progress bar.
     done: &'shared AtomicU64,
-    landing: Landing,
+    read_buffers: ReadBuffers,
 }
 
-/// Memory of its own for the payload of every read in flight, as any host has it: a ceiling that drops
-/// payload would be one that no host can reach.
+/// Payload memory for each read in flight, as a host has it: a requester that dropped payload would be faster
+/// than any host can be.
 #[derive(Debug)]
-struct Landing {
+struct ReadBuffers {
     bytes: Vec<u8>,
     block_bytes: usize,
-    /// Where the next reply's payload goes.
+    /// Offset in `bytes` for the payload of the next reply.
     next: usize,
-    /// For each connection where the payload that it is receiving goes.
-    targets: Vec<usize>,
+    /// By connection: offset in `bytes` of the payload that it is receiving.
+    offsets: Vec<usize>,
 }
 
-impl Landing {
-    /// Filled, so that the pages are there before the first receive.
-    fn new(blocks: usize, block_bytes: usize, connections: usize) -> Landing {
-        let blocks = blocks.min(LANDING_BYTES_MAX / block_bytes).max(1);
-        Landing {
+impl ReadBuffers {
+    /// The memory is written once, so that its pages are mapped before the first receive.
+    fn new(blocks: usize, block_bytes: usize, connections: usize) -> ReadBuffers {
+        let blocks = blocks.min(READ_BUFFER_BYTES_MAX / block_bytes).max(1);
+        ReadBuffers {
             bytes: vec![0xff; blocks * block_bytes],
             block_bytes,
             next: 0,
-            targets: vec![0; connections],
+            offsets: vec![0; connections],
         }
     }
 
-    /// Put what of a read's reply is payload where it goes.
+    /// Copies the payload in `piece` of a reply.
     #[inline]
     fn put(&mut self, link: usize, piece: &Piece<'_>) {
         if piece.offset == 0 {
-            self.targets[link] = self.next;
+            self.offsets[link] = self.next;
             self.next += self.block_bytes;
             if self.next == self.bytes.len() {
                 self.next = 0;
@@ -94,29 +92,29 @@ impl Landing {
         }
         let head = piece.kind.head_bytes();
         let payload = &piece.bytes[head.saturating_sub(piece.offset).min(piece.bytes.len())..];
-        let at = self.targets[link] + piece.offset.saturating_sub(head);
+        let at = self.offsets[link] + piece.offset.saturating_sub(head);
         self.bytes[at..at + payload.len()].copy_from_slice(payload);
     }
 
-    /// Where the last `left` bytes go.
+    /// Memory for the last `left` bytes of the payload that `link` is receiving.
     #[inline]
-    fn rest(&mut self, link: usize, left: usize) -> &mut [u8] {
-        let end = self.targets[link] + self.block_bytes;
+    fn remaining(&mut self, link: usize, left: usize) -> &mut [u8] {
+        let end = self.offsets[link] + self.block_bytes;
         &mut self.bytes[end - left..end]
     }
 }
 
-/// The requests of a connection that wait for their end.
+/// Requests in flight on a connection.
 #[derive(Debug)]
 struct InFlight {
-    /// Requests that it may start now.
+    /// Requests that may be started.
     credits: usize,
     reads: Batches,
     writes: Batches,
 }
 
-/// Requests of one direction: when they were started and how many, oldest first; and how many ended in this
-/// receive.
+/// Requests in flight of one direction, oldest first, as (start time, count); `ended` is the number that
+/// completed in the current receive.
 #[derive(Debug, Default)]
 struct Batches {
     started: VecDeque<(u64, usize)>,
@@ -124,7 +122,7 @@ struct Batches {
 }
 
 impl<'shared> Requester<'shared> {
-    /// A requester of `plan`, whose clock starts now.
+    /// The warm-up starts with this call.
     pub(super) fn new(plan: &Plan, done: &'shared AtomicU64) -> Requester<'shared> {
         let write =
             if plan.block_bytes <= plan.inline_bytes_max { Kind::WriteInline } else { Kind::WriteAnnounced };
@@ -144,7 +142,7 @@ impl<'shared> Requester<'shared> {
             writes: Batches::default(),
         };
         Requester {
-            stock: Stock::new(&kinds, plan.depth, plan.block_bytes),
+            prepared: PreparedMessages::new(&kinds, plan.depth, plan.block_bytes),
             links: (0..plan.connections).map(in_flight).collect(),
             reads_percent: usize::from(plan.reads_percent),
             write,
@@ -159,7 +157,7 @@ impl<'shared> Requester<'shared> {
             operations: 0,
             latency: Latencies::new(),
             done,
-            landing: Landing::new(
+            read_buffers: ReadBuffers::new(
                 if plan.reads_percent > 0 { plan.depth } else { 1 },
                 plan.block_bytes,
                 plan.connections,
@@ -167,7 +165,7 @@ impl<'shared> Requester<'shared> {
         }
     }
 
-    /// What was measured; `None` if the server went away before the end.
+    /// `None` if the connections closed before the end of the measured time.
     pub(super) fn outcome(self) -> Option<Outcome> {
         let from = self.measured_from.filter(|_| self.is_over)?;
         let elapsed = Duration::from_nanos(self.measured_to - from);
@@ -179,7 +177,7 @@ impl<'shared> Requester<'shared> {
         })
     }
 
-    /// Start as many requests on `link` as it may, at least one, at `now`.
+    /// Starts as many requests on `link` as it has credits, of which there is at least one.
     #[inline]
     fn start(&mut self, link: usize, now: u64, outbox: &mut Outbox) {
         let in_flight = &mut self.links[link];
@@ -188,14 +186,14 @@ impl<'shared> Requester<'shared> {
         match self.reads_percent {
             100 => {
                 reads = credits;
-                outbox.push(Kind::Read, credits, &self.stock);
+                outbox.push(Kind::Read, credits, &self.prepared);
             }
-            0 => outbox.push(self.write, credits, &self.stock),
+            0 => outbox.push(self.write, credits, &self.prepared),
             percent => {
                 for _ in 0..credits {
                     let is_read = self.random.below(100) < percent as u64;
                     reads += usize::from(is_read);
-                    outbox.push(if is_read { Kind::Read } else { self.write }, 1, &self.stock);
+                    outbox.push(if is_read { Kind::Read } else { self.write }, 1, &self.prepared);
                 }
             }
         }
@@ -203,7 +201,7 @@ impl<'shared> Requester<'shared> {
         in_flight.writes.begin(now, credits - reads);
     }
 
-    /// Move on from warming up to measuring to the end.
+    /// Begins the measured time after the warm-up, and ends the run after the measured time.
     #[inline]
     fn advance(&mut self, now: u64) {
         match self.measured_from {
@@ -236,12 +234,12 @@ impl Role for Requester<'_> {
     /// Only replies to reads have payload.
     #[inline]
     fn on_piece(&mut self, link: usize, piece: &Piece<'_>) {
-        self.landing.put(link, piece);
+        self.read_buffers.put(link, piece);
     }
 
     #[inline]
-    fn landing(&mut self, link: usize, left: usize) -> &mut [u8] {
-        self.landing.rest(link, left)
+    fn payload_memory(&mut self, link: usize, left: usize) -> &mut [u8] {
+        self.read_buffers.remaining(link, left)
     }
 
     #[inline]
@@ -249,8 +247,8 @@ impl Role for Requester<'_> {
         match kind {
             Kind::ReadReply => self.links[link].reads.ended += 1,
             Kind::Done => self.links[link].writes.ended += 1,
-            Kind::ReadyToTransfer => outbox.push(Kind::WriteData, 1, &self.stock),
-            // A requester's own messages do not come back to it; a server would not send them.
+            Kind::ReadyToTransfer => outbox.push(Kind::WriteData, 1, &self.prepared),
+            // Only a requester sends these.
             Kind::Read | Kind::WriteInline | Kind::WriteAnnounced | Kind::WriteData => {}
         }
     }
@@ -273,8 +271,8 @@ impl Role for Requester<'_> {
     }
 
     #[inline]
-    fn stock(&self) -> &Stock {
-        &self.stock
+    fn prepared(&self) -> &PreparedMessages {
+        &self.prepared
     }
 
     #[inline]
@@ -291,7 +289,7 @@ impl Batches {
         }
     }
 
-    /// Record the latency of the oldest `ended` requests.
+    /// Removes the oldest `ended` requests and records their latencies.
     #[inline]
     fn end(&mut self, now: u64, latency: &mut Latencies) {
         while self.ended > 0 {
@@ -307,7 +305,7 @@ impl Batches {
     }
 }
 
-/// Processor time of the whole process, which is that of the two ends.
+/// Processor time of the process; its other threads sleep.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
@@ -323,21 +321,21 @@ mod tests {
 
     #[test]
     fn payload_lands_whole_and_each_reply_in_memory_of_its_own() {
-        let mut landing = Landing::new(2, 10, 1);
+        let mut read_buffers = ReadBuffers::new(2, 10, 1);
         let head = Kind::ReadReply.head_bytes();
         let reply = |value: u8| [vec![0; head], vec![value; 10]].concat();
         for value in 1..=3 {
             let bytes = reply(value);
             let (first, second) = bytes.split_at(head + 4);
             let kind = Kind::ReadReply;
-            landing.put(0, &Piece { kind, offset: 0, bytes: first, is_last: false });
+            read_buffers.put(0, &Piece { kind, offset: 0, bytes: first, is_last: false });
             if value == 2 {
-                landing.rest(0, 6).copy_from_slice(second);
+                read_buffers.remaining(0, 6).copy_from_slice(second);
             } else {
-                landing.put(0, &Piece { kind, offset: head + 4, bytes: second, is_last: true });
+                read_buffers.put(0, &Piece { kind, offset: head + 4, bytes: second, is_last: true });
             }
         }
-        assert_eq!(landing.bytes, [[3; 10], [2; 10]].concat());
+        assert_eq!(read_buffers.bytes, [[3; 10], [2; 10]].concat());
     }
 
     #[test]

@@ -1,35 +1,38 @@
-//! The serving end: blocks out of the span for reads, into the span for writes.
+//! The serving end: sends blocks from the span for reads, receives into it for writes.
 
 use super::Plan;
-use super::end::Role;
 use super::message::{Kind, Piece};
-use super::outbox::{Outbox, Stock};
+use super::outbox::{Outbox, PreparedMessages};
+use super::poll_loop::Role;
 use crate::random::Random;
 
-/// Messages of a kind that the stock has in a row; more in one turn take a second slice.
-const RUN_SLOTS: usize = 512;
+/// Prepared messages of each kind; more in one turn need a second slice.
+const PREPARED_SLOTS: usize = 512;
 
-/// The serving end's role.
+/// [`Role`] of the serving end.
 #[derive(Debug)]
 pub(super) struct Server<'span> {
     span: &'span mut [u8],
     picker: Picker,
     block_bytes: usize,
-    stock: Stock,
-    /// For each connection where in the span the block that it is sending goes.
-    targets: Vec<usize>,
+    prepared: PreparedMessages,
+    /// By connection: offset in the span of the block that it is receiving.
+    offsets: Vec<usize>,
 }
 
 impl<'span> Server<'span> {
-    /// A server of `plan` out of and into `span`.
     pub(super) fn new(plan: &Plan, span: &'span mut [u8]) -> Server<'span> {
         let blocks = span.len() / plan.block_bytes;
         Server {
             span,
             picker: Picker::new(plan.access.is_random(), blocks),
             block_bytes: plan.block_bytes,
-            stock: Stock::new(&[Kind::ReadyToTransfer, Kind::Done], RUN_SLOTS, plan.block_bytes),
-            targets: vec![0; plan.connections],
+            prepared: PreparedMessages::new(
+                &[Kind::ReadyToTransfer, Kind::Done],
+                PREPARED_SLOTS,
+                plan.block_bytes,
+            ),
+            offsets: vec![0; plan.connections],
         }
     }
 }
@@ -42,21 +45,21 @@ impl Role for Server<'_> {
         false
     }
 
-    /// Copy what of the piece is payload to where it goes.
+    /// Copies the payload in `piece` to the span. The first piece of a message selects the block.
     #[inline]
     fn on_piece(&mut self, link: usize, piece: &Piece<'_>) {
         if piece.offset == 0 {
-            self.targets[link] = self.picker.pick() * self.block_bytes;
+            self.offsets[link] = self.picker.pick() * self.block_bytes;
         }
         let head = piece.kind.head_bytes();
         let payload = &piece.bytes[head.saturating_sub(piece.offset).min(piece.bytes.len())..];
-        let at = self.targets[link] + piece.offset.saturating_sub(head);
+        let at = self.offsets[link] + piece.offset.saturating_sub(head);
         self.span[at..at + payload.len()].copy_from_slice(payload);
     }
 
     #[inline]
-    fn landing(&mut self, link: usize, left: usize) -> &mut [u8] {
-        let end = self.targets[link] + self.block_bytes;
+    fn payload_memory(&mut self, link: usize, left: usize) -> &mut [u8] {
+        let end = self.offsets[link] + self.block_bytes;
         &mut self.span[end - left..end]
     }
 
@@ -64,9 +67,9 @@ impl Role for Server<'_> {
     fn on_message(&mut self, _link: usize, kind: Kind, outbox: &mut Outbox) {
         match kind {
             Kind::Read => outbox.push_block(self.picker.pick() * self.block_bytes),
-            Kind::WriteAnnounced => outbox.push(Kind::ReadyToTransfer, 1, &self.stock),
-            Kind::WriteInline | Kind::WriteData => outbox.push(Kind::Done, 1, &self.stock),
-            // A server's own messages do not come back to it; a requester would not send them.
+            Kind::WriteAnnounced => outbox.push(Kind::ReadyToTransfer, 1, &self.prepared),
+            Kind::WriteInline | Kind::WriteData => outbox.push(Kind::Done, 1, &self.prepared),
+            // Only a server sends these.
             Kind::ReadyToTransfer | Kind::ReadReply | Kind::Done => {}
         }
     }
@@ -75,8 +78,8 @@ impl Role for Server<'_> {
     fn on_received(&mut self, _link: usize, _outbox: &mut Outbox) {}
 
     #[inline]
-    fn stock(&self) -> &Stock {
-        &self.stock
+    fn prepared(&self) -> &PreparedMessages {
+        &self.prepared
     }
 
     #[inline]
@@ -85,7 +88,7 @@ impl Role for Server<'_> {
     }
 }
 
-/// Picks the blocks of a span, at random or one after the other.
+/// Selects blocks of the span, at random or in sequence.
 #[derive(Debug)]
 struct Picker {
     is_random: bool,
@@ -116,9 +119,9 @@ mod tests {
     use std::net::{Shutdown, TcpStream};
     use std::thread;
 
-    use super::super::end::End;
     use super::super::exchange::{connect, small_plan};
     use super::super::message::{HEAD_BYTES, REQUEST_BYTES};
+    use super::super::poll_loop::PollLoop;
     use super::*;
     use crate::access::Access;
 
@@ -132,7 +135,7 @@ mod tests {
             let server = Server::new(plan, &mut span);
             let block_bytes = plan.block_bytes;
             scope.spawn(move || {
-                End::new(server, serving, block_bytes).and_then(End::run).map(drop).expect("serves")
+                PollLoop::new(server, serving, block_bytes).and_then(PollLoop::run).map(drop).expect("serves")
             });
             let mut client: TcpStream = requesting.remove(0);
             client.set_nonblocking(false).expect("blocks");

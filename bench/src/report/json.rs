@@ -1,17 +1,14 @@
-//! A result as one JSON object, for programs.
+//! A result as one JSON object.
 //!
-//! The keys are a promise: `iops`, `mb_per_s`, `latency_us` with `mean`, `p50`, `p99`, `p99_9`, `p99_99`,
-//! `max`, `errors`, and `run` with what was run. `line_round_trip_ns` and `cpu_share` stand beside them where
-//! they were measured: the conditions that the figures hold under.
+//! The keys are stable: `iops`, `mb_per_s`, `latency_us` with `mean`, `p50`, `p99`, `p99_9`, `p99_99`, `max`,
+//! `errors`, and `run` with the fields of [`Run`](super::Run). `line_round_trip_ns` and `cpu_share` are
+//! present if they were measured.
 
 use serde_json::{Map, Value, json};
 
 use super::{BenchResult, PERCENTILES};
 
-/// The object.
-///
-/// # Errors
-/// Never in practice: what was run has only keys and values that JSON can hold.
+/// The error is that of serde; each field of [`Run`](super::Run) can be serialized.
 pub fn render(result: &BenchResult) -> serde_json::Result<Value> {
     let latency = &result.latency;
     let mut latency_us = Map::new();
@@ -35,7 +32,7 @@ pub fn render(result: &BenchResult) -> serde_json::Result<Value> {
     Ok(Value::Object(object))
 }
 
-/// A number with no more decimals than were measured.
+/// `value` rounded to `decimals` decimals.
 pub fn rounded(value: f64, decimals: i32) -> Value {
     let scale = 10f64.powi(decimals);
     json!((value * scale).round() / scale)

@@ -1,20 +1,18 @@
-//! What a benchmark found, and the ways to show it.
+//! Results of a benchmark, and their output as text, JSON and plots.
 //!
-//! A run fills a [`BenchResult`]: what was run, how many commands ended in which time, and the histogram of
-//! their latencies. From there it goes to people ([`table`], [`plot`]), to programs ([`json`]), and while it
-//! runs to the terminal ([`Progress`]).
+//! A run fills a [`BenchResult`]: its settings, the number of commands, the measured time and a histogram of
+//! the latencies. [`table`] and [`plot`] show it, [`json`] writes it for programs; [`Progress`] draws a bar
+//! during the run.
 //!
 //! ```text
 //!   bench, bench limit ── BenchResult ──┬── table::render   text
 //!          └─ Progress (live)           ├── json::render    one object
 //!                                       ├── plot::render    SVG, several series
-//!   bench disk with several caches ─────┴── sizes           the same, over the size of the cache
+//!   bench disk with several caches ─────┴── sizes           the same, by cache size
 //! ```
 //!
-//! What it does not do: it measures nothing.
-//!
-//! Limits: latencies are kept with three significant figures, from 1 ns to [`LATENCY_MAX`]; longer ones count
-//! as that.
+//! Latencies have three significant figures, from 1 ns to [`LATENCY_MAX`]; longer ones count as
+//! [`LATENCY_MAX`].
 
 pub mod json;
 pub mod plot;
@@ -32,14 +30,14 @@ use spindle_console::size::Bytes;
 
 pub use progress::{PROGRESS_PERIOD, Progress};
 
-/// The longest latency that a histogram tells from longer ones.
+/// Upper bound of the histogram; longer latencies count as this.
 pub const LATENCY_MAX: Duration = Duration::from_secs(100);
 
-/// The percentiles of every report, with the keys they have in JSON and the heads they have in tables.
+/// Reported percentiles: (percentile, key in JSON, column head in tables).
 pub const PERCENTILES: [(f64, &str, &str); 4] =
     [(50.0, "p50", "p50"), (99.0, "p99", "p99"), (99.9, "p99_9", "p99.9"), (99.99, "p99_99", "p99.99")];
 
-/// Latencies of commands in nanoseconds.
+/// Histogram of command latencies in nanoseconds.
 #[derive(Debug, Clone)]
 pub struct Latencies(Histogram<u64>);
 
@@ -50,47 +48,43 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// An empty histogram; all its memory (about 230 KiB, of which a run touches a few lines) is taken here.
-    ///
-    /// # Panics
-    /// Never: the bounds are constants that the histogram accepts.
+    /// Allocates all memory of the histogram, about 230 KiB.
     #[must_use]
     pub fn new() -> Latencies {
         let highest = u64::try_from(LATENCY_MAX.as_nanos()).expect("a constant that fits");
         Latencies(Histogram::new_with_bounds(1, highest, 3).expect("constant bounds are valid"))
     }
 
-    /// Count `commands` commands that took `nanoseconds` each.
+    /// Records `commands` commands with a latency of `nanoseconds` each.
     #[inline]
     pub fn record(&mut self, nanoseconds: u64, commands: u64) {
         self.0.saturating_record_n(nanoseconds, commands);
     }
 
-    /// Forget everything, for the end of a warm-up.
+    /// Removes all latencies, at the end of the warm-up.
     pub fn clear(&mut self) {
         self.0.reset();
     }
 
-    /// How many commands were counted.
+    /// Number of recorded commands.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// The mean in microseconds; 0 of no commands.
+    /// Mean in microseconds; 0 if empty.
     #[must_use]
     pub fn mean_us(&self) -> f64 {
         self.0.mean() / 1e3
     }
 
-    /// The latency in microseconds that `percentile` (0 ..= 100) of the commands do not exceed; 0 of no
-    /// commands.
+    /// Latency in microseconds at `percentile` (0 ..= 100); 0 if empty.
     #[must_use]
     pub fn percentile_us(&self, percentile: f64) -> f64 {
         microseconds(self.0.value_at_percentile(percentile))
     }
 
-    /// The longest in microseconds; 0 of no commands.
+    /// Maximum in microseconds; 0 if empty.
     #[must_use]
     pub fn max_us(&self) -> f64 {
         microseconds(self.0.max())
@@ -101,91 +95,88 @@ fn microseconds(nanoseconds: u64) -> f64 {
     Duration::from_nanos(nanoseconds).as_secs_f64() * 1e6
 }
 
-/// What was run: every setting that a reader needs to run it again. What does not apply is left out of the
-/// JSON.
+/// Settings of a run, sufficient to repeat it. The JSON has no key for a setting that is `None`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
-    /// `bench` or `bench limit`.
+    /// Subcommand, such as `bench limit`.
     pub tool: &'static str,
-    /// The address that was measured, if it was a target.
+    /// Address of the target, or name of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The subsystem that was measured.
+    /// Subsystem of the target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nqn: Option<String>,
-    /// Which commands at which addresses.
+    /// Access pattern.
     pub rw: Access,
-    /// The share of reads in per cent, where it is a mix.
+    /// Share of reads in per cent, for `randrw`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mix: Option<u8>,
-    /// The exponent of Zipf's law, where the addresses follow it.
+    /// Exponent of Zipf's law; `None` for other distributions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zipf: Option<f64>,
-    /// Bytes of a command.
+    /// Size of a command's data.
     pub bs: Bytes,
-    /// Commands in flight in all.
+    /// Commands in flight, over all queues.
     pub qd: usize,
-    /// Queues, which over TCP are connections, that share the depth.
+    /// I/O queues or connections that the depth is divided among.
     pub queues: usize,
-    /// Bytes of the region or disk that the commands are spread over.
+    /// Size of the address range that the commands use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub span: Option<Bytes>,
-    /// How long it was measured, without the warm-up.
+    /// Requested measured time, without the warm-up.
     pub seconds: f64,
-    /// The cores that were pinned: the measuring end's, or for the limit the serving and the requesting
-    /// end's.
+    /// Cores of pinned threads: the measuring thread's; for `bench limit` the server's and the requester's.
     pub cores: Vec<usize>,
-    /// Whether the data was checked.
+    /// `true` with `--verify`, else `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verify: Option<bool>,
-    /// The congestion control of the sockets.
+    /// TCP congestion control of `bench limit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub congestion: Option<String>,
 }
 
-/// What a run found.
+/// Settings and results of a run.
 #[derive(Debug, Clone)]
 pub struct BenchResult {
-    /// What was run.
     pub run: Run,
-    /// How long it was measured; the rates are over this time.
+    /// Measured time, which the rates refer to.
     pub elapsed: Duration,
-    /// Commands that ended in that time, the failed ones not counted.
+    /// Commands that succeeded in the measured time.
     pub operations: u64,
-    /// Commands that ended with an error, or whose data was wrong.
+    /// Commands that failed, or whose data was wrong.
     pub errors: u64,
     /// Latencies of the commands counted in `operations`.
     pub latency: Latencies,
-    /// What a cache line takes from one pinned core to the other and back, measured beside the run: it tells
-    /// which of a virtual machine's moods the figures were taken in.
+    /// Round trip of a cache line between the two pinned cores, measured before and after the run: it shows
+    /// how a hypervisor has placed the virtual cores.
     pub line_round_trip_ns: Option<f64>,
-    /// The share of the time in which the polling threads really had their cores. Below 0.97 others were
-    /// running there, and the figures say little.
+    /// Processor time of the polling threads over their elapsed time. Below 0.97 other threads used their
+    /// cores, and the results are not meaningful.
     pub cpu_share: Option<f64>,
 }
 
 impl BenchResult {
-    /// Commands a second.
+    /// Commands per second.
     #[must_use]
     pub fn iops(&self) -> f64 {
         per_second(self.operations, self.elapsed)
     }
 
-    /// Megabytes (10^6 bytes) of payload a second.
+    /// Megabytes (10^6 bytes) of payload per second.
     #[must_use]
     pub fn mb_per_s(&self) -> f64 {
         per_second(self.operations.saturating_mul(self.run.bs.get()), self.elapsed) / 1e6
     }
 }
 
-/// `count` over `elapsed` as a rate; 0 over no time.
+/// `count` over `elapsed`; 0 if `elapsed` is zero.
 #[must_use]
 pub fn per_second(count: u64, elapsed: Duration) -> f64 {
     if elapsed.is_zero() { 0.0 } else { count as f64 / elapsed.as_secs_f64() }
 }
 
 impl Run {
-    /// One line for titles and legends, such as `bench limit: randread 4 KiB, depth 32 over 4 queues`.
+    /// Title of a table or plot, such as `bench limit: randread 4 KiB, depth 32 over 4 queues`.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut text = format!("{}: {}", self.tool, self.rw);
@@ -203,7 +194,7 @@ impl Run {
     }
 }
 
-/// A result to test the ways of showing with: 1000 commands of 4 KiB in a second, of 1, 2, .. 1000 us.
+/// 1000 commands of 4 KiB in a second, with latencies of 1, 2, .. 1000 us.
 #[cfg(test)]
 pub(crate) fn example_result() -> BenchResult {
     let mut latency = Latencies::new();

@@ -1,8 +1,7 @@
-//! The percentile distribution of latencies as an SVG plot, several series in one.
+//! SVG plot of latencies by percentile, with one or more series.
 //!
-//! The x axis is stretched towards the tail: each nine takes the same room, so that 99 % and 99.99 % can be
-//! read as well as the median. The y axis is linear, or logarithmic where the series span more than
-//! [`LINEAR_SPAN_MAX`].
+//! The x axis is logarithmic in the distance to 100 %: 90 %, 99 % and 99.9 % are equally far apart. The y
+//! axis is linear, or logarithmic if the ratio of the latencies exceeds [`LINEAR_SPAN_MAX`].
 
 mod axis;
 
@@ -12,18 +11,18 @@ use std::{fs, io};
 use plotters::prelude::*;
 
 use super::Latencies;
-use super::table::figures;
+use super::table::format_latency;
 pub(super) use axis::TickAxis;
 
 /// Width and height in pixels.
 const SIZE: (u32, u32) = (960, 560);
-/// The ratio of the longest to the shortest latency above which a linear axis would flatten the shorter ones.
+/// Largest ratio of the longest to the shortest latency for a linear axis.
 const LINEAR_SPAN_MAX: f64 = 12.0;
-/// Points of a curve for each nine of the x axis; the eye sees no steps between them.
+/// Points of a curve for each nine of the x axis; enough for a smooth curve.
 const POINTS_PER_NINE: u32 = 60;
-/// The nines that are drawn at most (99.9999 %), and at least (99 %).
+/// Fewest (99 %) and most (99.9999 %) nines on the x axis.
 const NINES: (f64, f64) = (2.0, 6.0);
-/// Colours of the series in order, those of Okabe and Ito, which the colour-blind can tell apart.
+/// Colours of the series in order: the palette of Okabe and Ito for colour-blind readers.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
@@ -36,7 +35,7 @@ const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
 const GRID: RGBColor = RGBColor(0xdd, 0xe1, 0xe6);
 const FONT: &str = "DejaVu Sans, Helvetica, Arial, sans-serif";
 
-/// Why there is no plot.
+/// Failure to draw or write a plot.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
     #[error("there is nothing to plot: not one command was measured")]
@@ -51,23 +50,16 @@ pub enum PlotError {
     },
 }
 
-/// Draw the series into the file `path`.
-///
-/// # Errors
-/// [`PlotError`], naming the file where that is the reason.
+/// Draws the series and writes the SVG to the file `path`.
 pub fn write(path: &Path, title: &str, series: &[(&str, &Latencies)]) -> Result<(), PlotError> {
     save(path, &render(title, series)?)
 }
 
-/// Write a plot to the file `path`.
 pub(super) fn save(path: &Path, svg: &str) -> Result<(), PlotError> {
     fs::write(path, svg).map_err(|source| PlotError::Write { path: path.display().to_string(), source })
 }
 
-/// Draw the series as the text of an SVG file.
-///
-/// # Errors
-/// [`PlotError::Empty`] and [`PlotError::Draw`].
+/// Draws the series as SVG. Series without commands are left out.
 pub fn render(title: &str, series: &[(&str, &Latencies)]) -> Result<String, PlotError> {
     let series: Vec<(&str, &Latencies)> =
         series.iter().copied().filter(|(_, latencies)| latencies.count() > 0).collect();
@@ -81,10 +73,11 @@ pub fn render(title: &str, series: &[(&str, &Latencies)]) -> Result<String, Plot
     draw(title, (nines, x), (latency, y), &curves, 0)
 }
 
-/// The text of a curve in the legend, and its points.
+/// Legend text and points of a curve.
 pub(super) type Curve = (String, Vec<(f64, f64)>);
 
-/// Draw curves between two axes with their texts, each point as a dot of this size; 0: none.
+/// Draws `curves` as SVG; `x` and `y` are the axes with their labels, `dot` is the radius of a point in
+/// pixels (0: line only).
 pub(super) fn draw(
     title: &str,
     x: (TickAxis, String),
@@ -143,18 +136,18 @@ fn draw_error<E: std::error::Error + Send + Sync>(error: DrawingAreaErrorKind<E>
     PlotError::Draw(error.to_string())
 }
 
-/// The name of a series with the figures that are looked for first.
+/// Legend text of a series, with its most used percentiles.
 fn legend(name: &str, latencies: &Latencies) -> String {
     format!(
         "{name}: p50 {}, p99 {}, p99.9 {}, max {} µs",
-        figures(latencies.percentile_us(50.0)),
-        figures(latencies.percentile_us(99.0)),
-        figures(latencies.percentile_us(99.9)),
-        figures(latencies.max_us()),
+        format_latency(latencies.percentile_us(50.0)),
+        format_latency(latencies.percentile_us(99.0)),
+        format_latency(latencies.percentile_us(99.9)),
+        format_latency(latencies.max_us()),
     )
 }
 
-/// Axes that hold every series; `None` of no series.
+/// Axes whose ranges include all series; `None` without a series.
 fn axes(series: &[(&str, &Latencies)]) -> Option<(TickAxis, TickAxis)> {
     let commands = series.iter().map(|(_, latencies)| latencies.count()).max()?;
     let nines = (commands as f64).log10().ceil().clamp(NINES.0, NINES.1);
@@ -169,13 +162,12 @@ fn axes(series: &[(&str, &Latencies)]) -> Option<(TickAxis, TickAxis)> {
     Some((TickAxis::percentiles(nines), axis))
 }
 
-/// The percentile at so many nines: 0 at 0, 90 at 1, 99 at 2.
+/// Percentile of a number of nines: 0 for 0, 90 for 1, 99 for 2.
 fn percentile_of(nines: f64) -> f64 {
     100.0 - 100.0 / 10f64.powf(nines)
 }
 
-/// The curve of a series: nines, microseconds. It ends where there are too few commands to tell a further
-/// percentile.
+/// Points (nines, microseconds) of a series, up to the percentile that only one command exceeds.
 fn points(latencies: &Latencies, nines_max: f64) -> impl Iterator<Item = (f64, f64)> {
     let end = (latencies.count() as f64).log10().min(nines_max);
     let step = 1.0 / f64::from(POINTS_PER_NINE);

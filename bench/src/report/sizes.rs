@@ -1,4 +1,4 @@
-//! What caches of several sizes and policies found of the same load: as a table, as JSON, as a plot.
+//! Results of runs with several cache sizes and policies: as a table, as JSON, as a plot.
 
 use std::path::Path;
 
@@ -8,74 +8,68 @@ use serde_json::Value;
 use spindle_disk::{CacheCounts, CacheSpec};
 
 use super::plot::{self, PlotError, TickAxis};
-use super::table::{figures, grouped};
+use super::table::{format_latency, group_thousands};
 use super::{BenchResult, json};
 use spindle_console::size::Bytes;
 
-/// A run with one cache.
-pub struct SizeRun {
+/// Result of a run with one cache.
+pub struct CacheRun {
     size: Bytes,
     policy: &'static str,
-    /// The share of pages that were found, in per cent.
-    found: f64,
+    /// Hit ratio in per cent; pages read around the cache count as misses.
+    hit_percent: f64,
     result: BenchResult,
 }
 
-impl SizeRun {
-    /// With a cache of this `spec`, which counted so much.
-    pub fn new(spec: &CacheSpec, counts: &CacheCounts, result: BenchResult) -> SizeRun {
+impl CacheRun {
+    /// `counts` are those of the cache after the run.
+    pub fn new(spec: &CacheSpec, counts: &CacheCounts, result: BenchResult) -> CacheRun {
         let pages = counts.hits + counts.misses + counts.passed;
-        let found = counts.hits as f64 * 100.0 / pages.max(1) as f64;
-        SizeRun { size: Bytes::new(spec.bytes), policy: spec.policy.name(), found, result }
+        let hit_percent = counts.hits as f64 * 100.0 / pages.max(1) as f64;
+        CacheRun { size: Bytes::new(spec.bytes), policy: spec.policy.name(), hit_percent, result }
     }
 }
 
-/// One row a run.
-pub fn table(runs: &[SizeRun]) -> String {
+/// One row for each run.
+pub fn table(runs: &[CacheRun]) -> String {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     table.set_header(["cache", "policy", "found %", "IOPS", "p50 us"].map(|head| right(head.to_owned())));
-    for SizeRun { size, policy, found, result } in runs {
-        let median = figures(result.latency.percentile_us(50.0));
-        let cells = [size.to_string(), (*policy).to_owned(), format!("{found:.1}")];
-        table.add_row(cells.into_iter().chain([grouped(result.iops()), median]).map(right));
+    for CacheRun { size, policy, hit_percent, result } in runs {
+        let median = format_latency(result.latency.percentile_us(50.0));
+        let cells = [size.to_string(), (*policy).to_owned(), format!("{hit_percent:.1}")];
+        table.add_row(cells.into_iter().chain([group_thousands(result.iops()), median]).map(right));
     }
     table.to_string()
 }
 
-/// An array of what [`json::render`] gives, each with `cache` in bytes, `policy` and `found_percent`.
-///
-/// # Errors
-/// Those of [`json::render`].
-pub fn json(runs: &[SizeRun]) -> serde_json::Result<Value> {
-    let objects = runs.iter().map(|SizeRun { size, policy, found, result }| {
+/// An array of the objects of [`json::render`], each with `cache` in bytes, `policy` and `found_percent`.
+pub fn json(runs: &[CacheRun]) -> serde_json::Result<Value> {
+    let objects = runs.iter().map(|CacheRun { size, policy, hit_percent, result }| {
         let mut object = json::render(result)?;
         object["cache"] = serde_json::to_value(size)?;
         object["policy"] = (*policy).into();
-        object["found_percent"] = json::rounded(*found, 2);
+        object["found_percent"] = json::rounded(*hit_percent, 2);
         Ok(object)
     });
     objects.collect::<serde_json::Result<Vec<Value>>>().map(Value::Array)
 }
 
-/// Draw what was found over the size into the file `path`, a line for each policy.
-///
-/// # Errors
-/// [`PlotError`], naming the file where that is the reason.
-pub fn write(path: &Path, runs: &[SizeRun]) -> Result<(), PlotError> {
+/// Plots the hit ratio over the cache size, a curve for each policy, to the file `path`.
+pub fn write(path: &Path, runs: &[CacheRun]) -> Result<(), PlotError> {
     plot::save(path, &render(runs)?)
 }
 
-/// [`PlotError::Empty`] of no run.
-fn render(runs: &[SizeRun]) -> Result<String, PlotError> {
+/// [`PlotError::Empty`] without a run.
+fn render(runs: &[CacheRun]) -> Result<String, PlotError> {
     let sizes = || runs.iter().map(|run| run.size.get());
     let (Some(first), Some(least), Some(most)) = (runs.first(), sizes().min(), sizes().max()) else {
         return Err(PlotError::Empty);
     };
     let mut curves: Vec<plot::Curve> = Vec::new();
     for run in runs {
-        let point = (run.size.get() as f64, run.found);
+        let point = (run.size.get() as f64, run.hit_percent);
         match curves.iter_mut().find(|(name, _)| name == run.policy) {
             Some((_, points)) => points.push(point),
             None => curves.push((run.policy.to_owned(), vec![point])),
@@ -95,11 +89,11 @@ mod tests {
     use super::super::example_result;
     use super::*;
 
-    fn runs(sizes: &[u64]) -> Vec<SizeRun> {
+    fn runs(sizes: &[u64]) -> Vec<CacheRun> {
         let kinds = sizes.iter().flat_map(|size| [(*size, PolicyKind::S3Fifo), (*size, PolicyKind::Lru)]);
         let run = |(size, policy)| {
             let counts = CacheCounts { hits: 30, misses: 60, passed: 10, ..CacheCounts::default() };
-            SizeRun::new(&CacheSpec::new(size, policy, Pages::Base), &counts, example_result())
+            CacheRun::new(&CacheSpec::new(size, policy, Pages::Base), &counts, example_result())
         };
         kinds.map(run).collect()
     }

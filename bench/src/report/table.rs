@@ -1,11 +1,11 @@
-//! Results as a table of text, for people: one row a result, latencies in microseconds.
+//! Results as a text table: one row for each result, latencies in microseconds.
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 
 use super::{BenchResult, PERCENTILES};
 
-/// The table. With one result the rows need no names, and the column of names is left out.
+/// With a single result there is no column of names.
 #[must_use]
 pub fn render(results: &[(&str, &BenchResult)]) -> String {
     let is_named = results.len() > 1;
@@ -27,13 +27,13 @@ pub fn render(results: &[(&str, &BenchResult)]) -> String {
         }
         let latency = &result.latency;
         let mut number = |text: String| row.push(Cell::new(text).set_alignment(CellAlignment::Right));
-        number(grouped(result.iops()));
-        number(grouped(result.mb_per_s()));
-        number(figures(latency.mean_us()));
+        number(group_thousands(result.iops()));
+        number(group_thousands(result.mb_per_s()));
+        number(format_latency(latency.mean_us()));
         for (percentile, _, _) in PERCENTILES {
-            number(figures(latency.percentile_us(percentile)));
+            number(format_latency(latency.percentile_us(percentile)));
         }
-        number(figures(latency.max_us()));
+        number(format_latency(latency.max_us()));
         if has_errors {
             number(result.errors.to_string());
         }
@@ -42,8 +42,8 @@ pub fn render(results: &[(&str, &BenchResult)]) -> String {
     table.to_string()
 }
 
-/// A rate without decimals, its thousands apart: `1 234 567`.
-pub(super) fn grouped(value: f64) -> String {
+/// A number without decimals and with separated thousands: `1 234 567`.
+pub(super) fn group_thousands(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (index, digit) in digits.chars().enumerate() {
@@ -55,14 +55,14 @@ pub(super) fn grouped(value: f64) -> String {
     text
 }
 
-/// A latency with as many decimals as its three figures need.
-pub(super) fn figures(microseconds: f64) -> String {
+/// A latency with three significant figures.
+pub(super) fn format_latency(microseconds: f64) -> String {
     if microseconds < 10.0 {
         format!("{microseconds:.2}")
     } else if microseconds < 100.0 {
         format!("{microseconds:.1}")
     } else {
-        grouped(microseconds)
+        group_thousands(microseconds)
     }
 }
 
@@ -92,9 +92,9 @@ mod tests {
 
     #[test]
     fn numbers_are_readable() {
-        let rates: Vec<String> = [0.0, 999.4, 1000.0, 1_234_567.0].into_iter().map(grouped).collect();
+        let rates: Vec<String> = [0.0, 999.4, 1000.0, 1_234_567.0].into_iter().map(group_thousands).collect();
         assert_eq!(rates, ["0", "999", "1 000", "1 234 567"]);
-        let latencies: Vec<String> = [7.4, 42.25, 123.4, 10_500.0].into_iter().map(figures).collect();
+        let latencies: Vec<String> = [7.4, 42.25, 123.4, 10_500.0].into_iter().map(format_latency).collect();
         assert_eq!(latencies, ["7.40", "42.2", "123", "10 500"]);
     }
 }

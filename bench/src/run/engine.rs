@@ -1,4 +1,4 @@
-//! The measuring thread's loop: keeps every queue at its depth with the commands of a [`Job`].
+//! Loop of the measuring thread: keeps each queue at its depth with the commands of a [`Job`].
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,47 +17,47 @@ use super::target::Connected;
 use super::{BenchError, DRAIN_MAX, Plan};
 use crate::args::BenchTargetArgs;
 
-/// Turns without anything to do after which the time is asked for all the same.
-const TURNS_PER_LOOK: u32 = 16;
-/// How often the controllers are looked at and the progress is told.
-const SLOW_PERIOD: Nanos = Nanos::from_ms(50);
+/// Turns without a completion after which the clock is read.
+const IDLE_TURNS_PER_CLOCK_READ: u32 = 16;
+/// Interval at which the controllers are polled and the progress is updated.
+const CONTROLLER_POLL_PERIOD: Nanos = Nanos::from_ms(50);
 
-/// A command in flight.
+/// A command in flight, with its time of submission.
 #[derive(Debug, Clone, Copy, Default)]
-struct Flight {
+struct InFlight {
     sent: Nanos,
     command: Command,
 }
 
-/// What one queue needs.
+/// Commands and buffers of one queue.
 #[derive(Debug)]
-struct Lane {
-    /// By the index of the ticket.
-    flights: Box<[Flight]>,
-    /// Buffers without a command.
+struct QueueState {
+    /// Indexed by [`Ticket::index`](initiator::Ticket::index).
+    in_flight: Box<[InFlight]>,
+    /// Buffers for which the job had no command.
     spare: Vec<Buf>,
 }
 
-/// See the module.
+/// Connections to the target, and the state of the commands on them.
 pub(super) struct Engine<'a> {
     set: QueueSet,
-    lanes: Vec<Lane>,
-    shape: Shape,
+    queue_states: Vec<QueueState>,
+    mapping: UnitMapping,
     controllers: Vec<Controller>,
     target: Target,
     connected_in: Duration,
     done: &'a AtomicU64,
 }
 
-/// What turns a command of a job into one of NVMe.
+/// Maps the units of a job to logical blocks of a namespace.
 #[derive(Debug, Clone, Copy)]
-struct Shape {
+struct UnitMapping {
     namespace: Namespace,
     unit_blocks: u64,
 }
 
 impl<'a> Engine<'a> {
-    /// Takes over the connections; all memory is taken here.
+    /// Allocates all memory of the run.
     pub(super) fn new(
         connected: Connected,
         plan: &Plan,
@@ -67,18 +67,18 @@ impl<'a> Engine<'a> {
         let zone = ZoneSpec { buffer_bytes: plan.unit_bytes.next_multiple_of(4096), count };
         let pool = Pool::new(&[zone], Pages::Transparent)?;
         let mut set = QueueSet::new(initiator::Options::default().batch_bytes)?;
-        let mut lanes = Vec::new();
+        let mut queue_states = Vec::new();
         for (queue, depth) in connected.queues.into_iter().zip(&plan.depths) {
-            let flights = vec![Flight::default(); queue.depth()].into_boxed_slice();
+            let in_flight = vec![InFlight::default(); queue.depth()].into_boxed_slice();
             let mut spare: Vec<Buf> = (0..*depth).filter_map(|_| pool.take(plan.unit_bytes)).collect();
-            spare.iter_mut().for_each(|buf| scribble(buf, plan.seed));
-            lanes.push(Lane { flights, spare });
+            spare.iter_mut().for_each(|buf| fill_pseudo_random(buf, plan.seed));
+            queue_states.push(QueueState { in_flight, spare });
             set.add(queue)?;
         }
         Ok(Engine {
             set,
-            lanes,
-            shape: Shape { namespace: connected.namespace, unit_blocks: plan.unit_blocks.into() },
+            queue_states,
+            mapping: UnitMapping { namespace: connected.namespace, unit_blocks: plan.unit_blocks.into() },
             controllers: connected.controllers,
             target: connected.target,
             connected_in: connected.connected_in,
@@ -86,27 +86,27 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Run a job to its end.
+    /// Runs the job until it is over and its last command has completed.
     pub(super) fn run<J: Job>(&mut self, job: &mut J) -> Result<(), BenchError> {
         let mut now = Clock::now();
-        let mut next_slow = now;
+        let mut next_controller_poll = now;
         let mut drain = Drain::default();
         let mut turns = 0;
         job.tick(now);
         self.start(job, now)?;
         loop {
-            let has_come = self.turn(job, &mut now)?;
+            let has_completions = self.turn(job, &mut now)?;
             turns += 1;
-            if !has_come && turns >= TURNS_PER_LOOK {
+            if !has_completions && turns >= IDLE_TURNS_PER_CLOCK_READ {
                 turns = 0;
                 now = Clock::now();
                 job.tick(now);
             }
-            if now >= next_slow {
-                next_slow = now + SLOW_PERIOD;
+            if now >= next_controller_poll {
+                next_controller_poll = now + CONTROLLER_POLL_PERIOD;
                 self.done.store(job.done(), Ordering::Relaxed);
-                self.look_at_controllers(now)?;
-                // What found no free unit is tried again.
+                self.poll_controllers(now)?;
+                // Retry for buffers whose units were all in use.
                 self.start(job, now)?;
             }
             if !job.is_over() {
@@ -117,46 +117,47 @@ impl<'a> Engine<'a> {
             if outstanding == 0 {
                 return Ok(());
             }
-            if drain.is_stuck(has_come, now) {
+            if drain.is_stuck(has_completions, now) {
                 return Err(BenchError::Stuck { outstanding, after: DRAIN_MAX });
             }
         }
     }
 
-    /// One turn of all queues; `now` is moved on when something came.
+    /// Polls all queues once. Returns whether there were completions, and updates `now` if so.
     #[inline]
     fn turn<J: Job>(&mut self, job: &mut J, now: &mut Nanos) -> Result<bool, BenchError> {
-        let Engine { set, lanes, shape, .. } = self;
-        let mut trouble = None;
-        let has_come = set.poll(*now, |index, queue| {
+        let Engine { set, queue_states, mapping, .. } = self;
+        let mut error = None;
+        let has_completions = set.poll(*now, |index, queue| {
             *now = Clock::now();
             job.tick(*now);
-            let lane = &mut lanes[index];
+            let state = &mut queue_states[index];
             while let Some(completion) = queue.next_completion() {
-                if let Err(why) = lane.ended(queue, *shape, job, completion, *now) {
-                    trouble.get_or_insert(BenchError::Refused(why));
+                if let Err(why) = state.ended(queue, *mapping, job, completion, *now) {
+                    error.get_or_insert(BenchError::Refused(why));
                 }
             }
             if let Some(loss) = queue.loss() {
-                trouble = Some(BenchError::Lost { queue: index, operations: job.done(), loss });
+                error = Some(BenchError::Lost { queue: index, operations: job.done(), loss });
             }
         });
-        trouble.map_or(Ok(has_come), Err)
+        error.map_or(Ok(has_completions), Err)
     }
 
-    /// Start commands for all buffers that have none.
+    /// Sends commands for the spare buffers.
     fn start<J: Job>(&mut self, job: &mut J, now: Nanos) -> Result<(), BenchError> {
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
-            for _ in 0..lane.spare.len() {
-                let Some(buf) = lane.spare.pop() else { break };
-                lane.submit(self.set.queue_mut(index), self.shape, job, buf, now)
+        for (index, state) in self.queue_states.iter_mut().enumerate() {
+            for _ in 0..state.spare.len() {
+                let Some(buf) = state.spare.pop() else { break };
+                state
+                    .submit(self.set.queue_mut(index), self.mapping, job, buf, now)
                     .map_err(BenchError::Refused)?;
             }
         }
         Ok(())
     }
 
-    fn look_at_controllers(&mut self, now: Nanos) -> Result<(), BenchError> {
+    fn poll_controllers(&mut self, now: Nanos) -> Result<(), BenchError> {
         for controller in &mut self.controllers {
             while let Some(event) = controller.poll(now) {
                 if let ControllerEvent::Lost(loss) = event {
@@ -175,11 +176,11 @@ impl<'a> Engine<'a> {
         self.target.nqn
     }
 
-    /// What was run, beyond what every benchmark has.
+    /// Settings of the run in addition to [`Run`](crate::report::Run), for the JSON.
     pub(super) fn extras(&self, args: &BenchTargetArgs) -> Map<String, Value> {
         let mut extras = Map::new();
         extras.insert("hostnqn".to_owned(), json!(self.target.host.nqn.as_str()));
-        extras.insert("nsid".to_owned(), json!(self.shape.namespace.nsid));
+        extras.insert("nsid".to_owned(), json!(self.mapping.namespace.nsid));
         extras.insert("idle_queues".to_owned(), json!(args.idle_queues));
         extras.insert("controllers".to_owned(), json!(self.controllers.len()));
         extras.insert("header_digest".to_owned(), json!(args.header_digest));
@@ -188,7 +189,7 @@ impl<'a> Engine<'a> {
         extras
     }
 
-    /// Say goodbye. What was measured stands, whatever becomes of that.
+    /// Closes the queues and shuts the controllers down; errors are ignored, as the result is complete.
     pub(super) fn finish(self) {
         drop(self.set);
         for controller in self.controllers {
@@ -197,58 +198,58 @@ impl<'a> Engine<'a> {
     }
 }
 
-impl Lane {
-    /// A command ended; its buffer goes on with the next.
+impl QueueState {
+    /// Passes a completion to the job and sends the next command with its buffer.
     #[inline]
     fn ended<J: Job>(
         &mut self,
         queue: &mut IoQueue,
-        shape: Shape,
+        mapping: UnitMapping,
         job: &mut J,
         completion: Completion,
         now: Nanos,
-    ) -> Result<(), initiator::Why> {
-        let Flight { sent, command } = self.flights[completion.ticket.index()];
+    ) -> Result<(), initiator::Refusal> {
+        let InFlight { sent, command } = self.in_flight[completion.ticket.index()];
         job.ended(command, completion.result, completion.buf.as_ref(), (sent, now));
         match completion.buf {
-            Some(buf) => self.submit(queue, shape, job, buf, now),
+            Some(buf) => self.submit(queue, mapping, job, buf, now),
             None => Ok(()),
         }
     }
 
-    /// Send the next command of the job with this buffer; without one the buffer waits.
+    /// Sends the next command of the job with `buf`, which becomes spare if there is none.
     #[inline]
     fn submit<J: Job>(
         &mut self,
         queue: &mut IoQueue,
-        shape: Shape,
+        mapping: UnitMapping,
         job: &mut J,
         mut buf: Buf,
         now: Nanos,
-    ) -> Result<(), initiator::Why> {
+    ) -> Result<(), initiator::Refusal> {
         let Some(command) = job.next(&mut buf) else {
             self.spare.push(buf);
             return Ok(());
         };
-        let lba = command.unit * shape.unit_blocks;
+        let lba = command.unit * mapping.unit_blocks;
         let ticket = match command.is_read {
-            true => queue.read(&shape.namespace, lba, buf),
-            false => queue.write(&shape.namespace, lba, buf, false),
+            true => queue.read(&mapping.namespace, lba, buf),
+            false => queue.write(&mapping.namespace, lba, buf, false),
         };
         match ticket {
             Ok(ticket) => {
-                self.flights[ticket.index()] = Flight { sent: now, command };
+                self.in_flight[ticket.index()] = InFlight { sent: now, command };
                 Ok(())
             }
-            // The end of the connection is told by the queue.
-            Err(refused) if refused.why == initiator::Why::Down => Ok(()),
+            // `turn` reports the loss of the connection.
+            Err(refused) if refused.why == initiator::Refusal::Down => Ok(()),
             Err(refused) => Err(refused.why),
         }
     }
 }
 
-/// Data that is not all alike; it also brings the buffer's pages in before anything is measured.
-fn scribble(buf: &mut Buf, seed: u64) {
+/// Fills the buffer with pseudo-random data, which also maps its pages before the measurement.
+fn fill_pseudo_random(buf: &mut Buf, seed: u64) {
     let mut state = seed | 1;
     for segment in buf.segments_mut() {
         for word in segment.chunks_exact_mut(8) {
@@ -260,17 +261,17 @@ fn scribble(buf: &mut Buf, seed: u64) {
     }
 }
 
-/// How long nothing has come of what is outstanding at the end. It counts from what was seen last and not
-/// from the last command, so that a process which was stopped meanwhile looks first.
+/// Detects outstanding commands that do not complete at the end of a job. The time counts from a turn of the
+/// loop, not from the last completion, so that a process that was stopped meanwhile polls before it gives up.
 #[derive(Debug, Default)]
 struct Drain {
     since: Option<Nanos>,
 }
 
 impl Drain {
-    /// A turn in which something came, or not, has ended at `now`. True: it has been [`DRAIN_MAX`].
-    fn is_stuck(&mut self, has_come: bool, now: Nanos) -> bool {
-        if has_come {
+    /// Called after each turn; `has_completions`: it had completions. True: none for [`DRAIN_MAX`].
+    fn is_stuck(&mut self, has_completions: bool, now: Nanos) -> bool {
+        if has_completions {
             self.since = None;
         }
         now >= *self.since.get_or_insert(now) + DRAIN_MAX.into()

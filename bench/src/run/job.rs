@@ -1,4 +1,4 @@
-//! What the engine sends and what it does with the answers: fill the span, load it for a time, check it.
+//! Stages of a run as sources of commands: fill the span, load it for a time, check it.
 
 use std::time::Duration;
 
@@ -8,22 +8,21 @@ use spindle_initiator::{Buf, Failure, Nanos};
 use super::{ERRORS_SHOWN, Measured, Plan};
 use crate::random::Random;
 use crate::report::Latencies;
-use crate::verify::Table;
+use crate::verify::GenerationTable;
 
-/// One command.
+/// A read or write of one unit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Command {
-    /// Which piece of the span.
+    /// Index of the unit in the span.
     pub(super) unit: u64,
-    /// A read; else a write.
     pub(super) is_read: bool,
 }
 
-/// Some commands.
+/// Source of commands, called by the engine.
 pub(super) trait Job {
-    /// The next command, with its data in `buf` if it is a write. `None`: none now, or none any more.
+    /// Next command; for a write it fills `buf`. `None`: all candidate units are in use, or the job is over.
     fn next(&mut self, buf: &mut Buf) -> Option<Command>;
-    /// A command ended; it was sent and came back at these times.
+    /// A command completed; `times` are those of submission and completion.
     fn ended(
         &mut self,
         command: Command,
@@ -31,24 +30,24 @@ pub(super) trait Job {
         buf: Option<&Buf>,
         times: (Nanos, Nanos),
     );
-    /// The time is now.
+    /// Called with the current time before the completions of each receive, and every few turns without one.
     fn tick(&mut self, now: Nanos);
-    /// True when there will be no other command.
+    /// True when `next` returns no further command.
     fn is_over(&self) -> bool;
-    /// How many commands ended.
+    /// Commands completed, for the progress.
     fn done(&self) -> u64;
 }
 
-/// What went wrong, and what was checked.
+/// Counts of errors and of checked blocks, over all stages.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tally {
-    /// Commands that failed, and commands whose data was wrong.
+    /// Commands that failed or returned wrong data.
     pub(super) errors: u64,
-    /// The first of them in words.
+    /// Messages of the first [`ERRORS_SHOWN`] errors.
     pub(super) shown: Vec<String>,
-    /// Commands whose data was wrong.
+    /// Reads that returned wrong data.
     pub(super) mismatches: u64,
-    /// Blocks that were right.
+    /// Blocks with correct data.
     pub(super) blocks_checked: u64,
 }
 
@@ -68,9 +67,9 @@ impl Tally {
     }
 }
 
-/// Give the table what it waits for; true when the command was good.
-fn account(
-    table: &mut Table,
+/// Ends the command in the table and checks the data of a read. False: the data was wrong.
+fn update_table(
+    table: &mut GenerationTable,
     tally: &mut Tally,
     command: Command,
     result: Result<(), Failure>,
@@ -98,14 +97,14 @@ fn index(unit: u64) -> usize {
 
 /// Writes every unit once, in order.
 pub(super) struct Fill<'a> {
-    table: &'a mut Table,
+    table: &'a mut GenerationTable,
     tally: &'a mut Tally,
     next: u64,
     done: u64,
 }
 
 impl<'a> Fill<'a> {
-    pub(super) fn new(table: &'a mut Table, tally: &'a mut Tally) -> Fill<'a> {
+    pub(super) fn new(table: &'a mut GenerationTable, tally: &'a mut Tally) -> Fill<'a> {
         Fill { table, tally, next: 0, done: 0 }
     }
 }
@@ -121,7 +120,7 @@ impl Job for Fill<'_> {
 
     fn ended(&mut self, command: Command, result: Result<(), Failure>, buf: Option<&Buf>, _: (Nanos, Nanos)) {
         self.done += 1;
-        account(self.table, self.tally, command, result, buf);
+        update_table(self.table, self.tally, command, result, buf);
         if let Err(failure) = result {
             self.tally.failed(command, failure);
         }
@@ -138,15 +137,15 @@ impl Job for Fill<'_> {
     }
 }
 
-/// Reads every unit of which something is known, in order.
+/// Reads in order each unit that has a block with known content.
 pub(super) struct Check<'a> {
-    table: &'a mut Table,
+    table: &'a mut GenerationTable,
     tally: &'a mut Tally,
     next: u64,
 }
 
 impl<'a> Check<'a> {
-    pub(super) fn new(table: &'a mut Table, tally: &'a mut Tally) -> Check<'a> {
+    pub(super) fn new(table: &'a mut GenerationTable, tally: &'a mut Tally) -> Check<'a> {
         let mut check = Check { table, tally, next: 0 };
         check.skip();
         check
@@ -171,7 +170,7 @@ impl Job for Check<'_> {
     }
 
     fn ended(&mut self, command: Command, result: Result<(), Failure>, buf: Option<&Buf>, _: (Nanos, Nanos)) {
-        account(self.table, self.tally, command, result, buf);
+        update_table(self.table, self.tally, command, result, buf);
         if let Err(failure) = result {
             self.tally.failed(command, failure);
         }
@@ -188,12 +187,12 @@ impl Job for Check<'_> {
     }
 }
 
-/// Units that are tried when those that were picked are in use.
+/// Most units that are tried, from the selected one on, when units are in use.
 const PROBES: u64 = 64;
 
 /// The load: warm-up, then the measured time.
 pub(super) struct Load<'a> {
-    table: Option<&'a mut Table>,
+    table: Option<&'a mut GenerationTable>,
     tally: &'a mut Tally,
     reads_percent: u8,
     is_random: bool,
@@ -202,20 +201,21 @@ pub(super) struct Load<'a> {
     next: u64,
     warm_up: Nanos,
     measured: Nanos,
-    began: Option<Nanos>,
-    from: Option<Nanos>,
-    to: Nanos,
+    started: Option<Nanos>,
+    measured_from: Option<Nanos>,
+    measured_to: Nanos,
     is_over: bool,
     operations: u64,
     done: u64,
     latency: Latencies,
-    /// Equal latencies in a row, not recorded yet: what left in one call mostly comes back in one.
-    run: (u64, u64),
+    /// (latency in nanoseconds, count) of consecutive equal latencies, not recorded yet: commands sent in one
+    /// call mostly complete in one receive.
+    equal_latencies: (u64, u64),
     cpu: Duration,
 }
 
 impl<'a> Load<'a> {
-    pub(super) fn new(plan: &Plan, table: Option<&'a mut Table>, tally: &'a mut Tally) -> Load<'a> {
+    pub(super) fn new(plan: &Plan, table: Option<&'a mut GenerationTable>, tally: &'a mut Tally) -> Load<'a> {
         Load {
             table,
             tally,
@@ -226,21 +226,20 @@ impl<'a> Load<'a> {
             next: 0,
             warm_up: plan.warm_up.into(),
             measured: plan.measured.into(),
-            began: None,
-            from: None,
-            to: Nanos::ZERO,
+            started: None,
+            measured_from: None,
+            measured_to: Nanos::ZERO,
             is_over: false,
             operations: 0,
             done: 0,
             latency: Latencies::new(),
-            run: (0, 0),
+            equal_latencies: (0, 0),
             cpu: Duration::ZERO,
         }
     }
 
-    /// What was measured.
     pub(super) fn measured(self) -> Measured {
-        let elapsed = (self.to - self.from.unwrap_or(self.to)).as_duration();
+        let elapsed = (self.measured_to - self.measured_from.unwrap_or(self.measured_to)).as_duration();
         let cpu_share = (!elapsed.is_zero()).then(|| self.cpu.as_secs_f64() / elapsed.as_secs_f64());
         Measured { elapsed, operations: self.operations, latency: self.latency, cpu_share }
     }
@@ -255,7 +254,7 @@ impl<'a> Load<'a> {
         unit
     }
 
-    /// The unit picked, or one close by that is not in use.
+    /// Selects a unit; if it is in use, the next one that is not. `None`: none of [`PROBES`] is free.
     fn begin(&mut self, is_read: bool, buf: &mut Buf) -> Option<u64> {
         let picked = self.pick();
         let Some(table) = &mut self.table else { return Some(picked) };
@@ -272,7 +271,7 @@ impl<'a> Load<'a> {
 
     #[inline]
     fn record(&mut self, nanoseconds: u64) {
-        let (value, count) = &mut self.run;
+        let (value, count) = &mut self.equal_latencies;
         if *value == nanoseconds {
             *count += 1;
             return;
@@ -280,28 +279,28 @@ impl<'a> Load<'a> {
         if *count > 0 {
             self.latency.record(*value, *count);
         }
-        self.run = (nanoseconds, 1);
+        self.equal_latencies = (nanoseconds, 1);
     }
 
     fn flush(&mut self) {
-        let (value, count) = std::mem::take(&mut self.run);
+        let (value, count) = std::mem::take(&mut self.equal_latencies);
         if count > 0 {
             self.latency.record(value, count);
         }
     }
 
     fn begin_measuring(&mut self, now: Nanos) {
-        self.run = (0, 0);
+        self.equal_latencies = (0, 0);
         self.latency.clear();
         self.operations = 0;
         self.cpu = cpu_time();
-        self.from = Some(now);
+        self.measured_from = Some(now);
     }
 
     fn end_measuring(&mut self, now: Nanos) {
         self.flush();
         self.cpu = cpu_time().saturating_sub(self.cpu);
-        self.to = now;
+        self.measured_to = now;
         self.is_over = true;
     }
 }
@@ -331,7 +330,7 @@ impl Job for Load<'_> {
     ) {
         self.done += 1;
         let is_right = match &mut self.table {
-            Some(table) => account(table, self.tally, command, result, buf),
+            Some(table) => update_table(table, self.tally, command, result, buf),
             None => true,
         };
         match result {
@@ -346,8 +345,8 @@ impl Job for Load<'_> {
 
     #[inline]
     fn tick(&mut self, now: Nanos) {
-        let began = *self.began.get_or_insert(now);
-        match self.from {
+        let began = *self.started.get_or_insert(now);
+        match self.measured_from {
             None if now >= began + self.warm_up => self.begin_measuring(now),
             Some(from) if !self.is_over && now >= from + self.measured => self.end_measuring(now),
             None | Some(_) => {}
@@ -365,7 +364,7 @@ impl Job for Load<'_> {
     }
 }
 
-/// Processor time of this thread.
+/// Processor time of the calling thread.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

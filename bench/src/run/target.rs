@@ -1,5 +1,5 @@
-//! Getting to what is measured: name, address, controllers, queues, namespace; and whether the options go
-//! with it.
+//! Connects to the target (resolve, discover, controllers, I/O queues, namespace) and checks the options
+//! against it.
 
 use std::net::SocketAddr;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -17,25 +17,25 @@ use crate::args::BenchTargetArgs;
 use crate::verify;
 use spindle_console::size::Bytes;
 
-/// Commands that a queue is made for that has none to send: as many as a Linux host makes its queues for.
+/// Depth of an idle queue, and least depth that controllers are asked for: that of a Linux host.
 const IDLE_DEPTH: u16 = 127;
-/// Data in flight: what one zone of the pool may hold.
+/// Most data in flight: limit of a zone of the buffer pool.
 const FLIGHT_MAX: Bytes = Bytes::new(1 << 30);
 
-/// Connections to what is measured.
+/// Controllers and queues of the target.
 #[derive(Debug)]
 pub(super) struct Connected {
     pub(super) target: Target,
-    /// As many as it takes for the queues: each grants some.
+    /// One, or more if it grants fewer queues than requested.
     pub(super) controllers: Vec<Controller>,
-    /// Those that are to be busy first.
+    /// Busy queues, then idle ones.
     pub(super) queues: Vec<IoQueue>,
     pub(super) namespace: Namespace,
-    /// How long it all took.
+    /// Time of discovery and of connecting all queues.
     pub(super) connected_in: std::time::Duration,
 }
 
-/// Connect as the options say.
+/// Finds the target and connects controllers and queues.
 pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
     let began = Instant::now();
     let host = host(args.hostnqn.as_deref())?;
@@ -54,7 +54,7 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
         },
         ..Options::default()
     };
-    let target = find(args, &host, &options)?;
+    let target = find_target(args, &host, &options)?;
     let mut controllers = vec![Controller::connect(&target, &options)?];
     let namespace = namespace(args, &mut controllers[0])?;
     let mut queues: Vec<IoQueue> = Vec::new();
@@ -84,12 +84,11 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
     Ok(Connected { target, controllers, queues, namespace, connected_in: began.elapsed() })
 }
 
-/// Most bytes of a write that go with their command.
+/// Largest write that is sent as in-capsule data.
 fn in_capsule(args: &BenchTargetArgs) -> u32 {
     args.in_capsule.map_or(u32::MAX, |bytes| u32::try_from(bytes.get()).unwrap_or(u32::MAX))
 }
 
-/// Who asks.
 fn host(nqn: Option<&str>) -> Result<Host, BenchError> {
     match nqn {
         Some(nqn) => Ok(Host::from_nqn(name("--hostnqn", nqn)?)),
@@ -101,9 +100,9 @@ fn name(option: &'static str, value: &str) -> Result<Nqn, BenchError> {
     Nqn::new(value).map_err(|source| BenchError::Name { option, value: value.to_owned(), source })
 }
 
-/// The subsystem that was named, or the first that the target offers; where a name has several addresses, the
-/// first that answers.
-fn find(args: &BenchTargetArgs, host: &Host, options: &Options) -> Result<Target, BenchError> {
+/// The subsystem of `--nqn`, or the first NVM subsystem of the discovery log, at the first address that
+/// accepts a connection. With `--nqn` and RDMA it is the first address, unchecked.
+fn find_target(args: &BenchTargetArgs, host: &Host, options: &Options) -> Result<Target, BenchError> {
     let text = args.address.as_deref().unwrap_or_default();
     let (transport, text) = initiator::split_transport(text);
     let port = match transport {
@@ -117,7 +116,7 @@ fn find(args: &BenchTargetArgs, host: &Host, options: &Options) -> Result<Target
     for address in addresses {
         let found = match nqn {
             Some(nqn) if is_one || transport == TransportKind::Rdma => Ok((address, nqn)),
-            Some(nqn) => reachable(address, options).map(|()| (address, nqn)),
+            Some(nqn) => check_reachable(address, options).map(|()| (address, nqn)),
             None => first_offered(transport, address, host, options),
         };
         match found {
@@ -129,8 +128,8 @@ fn find(args: &BenchTargetArgs, host: &Host, options: &Options) -> Result<Target
     Err(last)
 }
 
-/// Whether somebody listens. Only a name with several addresses makes that a question of its own.
-fn reachable(address: SocketAddr, options: &Options) -> Result<(), BenchError> {
+/// Checks that a TCP connection can be made. Used only if the name has several addresses.
+fn check_reachable(address: SocketAddr, options: &Options) -> Result<(), BenchError> {
     let connected = std::net::TcpStream::connect_timeout(&address, options.connect_timeout);
     connected.map(drop).map_err(|source| initiator::Error::Connect { address, source }.into())
 }
@@ -166,7 +165,7 @@ fn namespace(args: &BenchTargetArgs, controller: &mut Controller) -> Result<Name
     Ok(controller.namespace(nsid)?)
 }
 
-/// Commands in flight of each queue; 0 of those that stay idle.
+/// Commands in flight by queue; 0 for idle queues.
 fn depths(args: &BenchTargetArgs) -> Result<Vec<u16>, BenchError> {
     let (depth, queues) = (args.load.qd, args.queues);
     let wrong =
@@ -192,7 +191,7 @@ fn depths(args: &BenchTargetArgs) -> Result<Vec<u16>, BenchError> {
     Ok(busy.chain(std::iter::repeat_n(0, args.idle_queues)).collect())
 }
 
-/// What is to be run, once it is known on what.
+/// Checks the options against the namespace and the target's limits.
 pub(super) fn plan(args: &BenchTargetArgs, connected: &Connected) -> Result<Plan, BenchError> {
     let namespace = &connected.namespace;
     let load = &args.load;
@@ -258,7 +257,7 @@ pub(super) fn plan(args: &BenchTargetArgs, connected: &Connected) -> Result<Plan
     })
 }
 
-/// Another one in each run.
+/// A seed from time and process ID, different in each run.
 fn seed() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let nanos = u64::try_from(since.as_nanos() & u128::from(u64::MAX)).unwrap_or(0);

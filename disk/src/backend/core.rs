@@ -29,11 +29,11 @@ pub(crate) struct BackendCore<M: AsyncBackend> {
     compare_and_writes: CompareAndWriteQueue,
     shift: u32,
     /// Begun: each is one thing that the medium does.
-    requests: Slab<Request<M::ZeroMethod>>,
+    requests: Slab<Request>,
     /// No room for them yet, in order.
-    queue: VecDeque<Request<M::ZeroMethod>>,
+    queue: VecDeque<Request>,
     /// Writes that wait for the guard, in order.
-    waiting: VecDeque<Request<M::ZeroMethod>>,
+    waiting: VecDeque<Request>,
     /// What the medium gave back; empty between polls.
     endings: Vec<Ended<M::Error>>,
     /// Ended, not yet told.
@@ -59,12 +59,8 @@ impl<M: AsyncBackend> BackendCore<M> {
         context: &CoreContext,
     ) -> Result<BackendCore<M>, OpenError> {
         let Some(participant) = guard.join() else {
-            return Err(OpenError::Setting {
-                disk: disk.to_owned(),
-                field: "cores",
-                value: (guard::CORES_MAX + 1).to_string(),
-                allowed: format!("at most {} cores can have one disk open", guard::CORES_MAX),
-            });
+            let allowed = format!("at most {} cores can have one disk open", guard::CORES_MAX);
+            return Err(OpenError::setting(disk, "cores", guard::CORES_MAX + 1, allowed));
         };
         let (entries, depth) = (requests_of(context) as usize, context.depth as usize);
         Ok(BackendCore {
@@ -82,11 +78,11 @@ impl<M: AsyncBackend> BackendCore<M> {
 
     /// Why a command ends before it begins.
     #[inline]
-    fn refusal(&self, request: &Request<M::ZeroMethod>) -> Option<DiskError> {
+    fn refusal(&self, request: &Request) -> Option<DiskError> {
         if self.is_broken {
             return Some(DiskError::Gone);
         }
-        if request.is_write() && self.medium.geometry().is_read_only {
+        if request.op.is_write() && self.medium.geometry().is_read_only {
             return Some(DiskError::WriteProtected);
         }
         self.medium.refusal(request)
@@ -94,8 +90,8 @@ impl<M: AsyncBackend> BackendCore<M> {
 
     /// Begin a request for which the slab has room.
     #[inline]
-    fn begin(&mut self, request: Request<M::ZeroMethod>) {
-        if request.is_write() && !self.compare_and_writes.participant().enter(request.range) {
+    fn begin(&mut self, request: Request) {
+        if request.op.is_write() && !self.compare_and_writes.participant().enter(request.range) {
             self.waiting.push_back(request);
             return;
         }
@@ -115,14 +111,10 @@ impl<M: AsyncBackend> BackendCore<M> {
                 };
                 assert_eq!(buf.len() as u64, range.bytes(self.shift), "a buffer is as long as its range");
                 let token = u64::from(slot.to_wire());
-                match request.op {
-                    Op::Write { fua } => self.medium.write(token, offset, buf, fua),
-                    Op::Read
-                    | Op::Flush
-                    | Op::WriteZeroes { .. }
-                    | Op::Deallocate
-                    | Op::Compare
-                    | Op::Verify => self.medium.read(token, offset, buf),
+                if let Op::Write { fua } = request.op {
+                    self.medium.write(token, offset, buf, fua);
+                } else {
+                    self.medium.read(token, offset, buf);
                 }
             }
             Op::Flush => self.step_sync(slot),
@@ -143,20 +135,23 @@ impl<M: AsyncBackend> BackendCore<M> {
 
     fn step_zeroing(&mut self, slot: Slot, at: u64, gives_back: bool) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        let zeroing =
-            Zeroing { way: self.medium.way(gives_back), at, end: at + request.range.bytes(self.shift) };
+        let zeroing = Zeroing {
+            method: self.medium.zero_methods().best(gives_back),
+            at,
+            end: at + request.range.bytes(self.shift),
+        };
         self.step_piece(slot, zeroing);
     }
 
     /// The next piece of a zeroing, or what comes after the last.
-    fn step_piece(&mut self, slot: Slot, zeroing: Zeroing<M::ZeroMethod>) {
+    fn step_piece(&mut self, slot: Slot, zeroing: Zeroing) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::Zeroing(zeroing);
-        let bytes = zeroing.piece_bytes(self.medium.zero_bytes_max(zeroing.way));
+        let bytes = zeroing.piece_bytes(self.medium.zero_bytes_max(zeroing.method));
         if bytes == 0 {
             return if request.syncs_last() { self.step_sync(slot) } else { self.end(slot, Ok(()), None) };
         }
-        self.medium.zero(u64::from(slot.to_wire()), zeroing.way, zeroing.at, bytes);
+        self.medium.zero(u64::from(slot.to_wire()), zeroing.method, zeroing.at, bytes);
     }
 
     fn on_ended(&mut self, ended: Ended<M::Error>) {
@@ -170,11 +165,11 @@ impl<M: AsyncBackend> BackendCore<M> {
             State::Zeroing(_) if request.is_forgotten => self.end(slot, Err(DiskError::Cancelled), None),
             State::Zeroing(zeroing) => match error {
                 None => {
-                    let done = zeroing.piece_bytes(self.medium.zero_bytes_max(zeroing.way));
+                    let done = zeroing.piece_bytes(self.medium.zero_bytes_max(zeroing.method));
                     self.step_piece(slot, Zeroing { at: zeroing.at + done, ..zeroing });
                 }
-                Some(error) => match self.medium.next_way(zeroing.way, error) {
-                    Some(way) => self.step_piece(slot, Zeroing { way, ..zeroing }),
+                Some(error) => match self.medium.next_method(zeroing.method, error) {
+                    Some(method) => self.step_piece(slot, Zeroing { method, ..zeroing }),
                     None => {
                         let error = self.medium.disk_error(error, true);
                         self.end(slot, Err(error), None);
@@ -195,7 +190,7 @@ impl<M: AsyncBackend> BackendCore<M> {
 
     fn end(&mut self, slot: Slot, result: Result<(), DiskError>, buf: Option<Buf>) {
         let Some(request) = self.requests.remove(slot) else { return };
-        if request.is_write() {
+        if request.op.is_write() {
             self.compare_and_writes.participant().leave();
         }
         // The medium may have left out some of it.
@@ -233,8 +228,7 @@ impl<M: AsyncBackend> BackendCore<M> {
     #[inline]
     pub(crate) fn step_gate(&mut self) {
         if let Some(guarded) = self.compare_and_writes.participant().unanswered() {
-            let has_block =
-                |request: &Request<M::ZeroMethod>| request.is_write() && guarded.is_in(request.range);
+            let has_block = |request: &Request| request.op.is_write() && guarded.is_in(request.range);
             if !self.requests.iter().any(|(_, request)| has_block(request)) {
                 self.compare_and_writes.participant().answer(guarded);
             }
@@ -274,19 +268,25 @@ impl<M: AsyncBackend> BackendCore<M> {
     }
 
     /// The medium is broken. Of what is in flight nothing is known, and nothing will come back; the medium
-    /// keeps the buffers.
+    /// keeps the buffers. Writes may still be done: no core's cache enters their blocks any more.
     #[cold]
     fn fail_all(&mut self) {
         for index in 0..self.requests.capacity() {
-            if let Some(slot) = self.requests.slot_at(index) {
-                self.end(slot, Err(DiskError::Gone), None);
+            let Some(slot) = self.requests.slot_at(index) else { continue };
+            if let Some(request) = self.requests.get(slot).filter(|request| request.op.is_write()) {
+                self.compare_and_writes.participant().leave_behind(request.range);
             }
+            self.end(slot, Err(DiskError::Gone), None);
         }
+        let is_written = self.compare_and_writes.phase() == Some(Phase::Writing);
         let gone = |token, buf| Done { token, result: Err(DiskError::Gone), buf };
         let queued = self.waiting.drain(..).chain(self.queue.drain(..));
         self.ready.extend(queued.map(|request| gone(request.token, request.buf)));
         // The medium has nothing any more, also of the one that holds the guard.
         let (held, pairs) = (self.compare_and_writes.finish(None), &mut self.compare_and_writes);
+        if let Some(pair) = held.as_ref().filter(|_| is_written) {
+            pairs.participant().leave_behind(pair.range);
+        }
         let queued = std::iter::from_fn(|| pairs.take_where(|_| true));
         self.ready.extend(held.into_iter().chain(queued).map(|pair| gone(pair.token, pair.data)));
     }
@@ -364,16 +364,17 @@ impl<M: AsyncBackend> Disk for BackendCore<M> {
         // The next steps of what came back leave in this turn.
         self.send();
         is_busy |= !self.ready.is_empty() || !self.waiting.is_empty() || !self.compare_and_writes.is_empty();
-        while done.len() < done.capacity() {
-            let Some(ready) = self.ready.pop_front() else { break };
-            done.push(ready);
-        }
+        Done::give(&mut self.ready, done);
         is_busy
+    }
+
+    fn may_still_write(&self, range: BlockRange) -> bool {
+        self.compare_and_writes.participant().may_still_write(range)
     }
 
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         self.forget_queued(owner);
-        let mut count = self.ready.iter().filter(|done| done.token.owner() == owner).count();
+        let mut count = Done::count_of(owner, &self.ready);
         for (slot, request) in self.requests.iter_mut() {
             if request.token.owner() == owner {
                 request.is_forgotten = true;

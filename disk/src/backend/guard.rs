@@ -27,8 +27,8 @@
 //!
 //! Limits: [`CORES_MAX`] handles on one disk.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::BlockRange;
 
@@ -57,6 +57,9 @@ pub struct Guard {
     lines: Box<[Line]>,
     /// Lines beyond were never taken.
     lines_used: AtomicUsize,
+    /// Blocks of writes that have ended although the medium may still do them, and whether there are any.
+    left_behind: Mutex<Vec<BlockRange>>,
+    has_left_behind: AtomicBool,
 }
 
 /// A guard as a core sees it.
@@ -90,6 +93,8 @@ impl Guard {
             is_held: AtomicBool::new(false),
             lines: (0..lines).map(|_| Line::default()).collect(),
             lines_used: AtomicUsize::new(0),
+            left_behind: Mutex::default(),
+            has_left_behind: AtomicBool::new(false),
         })
     }
 
@@ -146,6 +151,23 @@ impl GuardParticipant {
     pub fn leave(&self) {
         let before = self.line().in_flight.fetch_sub(1, Ordering::Release);
         debug_assert!(before > 0, "a write left twice");
+    }
+
+    /// A write that entered is about to end, and the medium may do it still, for as long as the disk is
+    /// there.
+    pub fn leave_behind(&self, range: BlockRange) {
+        self.guard.left_behind.lock().unwrap_or_else(PoisonError::into_inner).push(range);
+        self.guard.has_left_behind.store(true, Ordering::Release);
+    }
+
+    /// True when some of these blocks are of a write of any core that was left behind.
+    #[inline]
+    pub fn may_still_write(&self, range: BlockRange) -> bool {
+        self.guard.has_left_behind.load(Ordering::Acquire)
+            && self.guard.left_behind.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|left| {
+                left.lba < range.lba + u64::from(range.blocks)
+                    && range.lba < left.lba + u64::from(left.blocks)
+            })
     }
 
     /// The guard that is published now.

@@ -4,11 +4,12 @@
 //!   Read, Write ── Transfer ────────────────────────────────────────────────────> Done
 //!   Flush ──────── Sync ────────────────────────────────────────────────────────> Done
 //!   Deallocate ─┬─ Zeroing, piece after piece ──────────────── fua ── Sync ─────> Done
-//!   WriteZeroes ┘    a way that the medium refuses: the next   without fua ─────> Done
+//!   WriteZeroes ┘    a method that the medium refuses: the next  without fua ─────> Done
 //! ```
 
 use spindle_reactor::mem::Buf;
 
+use super::ZeroMethod;
 use crate::{BlockRange, Op, Token};
 
 /// Bytes of zeroes in one write: long enough to be fast, and one piece of a [`Buf`].
@@ -16,13 +17,13 @@ pub(crate) const ZERO_WRITE_BYTES: u64 = 1 << 20;
 
 /// Bytes `at .. end` that are still to be zeroed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Zeroing<W> {
-    pub(super) way: W,
+pub(crate) struct Zeroing {
+    pub(super) method: ZeroMethod,
     pub(super) at: u64,
     pub(super) end: u64,
 }
 
-impl<W> Zeroing<W> {
+impl Zeroing {
     /// Bytes of the next piece, of which the medium takes `most`.
     pub(super) fn piece_bytes(&self, most: u64) -> u64 {
         most.min(self.end - self.at)
@@ -31,39 +32,30 @@ impl<W> Zeroing<W> {
 
 /// What the medium does for a request now.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum State<W> {
+pub(crate) enum State {
     /// Not begun.
     New,
     Transfer,
-    Zeroing(Zeroing<W>),
+    Zeroing(Zeroing),
     Sync,
 }
 
 /// One command.
 #[derive(Debug)]
-pub(crate) struct Request<W> {
+pub(crate) struct Request {
     pub(super) token: Token,
     pub(super) op: Op,
     pub(super) range: BlockRange,
     /// Its data, while the medium does not have them.
     pub(super) buf: Option<Buf>,
-    pub(super) state: State<W>,
+    pub(super) state: State,
     /// Its submitter is gone: nothing more is begun for it.
     pub(super) is_forgotten: bool,
 }
 
-impl<W> Request<W> {
-    pub(super) fn new(token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Request<W> {
+impl Request {
+    pub(super) fn new(token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Request {
         Request { token, op, range, buf, state: State::New, is_forgotten: false }
-    }
-
-    /// True when it changes blocks, and so asks at the guard.
-    #[inline]
-    pub(crate) fn is_write(&self) -> bool {
-        match self.op {
-            Op::Read | Op::Flush | Op::Compare | Op::Verify => false,
-            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate => true,
-        }
     }
 
     /// True when it ends with a sync.

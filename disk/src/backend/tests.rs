@@ -1,4 +1,5 @@
-//! What a medium is told of failures that concern what was acknowledged before.
+//! What a medium is told of failures that concern what was acknowledged before, and what is known of writes
+//! of a medium that breaks.
 
 use std::cell::RefCell;
 use std::io;
@@ -8,18 +9,24 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 use super::guard::Guard;
-use super::{AsyncBackend, BackendCore, Ended, Request};
+use super::{AsyncBackend, BackendCore, Ended, Request, ZeroMethod, ZeroMethods};
 use crate::testing::pool;
 use crate::{BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, Token};
 
 /// One block of zeroes that cannot be written, and what it was told of that: a sync, or a durable write.
-#[derive(Default)]
 struct Failing {
+    zero_methods: ZeroMethods,
     told: Rc<RefCell<Vec<bool>>>,
     ended: Vec<Ended<()>>,
+    is_broken: bool,
 }
 
 impl Failing {
+    fn new(told: &Rc<RefCell<Vec<bool>>>, is_broken: bool) -> Failing {
+        let (zero_methods, told) = (ZeroMethods::new(false, false), Rc::clone(told));
+        Failing { zero_methods, told, ended: Vec::new(), is_broken }
+    }
+
     fn end(&mut self, token: u64, result: Result<(), ()>, buf: Option<Buf>) {
         self.ended.push(Ended { token, result, buf });
     }
@@ -27,7 +34,6 @@ impl Failing {
 
 impl AsyncBackend for Failing {
     type Error = ();
-    type ZeroMethod = ();
 
     fn geometry(&self) -> Geometry {
         Geometry {
@@ -41,7 +47,7 @@ impl AsyncBackend for Failing {
         }
     }
 
-    fn refusal(&self, _: &Request<()>) -> Option<DiskError> {
+    fn refusal(&self, _: &Request) -> Option<DiskError> {
         None
     }
 
@@ -58,17 +64,19 @@ impl AsyncBackend for Failing {
         self.end(token, Err(()), None);
     }
 
-    fn way(&self, _: bool) {}
+    fn zero_methods(&self) -> &ZeroMethods {
+        &self.zero_methods
+    }
 
-    fn zero_bytes_max(&self, (): ()) -> u64 {
+    fn zero_bytes_max(&self, _: ZeroMethod) -> u64 {
         512
     }
 
-    fn zero(&mut self, token: u64, (): (), _: u64, _: u64) {
+    fn zero(&mut self, token: u64, _: ZeroMethod, _: u64, _: u64) {
         self.end(token, Err(()), None);
     }
 
-    fn next_way(&self, (): (), (): &()) -> Option<()> {
+    fn next_method(&self, _: ZeroMethod, (): &()) -> Option<ZeroMethod> {
         None
     }
 
@@ -83,7 +91,7 @@ impl AsyncBackend for Failing {
     }
 
     fn send(&mut self) -> io::Result<()> {
-        Ok(())
+        if self.is_broken { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
     fn collect(&mut self, each: &mut dyn FnMut(Ended<()>)) {
@@ -95,7 +103,7 @@ impl AsyncBackend for Failing {
 fn only_what_was_to_be_durable_is_told_to_the_medium() {
     let context = CoreContext { core: 0, pool: pool(), depth: 4 };
     let told = Rc::default();
-    let medium = Failing { told: Rc::clone(&told), ended: Vec::new() };
+    let medium = Failing::new(&told, false);
     let mut core = BackendCore::new("d", medium, &Guard::new(1), &context).expect("opens");
     let range = BlockRange { lba: 0, blocks: 1 };
     let block = || context.pool.take(512).expect("a buffer");
@@ -122,4 +130,24 @@ fn only_what_was_to_be_durable_is_told_to_the_medium() {
     let done = end(&mut core);
     assert_eq!((done.result, done.buf.is_some()), (Err(DiskError::MediaWrite), true));
     assert_eq!(told.take(), [false], "a compare-and-write is durable");
+}
+
+#[test]
+fn every_core_knows_that_a_write_of_a_medium_that_broke_may_still_be_done() {
+    let context = CoreContext { core: 0, pool: pool(), depth: 4 };
+    let (told, guard) = (Rc::default(), Guard::new(2));
+    let open =
+        |is_broken| BackendCore::new("d", Failing::new(&told, is_broken), &guard, &context).expect("opens");
+    let (mut broken, other) = (open(true), open(false));
+    let block = |lba| BlockRange { lba, blocks: 1 };
+    for (token, op) in [(1, Op::Read), (2, Op::Write { fua: false })] {
+        let buf = context.pool.take(512);
+        assert!(broken.submit(Token(token), &IoRequest::new(op, block(token)), buf).is_none());
+    }
+    assert!(!other.may_still_write(block(2)));
+    let mut done = Vec::with_capacity(2);
+    broken.poll(Nanos::ZERO, &mut done);
+    assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Err(DiskError::Gone); 2]);
+    assert_eq!([1, 2, 3].map(|lba| other.may_still_write(block(lba))), [false, true, false]);
+    assert!(other.may_still_write(BlockRange { lba: 0, blocks: 8 }));
 }

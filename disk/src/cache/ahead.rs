@@ -93,7 +93,6 @@ pub struct Streams {
 
 impl Streams {
     /// With windows of at most so many pages.
-    #[must_use]
     pub fn new(window_max: u32) -> Streams {
         Streams { clients: Vec::with_capacity(CLIENTS), window_max, clock: 0 }
     }

@@ -26,8 +26,10 @@ use super::ahead::{Fetch, Streams};
 use super::counts::{CoreCounts, NOBODY};
 use super::index::{Found, NO_FRAME, PageBuckets};
 use super::plan::{Means, Plan, Run};
+use super::policy::Came;
 use super::shared::{Admission, Shared, Stay};
 use super::sweeps::Sweep;
+use crate::layer::{Call, Commands, inner_token, number_of};
 use crate::shape::block_shift;
 use crate::{
     Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
@@ -68,34 +70,6 @@ struct Read {
     passes: bool,
 }
 
-/// A command, as a disk is to be given it.
-pub(super) enum Call {
-    Op(IoRequest, Option<Buf>),
-    CompareAndWrite { range: BlockRange, expected: Buf, data: Buf },
-    Copy { from: BlockRange, to: u64, fua: bool },
-}
-
-impl Call {
-    #[inline]
-    pub(super) fn submit(self, disk: &mut dyn Disk, token: Token) -> Option<Done> {
-        match self {
-            Call::Op(request, buf) => disk.submit(token, &request, buf),
-            Call::CompareAndWrite { range, expected, data } => {
-                disk.compare_and_write(token, range, expected, data)
-            }
-            Call::Copy { from, to, fua } => disk.copy(token, from, to, fua),
-        }
-    }
-
-    /// The buffer that goes back with the end of it.
-    pub(super) fn into_buf(self) -> Option<Buf> {
-        match self {
-            Call::Op(_, buf) => buf,
-            Call::CompareAndWrite { .. } | Call::Copy { .. } => None,
-        }
-    }
-}
-
 /// A command that has not ended.
 enum Entry {
     /// The inner disk has it; nothing is to be done at its end.
@@ -123,9 +97,7 @@ struct Side {
     shared: Arc<Shared>,
     frames: Rc<CacheCore>,
     counts: CoreCounts,
-    /// Commands in flight; the token of the inner disk is the index.
-    entries: Vec<Option<Entry>>,
-    free: Vec<u32>,
+    commands: Commands<Entry>,
     /// What [`Disk::prepare`] has answered `Later` to, until it is submitted.
     prepared: Option<(IoRequest, Plan)>,
     /// Used again and again.
@@ -168,38 +140,15 @@ impl Side {
         Means { shared: &self.shared, frames: &self.frames, counts: self.counts.whose(host) }
     }
 
-    fn enter(&mut self, entry: Entry) -> u32 {
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            // As many as commands in flight.
-            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
-        });
-        self.entries[slot as usize] = Some(entry);
-        slot
-    }
-
-    fn leave(&mut self, slot: u32) -> Option<Entry> {
-        let entry = self.entries.get_mut(slot as usize)?.take();
-        if entry.is_some() {
-            self.free.push(slot);
-        }
-        entry
-    }
-
     /// A read, and what its plan is worked on with.
     fn read(&mut self, slot: u32) -> Option<(&mut Read, Means<'_>)> {
-        match self.entries.get_mut(slot as usize)? {
-            Some(Entry::Read(read)) => {
-                let counts = self.counts.whose(read.request.client);
-                Some((read, Means { shared: &self.shared, frames: &self.frames, counts }))
-            }
-            Some(Entry::Passed(_) | Entry::Write { .. } | Entry::Swept(..) | Entry::Sweeping { .. })
-            | None => None,
-        }
+        let Entry::Read(read) = self.commands.get_mut(slot)? else { return None };
+        let counts = self.counts.whose(read.request.client);
+        Some((read, Means { shared: &self.shared, frames: &self.frames, counts }))
     }
 
     fn end_read(&mut self, slot: u32) {
-        if let Some(Entry::Read(read)) = self.leave(slot) {
+        if let Some(Entry::Read(read)) = self.commands.remove(slot) {
             self.put_plan(read.plan);
         }
     }
@@ -229,7 +178,9 @@ impl Side {
     fn keep_written(&self, pages: &std::ops::Range<u64>, stays: &[Stay], data: &Buf) {
         let means = self.means(NOBODY);
         for stay in stays {
-            let Admission::Fill(filling) = self.shared.admit_written(stay, means.counts) else { continue };
+            let buckets = self.shared.index.buckets(stay.page);
+            let admission = self.shared.admit(buckets, Some(stay), Came::Written, means.counts);
+            let Admission::Fill(filling) = admission else { continue };
             let mut frame = self.frames.filling(std::iter::once(filling));
             let mut at = 0;
             // The write begins with a page: see `write`.
@@ -260,9 +211,8 @@ impl Drop for Side {
     /// The inner disk is gone. Frames whose buffers it still had are lost.
     fn drop(&mut self) {
         self.drop_prepared();
-        for slot in 0..self.entries.len() {
-            let entry = self.leave(u32::try_from(slot).unwrap_or(u32::MAX));
-            match entry {
+        for slot in self.commands.numbers() {
+            match self.commands.remove(slot) {
                 Some(Entry::Read(mut read)) => {
                     read.plan.on_lost(&self.means(NOBODY));
                     read.plan.clear(&self.means(NOBODY));
@@ -286,8 +236,7 @@ impl CachedCore {
             frames: shared.frames.core(depth.min(READY_MAX) * BUFFERS_A_READ),
             counts: CoreCounts::new(&shared.counts),
             shared,
-            entries: Vec::with_capacity(depth),
-            free: Vec::with_capacity(depth),
+            commands: Commands::with_capacity(depth),
             prepared: None,
             plans: (0..depth.min(READY_MAX)).map(|_| Plan::new()).collect(),
             stays: Vec::with_capacity(depth),
@@ -312,25 +261,15 @@ impl CachedCore {
         }
     }
 
-    #[inline]
-    pub(super) fn inner(&self) -> &dyn Disk {
-        &*self.inner
-    }
-
     /// The inner disk. Nothing is in flight.
     pub(super) fn into_inner(self) -> Box<dyn Disk> {
         debug_assert_eq!(self.in_flight(), 0, "a cache goes while commands are in flight");
         self.inner
     }
 
-    /// The name of a command for the inner disk: under the same owner, so that it knows whose it is.
-    fn inner_token(owner: Owner, slot: u32) -> Token {
-        Token(u64::from(owner.0) << 32 | u64::from(slot))
-    }
-
     /// Give the inner disk a command that has its entry.
     fn call(&mut self, token: Token, slot: u32, call: Call) -> Option<Done> {
-        let done = call.submit(&mut *self.inner, Self::inner_token(token.owner(), slot));
+        let done = call.submit(&mut *self.inner, inner_token(token.owner(), slot));
         done.and_then(|done| self.on_inner_done(done))
     }
 
@@ -343,7 +282,7 @@ impl CachedCore {
     fn write(&mut self, token: Token, range: BlockRange, call: Call) -> Option<Done> {
         let pages = self.pages(range);
         if pages.end - pages.start > ANNOUNCED_PAGES_MAX {
-            let slot = self.side.enter(Entry::Sweeping { token, pages, sweep: None, call });
+            let slot = self.side.commands.insert(Entry::Sweeping { token, pages, sweep: None, call });
             self.sweeping.push_back(slot);
             return None;
         }
@@ -360,14 +299,14 @@ impl CachedCore {
                 stays.push(stay);
             }
         }
-        let slot = self.side.enter(Entry::Write { token, pages, stays });
+        let slot = self.side.commands.insert(Entry::Write { token, pages, stays });
         self.call(token, slot, call)
     }
 
     fn step_sweeps(&mut self) {
         let Some(slot) = self.sweeping.pop_front() else { return };
-        let Some(entry) = self.side.entries.get_mut(slot as usize) else { return };
-        let Some(Entry::Sweeping { token, pages, sweep, .. }) = entry else { return };
+        let Some(entry) = self.side.commands.get_mut(slot) else { return };
+        let Entry::Sweeping { token, pages, sweep, .. } = entry else { return };
         let Shared { sweeps, index, frames, .. } = &*self.side.shared;
         if sweep.is_none() {
             *sweep = sweeps.begin(pages.clone());
@@ -376,7 +315,8 @@ impl CachedCore {
             return self.sweeping.push_front(slot);
         };
         let token = *token;
-        let Some(Entry::Sweeping { call, .. }) = entry.replace(Entry::Swept(token, ended)) else { return };
+        let swept = std::mem::replace(entry, Entry::Swept(token, ended));
+        let Entry::Sweeping { call, .. } = swept else { return };
         if let Some(done) = self.call(token, slot, call) {
             self.ready.push_back(done);
         }
@@ -384,13 +324,13 @@ impl CachedCore {
 
     /// The inner disk has ended something. What its submitter is to be told.
     fn on_inner_done(&mut self, done: Done) -> Option<Done> {
-        let slot = u32::try_from(done.token.0 & 0xffff_ffff).unwrap_or(u32::MAX);
+        let slot = number_of(done.token);
         if done.token.owner() == FILLS {
             self.on_piece(slot, done);
             self.step_read(slot);
             return None;
         }
-        let Some(entry) = self.side.leave(slot) else {
+        let Some(entry) = self.side.commands.remove(slot) else {
             panic!("the inner disk ended {:?} twice", done.token)
         };
         let token = match entry {
@@ -563,7 +503,7 @@ impl CachedCore {
             }
         };
         let read = Read { token: Some(token), request: *request, plan, at_disk: 0, passes };
-        let slot = self.side.enter(Entry::Read(read));
+        let slot = self.side.commands.insert(Entry::Read(read));
         self.step_read(slot);
     }
 
@@ -580,7 +520,7 @@ impl CachedCore {
                 read.plan.doom(&means, page..page + buf.len() as u64 / FRAME);
             }
             let request = IoRequest { range, ..read.request };
-            if let Some(done) = self.inner.submit(Self::inner_token(FILLS, slot), &request, Some(buf)) {
+            if let Some(done) = self.inner.submit(inner_token(FILLS, slot), &request, Some(buf)) {
                 self.on_piece(slot, done);
             }
         }
@@ -637,7 +577,7 @@ impl CachedCore {
     }
 
     fn pass_on(&mut self, token: Token, call: Call) -> Option<Done> {
-        let slot = self.side.enter(Entry::Passed(token));
+        let slot = self.side.commands.insert(Entry::Passed(token));
         self.call(token, slot, call)
     }
 
@@ -657,7 +597,7 @@ impl CachedCore {
 impl CachedCore {
     /// Cut a command short that the inner disk does not have, if it is of `owner`.
     fn cancel(&mut self, slot: u32, owner: Owner) -> Option<Done> {
-        match self.side.entries.get_mut(slot as usize)?.as_mut()? {
+        match self.side.commands.get_mut(slot)? {
             Entry::Read(read) => {
                 let token = read.token.take_if(|token| token.owner() == owner)?;
                 Some(Done::cancelled(token, None))
@@ -665,7 +605,9 @@ impl CachedCore {
             Entry::Sweeping { token, .. } if token.owner() == owner => {
                 let token = *token;
                 self.sweeping.retain(|other| *other != slot);
-                let Some(Entry::Sweeping { call, sweep, .. }) = self.side.leave(slot) else { return None };
+                let Some(Entry::Sweeping { call, sweep, .. }) = self.side.commands.remove(slot) else {
+                    return None;
+                };
                 if let Some(sweep) = sweep {
                     self.side.shared.sweeps.end(&sweep);
                 }
@@ -682,21 +624,16 @@ impl Disk for CachedCore {
         self.inner.geometry()
     }
 
-    #[inline]
-    fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
-        match request.op {
-            Op::Read => self.prepare_read(request, next),
-            Op::Write { .. }
-            | Op::Flush
-            | Op::WriteZeroes { .. }
-            | Op::Deallocate
-            | Op::Compare
-            | Op::Verify => self.inner.prepare(request, next),
-        }
+    fn inner(&self) -> Option<&dyn Disk> {
+        Some(&*self.inner)
     }
 
-    fn free_bytes(&self) -> u64 {
-        self.inner.free_bytes()
+    #[inline]
+    fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        if request.op == Op::Read {
+            return self.prepare_read(request, next);
+        }
+        self.inner.prepare(request, next)
     }
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
@@ -744,22 +681,15 @@ impl Disk for CachedCore {
         self.step_waiting();
         self.step_sweeps();
         self.step_fetches();
-        while done.len() < done.capacity() {
-            let Some(ready) = self.ready.pop_front() else { break };
-            done.push(ready);
-        }
+        Done::give(&mut self.ready, done);
         is_busy
-    }
-
-    fn may_still_write(&self, range: BlockRange) -> bool {
-        self.inner.may_still_write(range)
     }
 
     /// Pieces that fill frames go on: others may wait for the pages.
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         let mut count = self.inner.cancel_owner(owner);
-        count += self.ready.iter().filter(|done| done.token.owner() == owner).count();
-        for slot in 0..u32::try_from(self.side.entries.len()).unwrap_or(u32::MAX) {
+        count += Done::count_of(owner, &self.ready);
+        for slot in self.side.commands.numbers() {
             if let Some(done) = self.cancel(slot, owner) {
                 self.ready.push_back(done);
                 count += 1;
@@ -769,6 +699,6 @@ impl Disk for CachedCore {
     }
 
     fn in_flight(&self) -> usize {
-        self.side.entries.len() - self.side.free.len() + self.ready.len()
+        self.side.commands.len() + self.ready.len()
     }
 }

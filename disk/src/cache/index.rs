@@ -56,13 +56,11 @@ pub struct PageBuckets {
 
 impl PageBuckets {
     /// Which page.
-    #[must_use]
     pub fn page(&self) -> u64 {
         self.page
     }
 
     /// A number below `count`, the same for all that have the same first bucket.
-    #[must_use]
     pub fn part(&self, count: u32) -> u32 {
         self.first % count
     }
@@ -117,7 +115,6 @@ pub(super) fn mix(page: u64) -> u64 {
 
 impl<W: AtomicWord> Index<W> {
     /// For as many frames.
-    #[must_use]
     pub fn new(frames: u32) -> Index<W> {
         let bucket = |_| Bucket { control: W::new(0), entries: std::array::from_fn(|_| W::new(0)) };
         Index { buckets: (0..Self::buckets_for(frames)).map(bucket).collect() }
@@ -130,14 +127,12 @@ impl<W: AtomicWord> Index<W> {
     }
 
     /// Bytes that an index for so many frames takes.
-    #[must_use]
     pub fn bytes_for(frames: u32) -> u64 {
         u64::from(Self::buckets_for(frames)) * 64
     }
 
     /// Where to look for a page.
     #[inline]
-    #[must_use]
     pub fn buckets(&self, page: u64) -> PageBuckets {
         let hash = mix(page);
         let count = self.buckets.len() as u64;
@@ -309,16 +304,10 @@ impl<W: AtomicWord> Index<W> {
     }
 
     /// Entries in use.
-    #[must_use]
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         let slots = self.buckets.iter().flat_map(|bucket| &bucket.entries);
         slots.filter(|slot| slot.load(Ordering::Relaxed) != 0).count()
-    }
-
-    /// True when no page is in it.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 

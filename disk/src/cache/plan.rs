@@ -7,6 +7,7 @@ use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Filling, KeptPin, Pin};
 
 use super::counts::Whose;
 use super::index::{Found, PageBuckets};
+use super::policy::Came;
 use super::shared::{Admission, Shared};
 
 const FRAME: u64 = FRAME_BYTES as u64;
@@ -147,7 +148,7 @@ impl Plan {
         for page in first..first + u64::from(count) {
             let buckets = shared.index.buckets(page);
             let is_missing = matches!(shared.index.find(shared.words(), buckets), Found::Missing);
-            let state = match is_missing.then(|| shared.admit_ahead(buckets, means.counts)) {
+            let state = match is_missing.then(|| shared.admit(buckets, None, Came::Ahead, means.counts)) {
                 Some(Admission::Fill(filling)) => {
                     let frame = filling.frame();
                     add(means, &mut self.runs, &mut open, page, filling);
@@ -286,7 +287,7 @@ fn look<'a>(means: &Means<'a>, buckets: PageBuckets, is_once: bool) -> Result<Lo
         Found::Filling => return Ok(Looked::Waiting),
         Found::Missing => {}
     }
-    Ok(match shared.admit(buckets, means.counts) {
+    Ok(match shared.admit(buckets, None, Came::Read, means.counts) {
         Admission::Present(pin) => Looked::Kept(pin, false),
         Admission::Filling | Admission::Busy => Looked::Waiting,
         Admission::Fill(filling) => Looked::Own(filling),

@@ -10,10 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use spindle_reactor::mem::{CacheFrames, FRAME_BYTES, Filling, FrameWords, Pin, RegionError, Shard};
 
 use super::counts::{AllCounts, Whose};
-use super::ghost::Ghost;
 use super::index::{Found, Index, Inserted, PageBuckets, Write, mix};
 use super::lists::LIST_BYTES;
-use super::policy::{Came, Exclusive, Frames, Lru, Policy, S3Fifo, State};
+use super::policy::{Came, Exclusive, Frames, Ghost, Lru, Policy, S3Fifo, State};
 use super::sizes::Sizes;
 use super::sweeps::{RANGES, Sweeps};
 use super::{CacheMode, CacheSpec, PolicyKind};
@@ -137,22 +136,9 @@ impl Shared {
     }
 
     /// A page is not in the cache: what now? `Fill` with the entry made: the caller is to read the page
-    /// from the disk into the frame, and no other request does meanwhile.
-    pub(super) fn admit(&self, buckets: PageBuckets, counts: Whose<'_>) -> Admission<'_> {
-        self.admit_for(buckets, None, Came::Read, counts)
-    }
-
-    /// The same of a page that no host has asked for yet.
-    pub(super) fn admit_ahead(&self, buckets: PageBuckets, counts: Whose<'_>) -> Admission<'_> {
-        self.admit_for(buckets, None, Came::Ahead, counts)
-    }
-
-    /// The same for the writer of the page, whose write has ended and is still announced.
-    pub(super) fn admit_written(&self, stay: &Stay, counts: Whose<'_>) -> Admission<'_> {
-        self.admit_for(self.index.buckets(stay.page), Some(stay), Came::Written, counts)
-    }
-
-    fn admit_for(
+    /// from the disk into the frame, and no other request does meanwhile. `stay`: it is the writer of the
+    /// page, whose write has ended and is still announced.
+    pub(super) fn admit(
         &self,
         buckets: PageBuckets,
         stay: Option<&Stay>,

@@ -24,8 +24,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 
-use super::core::{CachedCore, Call};
+use super::core::CachedCore;
 use super::shared::Shared;
+use crate::layer::Call;
 use crate::{
     Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
 };
@@ -279,16 +280,19 @@ impl SwitchedCore {
 impl Disk for SwitchedCore {
     #[inline]
     fn geometry(&self) -> Geometry {
-        let inner = match &self.path {
-            Path::Plain(disk) => &**disk,
-            Path::Announcing(core) | Path::Cached(core) => core.inner(),
+        let mut geometry = match &self.path {
+            Path::Plain(disk) => disk.geometry(),
+            Path::Announcing(core) | Path::Cached(core) => core.geometry(),
             Path::Moving => unreachable!("a path is moved in one call"),
         };
-        let mut geometry = inner.geometry();
         if self.has_single_blocks {
             geometry.atomic_blocks = 1;
         }
         geometry
+    }
+
+    fn inner(&self) -> Option<&dyn Disk> {
+        Some(self.as_disk())
     }
 
     #[inline]
@@ -299,10 +303,6 @@ impl Disk for SwitchedCore {
             Path::Announcing(core) if request.op != Op::Read => core.prepare(request, next),
             Path::Plain(_) | Path::Announcing(_) | Path::Moving => Prepared::Pool,
         }
-    }
-
-    fn free_bytes(&self) -> u64 {
-        self.as_disk().free_bytes()
     }
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
@@ -331,21 +331,13 @@ impl Disk for SwitchedCore {
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
-        let mut is_busy = false;
-        while done.len() < done.capacity() {
-            let Some(ready) = self.ready.pop_front() else { break };
-            done.push(ready);
-            is_busy = true;
-        }
+        let mut is_busy = !self.ready.is_empty();
+        Done::give(&mut self.ready, done);
         is_busy |= self.disk().poll(now, done);
         if self.is_holding || self.generation != self.switch.generation.load(Ordering::Acquire) {
             is_busy |= self.step();
         }
         is_busy
-    }
-
-    fn may_still_write(&self, range: BlockRange) -> bool {
-        self.as_disk().may_still_write(range)
     }
 
     fn reconfigure(&mut self) {
@@ -356,7 +348,7 @@ impl Disk for SwitchedCore {
     }
 
     fn cancel_owner(&mut self, owner: Owner) -> usize {
-        let mut count = self.disk().cancel_owner(owner);
+        let count = self.disk().cancel_owner(owner);
         for _ in 0..self.held.len() {
             match self.held.pop_front() {
                 Some((token, call)) if token.owner() == owner => {
@@ -365,8 +357,7 @@ impl Disk for SwitchedCore {
                 other => self.held.extend(other),
             }
         }
-        count += self.ready.iter().filter(|done| done.token.owner() == owner).count();
-        count
+        count + Done::count_of(owner, &self.ready)
     }
 
     fn in_flight(&self) -> usize {

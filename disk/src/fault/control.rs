@@ -1,10 +1,8 @@
 //! [`FaultControl`]: what the fault layer does, changed at run time from any thread.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-
-use nvme_spec::status::Status;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{BlockRange, DiskError, Op};
 
@@ -114,62 +112,82 @@ impl Broken {
     }
 }
 
-/// Errors by the number under which they lie in an atomic.
-const ERRORS: [DiskError; 9] = [
-    DiskError::MediaRead,
-    DiskError::MediaWrite,
-    DiskError::NoSpace,
-    DiskError::WriteProtected,
-    DiskError::NotSupported,
-    DiskError::CompareDiffers,
-    DiskError::Internal,
-    DiskError::Gone,
-    DiskError::Cancelled,
-];
+/// What happens to commands. Each core has a copy.
+#[derive(Clone)]
+pub(super) struct Settings {
+    per_million: [[u32; FAULTS]; OpKind::ALL.len()],
+    /// `None`: the kind's own.
+    errors: [Option<DiskError>; OpKind::ALL.len()],
+    pub(super) error_effect: u32,
+    pub(super) delay_polls_max: u32,
+    pub(super) is_gone: bool,
+    /// How often what was dropped was let go.
+    pub(super) released: u64,
+    pub(super) broken: Vec<Broken>,
+}
 
-/// An error that is the device's own status.
-const DEVICE: u32 = 1 << 16;
+impl Settings {
+    pub(super) fn per_million(&self, fault: Fault, kind: OpKind) -> u32 {
+        self.per_million[kind as usize][fault as usize]
+    }
 
-#[derive(Default)]
-struct Rates {
-    per_million: [AtomicU32; FAULTS],
-    /// 0: the kind's own; else 1 + index into [`ERRORS`], or [`DEVICE`] with the bits of the device's status.
-    error: AtomicU32,
+    pub(super) fn error(&self, kind: OpKind) -> DiskError {
+        self.errors[kind as usize].unwrap_or_else(|| kind.error_default())
+    }
 }
 
 /// Rates and states of a fault layer. See the module.
 pub struct FaultControl {
-    seed: u64,
-    rates: [Rates; OpKind::ALL.len()],
-    error_effect: AtomicU32,
-    delay_polls_max: AtomicU32,
-    is_gone: AtomicBool,
-    released: AtomicU64,
-    broken: Mutex<Vec<Broken>>,
-    broken_generation: AtomicU64,
+    pub(super) seed: u64,
+    settings: Mutex<Settings>,
+    /// Counts the changes of the settings.
+    generation: AtomicU64,
     counts: [AtomicU64; FAULTS],
     in_place: AtomicU64,
 }
 
 impl FaultControl {
     pub(super) fn new(seed: u64) -> FaultControl {
+        let settings = Settings {
+            per_million: Default::default(),
+            errors: Default::default(),
+            error_effect: 0,
+            delay_polls_max: 16,
+            is_gone: false,
+            released: 0,
+            broken: Vec::new(),
+        };
         FaultControl {
             seed,
-            rates: Default::default(),
-            error_effect: AtomicU32::new(0),
-            delay_polls_max: AtomicU32::new(16),
-            is_gone: AtomicBool::new(false),
-            released: AtomicU64::new(0),
-            broken: Mutex::new(Vec::new()),
-            broken_generation: AtomicU64::new(0),
+            settings: Mutex::new(settings),
+            generation: AtomicU64::new(0),
             counts: Default::default(),
             in_place: AtomicU64::new(0),
         }
     }
 
+    fn lock(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Settings)) {
+        let mut settings = self.lock();
+        change(&mut settings);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Another number after each change.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        self.lock().clone()
+    }
+
     /// How often, of a million commands of this kind, the fault happens.
     pub fn set(&self, fault: Fault, kind: OpKind, per_million: u32) {
-        self.rates[kind as usize].per_million[fault as usize].store(per_million, Ordering::Relaxed);
+        self.change(|settings| settings.per_million[kind as usize][fault as usize] = per_million);
     }
 
     /// As [`FaultControl::set`], for every kind of command.
@@ -180,96 +198,44 @@ impl FaultControl {
     /// Which error commands of this kind end with. Until set: media errors for those that move data or
     /// zeroes, internal for the others.
     pub fn set_error(&self, kind: OpKind, error: DiskError) {
-        let number = if let DiskError::Device(status) = error {
-            DEVICE | u32::from(status.bits())
-        } else {
-            let index = ERRORS.iter().position(|known| *known == error).unwrap_or(0);
-            u32::try_from(index + 1).unwrap_or(0)
-        };
-        self.rates[kind as usize].error.store(number, Ordering::Relaxed);
+        self.change(|settings| settings.errors[kind as usize] = Some(error));
     }
 
     /// How often, of a million commands that end with an error, the disk below does it all the same. 0 until
     /// set.
     pub fn set_error_effect(&self, per_million: u32) {
-        self.error_effect.store(per_million, Ordering::Relaxed);
+        self.change(|settings| settings.error_effect = per_million);
     }
 
     /// Most polls that a delay takes, at least 1. 16 until set.
     pub fn set_delay_polls_max(&self, polls: u32) {
-        self.delay_polls_max.store(polls.max(1), Ordering::Relaxed);
+        self.change(|settings| settings.delay_polls_max = polls.max(1));
     }
 
     /// While set, every new command ends with [`DiskError::Gone`].
     pub fn set_gone(&self, is_gone: bool) {
-        self.is_gone.store(is_gone, Ordering::Relaxed);
+        self.change(|settings| settings.is_gone = is_gone);
     }
 
     /// Break blocks, until [`FaultControl::heal`].
     pub fn fail_range(&self, broken: Broken) {
-        self.broken.lock().unwrap_or_else(PoisonError::into_inner).push(broken);
-        self.broken_generation.fetch_add(1, Ordering::Release);
+        self.change(|settings| settings.broken.push(broken));
     }
 
     /// No block is broken any more.
     pub fn heal(&self) {
-        self.broken.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.broken_generation.fetch_add(1, Ordering::Release);
+        self.change(|settings| settings.broken.clear());
     }
 
     /// Everything that was dropped until now goes on, at each core's next poll.
     pub fn release_dropped(&self) {
-        self.released.fetch_add(1, Ordering::Release);
+        self.change(|settings| settings.released += 1);
     }
 
     /// How many commands had the fault so far, over all cores.
     #[must_use]
     pub fn injected(&self, fault: Fault) -> u64 {
         self.counts[fault as usize].load(Ordering::Relaxed)
-    }
-
-    pub(super) fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    pub(super) fn per_million(&self, fault: Fault, kind: OpKind) -> u32 {
-        self.rates[kind as usize].per_million[fault as usize].load(Ordering::Relaxed)
-    }
-
-    pub(super) fn error(&self, kind: OpKind) -> DiskError {
-        let number = self.rates[kind as usize].error.load(Ordering::Relaxed);
-        if number & DEVICE != 0 {
-            return DiskError::device(Status::from_bits(u16::try_from(number & 0x7fff).unwrap_or(0)));
-        }
-        let set = (number as usize).checked_sub(1).and_then(|index| ERRORS.get(index).copied());
-        set.unwrap_or_else(|| kind.error_default())
-    }
-
-    pub(super) fn error_effect(&self) -> u32 {
-        self.error_effect.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn delay_polls_max(&self) -> u32 {
-        self.delay_polls_max.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn is_gone(&self) -> bool {
-        self.is_gone.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn released(&self) -> u64 {
-        self.released.load(Ordering::Acquire)
-    }
-
-    pub(super) fn broken_generation(&self) -> u64 {
-        self.broken_generation.load(Ordering::Acquire)
-    }
-
-    /// Copies the broken blocks to a core; their generation.
-    pub(super) fn copy_broken(&self, to: &mut Vec<Broken>) -> u64 {
-        let generation = self.broken_generation();
-        to.clone_from(&self.broken.lock().unwrap_or_else(PoisonError::into_inner));
-        generation
     }
 
     /// Reads that no fault met and that the disk below had in place.

@@ -4,8 +4,8 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
 use super::*;
-use crate::Op;
 use crate::testing::able::Able;
+use crate::{Abilities, Op};
 use crate::{NullDisk, NullSpec, RamDisk, RamSpec};
 
 const ALWAYS: u32 = 1_000_000;
@@ -29,7 +29,9 @@ fn over_ram(seed: u64) -> (Box<dyn Disk>, Arc<FaultControl>) {
 }
 
 fn frames(disk: &mut dyn Disk, range: BlockRange) -> Buf {
-    disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None).fill().expect("frames are free")
+    let prepared = disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None);
+    let Prepared::Fill(buf) = prepared else { panic!("no frames are free") };
+    buf
 }
 
 fn write(disk: &mut dyn Disk, token: u64, range: BlockRange, fill: u8) -> Option<Done> {

@@ -6,12 +6,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use crate::OpenError;
-use crate::exports::exporter;
-use crate::retry_busy::retry_busy;
+use crate::lock::{check_exports, lock, retry_busy};
 use crate::shape::{checked_blocks, size_refusal};
 
 /// Pool buffers begin at multiples of it, so no file may ask for a larger alignment in memory.
@@ -108,10 +107,10 @@ impl Opening<'_> {
             }
             Err(error) => return Err(self.system("look at", error)),
         };
-        if is_there {
-            self.check_exports()?;
-        } else {
+        if !is_there {
             self.make()?;
+        } else if !self.spec.is_read_only {
+            check_exports(self.disk, "path", path, path)?;
         }
         let path = &self.spec.path;
         let opened = self.open_there();
@@ -120,18 +119,6 @@ impl Opening<'_> {
             let _ = std::fs::remove_file(path);
         }
         opened
-    }
-
-    /// The kernel's own target has devices and files open without keeping others out.
-    fn check_exports(&self) -> Result<(), OpenError> {
-        let path = &self.spec.path;
-        match exporter(path).filter(|_| !self.spec.is_read_only) {
-            Some(by) => {
-                let allowed = format!("must not be exported by the kernel as well ({by}): disable it there");
-                self.refuse("path", path.display(), &allowed)
-            }
-            None => Ok(()),
-        }
     }
 
     /// A new, empty file. Without `O_DIRECT`: a file system that refuses the flag may make the file before it
@@ -144,7 +131,7 @@ impl Opening<'_> {
 
     fn open_there(mut self) -> Result<Opened, OpenError> {
         let file = self.open_file()?;
-        self.lock(&file)?;
+        lock(&file, self.spec.is_read_only, self.lock_until).map_err(|error| self.system("lock", error))?;
         let bytes = self.size(&file)?;
         let block_bytes = self.spec.block_bytes;
         if self.facts.is_direct {
@@ -164,13 +151,11 @@ impl Opening<'_> {
     }
 
     fn refuse<T>(&self, field: &'static str, value: impl ToString, allowed: &str) -> Result<T, OpenError> {
-        let (disk, value, allowed) = (self.disk.to_owned(), value.to_string(), allowed.to_owned());
-        Err(OpenError::Setting { disk, field, value, allowed })
+        Err(OpenError::setting(self.disk, field, value, allowed))
     }
 
     fn system(&self, verb: &str, source: impl Into<io::Error>) -> OpenError {
-        let verb = format!("{verb} {}", self.spec.path.display());
-        OpenError::System { disk: self.disk.to_owned(), verb, source: source.into() }
+        OpenError::system(self.disk, format!("{verb} {}", self.spec.path.display()), source)
     }
 
     /// Opens the file; without `O_DIRECT` when the file system refuses that.
@@ -205,20 +190,6 @@ impl Opening<'_> {
         self.facts.is_direct = false;
         let path = self.spec.path.display();
         self.facts.notes.push(format!("{path} goes through the page cache, because {reason}"));
-    }
-
-    /// Two targets must not serve one file. The lock goes with the last descriptor; readers share it.
-    fn lock(&self, file: &File) -> Result<(), OpenError> {
-        let operation = match self.spec.is_read_only {
-            true => FlockOperation::NonBlockingLockShared,
-            false => FlockOperation::NonBlockingLockExclusive,
-        };
-        retry_busy(self.lock_until, || rustix::fs::flock(file, operation)).map_err(|error| match error {
-            Errno::WOULDBLOCK => {
-                self.system("lock", io::Error::new(io::ErrorKind::WouldBlock, "somebody else serves it"))
-            }
-            other => self.system("lock", other),
-        })
     }
 
     /// Its size in bytes; an empty file gets the one it was to be made with.

@@ -9,69 +9,17 @@ use std::sync::atomic::Ordering;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::uring::{Completion, FileIndex, FileRing, Full};
+use spindle_reactor::uring::{Completion, FileIndex, FileRing};
 
 use super::syncs::Syncs;
 use super::{Shared, disk_error};
 use crate::backend::request::ZERO_WRITE_BYTES;
-use crate::backend::{AsyncBackend, BackendCore, Ended, Request, requests_of};
+use crate::backend::{AsyncBackend, BackendCore, Ended, Request, ZeroMethod, ZeroMethods, requests_of};
 use crate::{CoreContext, DiskError, Geometry, OpenError};
 
 /// Bytes punched or zeroed in one call: a file system locks the file meanwhile, and others want to have their
 /// turn.
 pub(super) const PIECE_BYTES: u64 = 1 << 30;
-/// How a range becomes zeroes, the better first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ZeroMethod {
-    /// A hole: the space goes back.
-    Punch,
-    /// The file system knows that it is zero; the space stays.
-    Range,
-    /// Zeroes are written.
-    Write,
-}
-
-impl ZeroMethod {
-    /// The best way that the file has not refused.
-    pub(super) fn best(shared: &Shared, gives_back: bool) -> ZeroMethod {
-        if gives_back && shared.can_punch.load(Ordering::Relaxed) {
-            ZeroMethod::Punch
-        } else if shared.can_zero_range.load(Ordering::Relaxed) {
-            ZeroMethod::Range
-        } else {
-            ZeroMethod::Write
-        }
-    }
-
-    /// The file refused this way: it is not tried again. The next one.
-    pub(super) fn refused(self, shared: &Shared) -> Option<ZeroMethod> {
-        match self {
-            ZeroMethod::Punch => shared.can_punch.store(false, Ordering::Relaxed),
-            ZeroMethod::Range => shared.can_zero_range.store(false, Ordering::Relaxed),
-            ZeroMethod::Write => return None,
-        }
-        Some(ZeroMethod::best(shared, false))
-    }
-
-    /// This range cannot be done so, as one that does not end at the device's own blocks, which may be larger
-    /// than the disk's where I/O goes through the page cache. The next way, for this one alone.
-    pub(super) fn humbler(self) -> Option<ZeroMethod> {
-        match self {
-            ZeroMethod::Punch => Some(ZeroMethod::Range),
-            ZeroMethod::Range => Some(ZeroMethod::Write),
-            ZeroMethod::Write => None,
-        }
-    }
-
-    /// Flags of fallocate; `None` for the way without it.
-    pub(super) fn flags(self) -> Option<FallocateFlags> {
-        match self {
-            ZeroMethod::Punch => Some(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE),
-            ZeroMethod::Range => Some(FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE),
-            ZeroMethod::Write => None,
-        }
-    }
-}
 
 /// True for an error that the page cache keeps for the next sync.
 fn is_medium_error(error: &io::Error) -> bool {
@@ -102,10 +50,10 @@ pub(super) fn open(shared: Arc<Shared>, context: &CoreContext) -> Result<FileCor
 /// The file with a ring of its own.
 pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileBackend, OpenError> {
     let system = |verb: &str| {
-        let (disk, verb) = (shared.name.clone(), format!("{verb} {}", shared.path.display()));
-        move |source| OpenError::System { disk, verb, source }
+        let verb = format!("{verb} {}", shared.path.display());
+        |source: io::Error| OpenError::system(&shared.name, verb, source)
     };
-    // One entry more, for the compare-and-write.
+    // One for each request in the slab and one more, for the compare-and-write: it is never full.
     let entries = requests_of(context) + 1;
     let mut ring = FileRing::new(entries, &context.pool).map_err(system("set up io_uring for"))?;
     let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;
@@ -133,7 +81,6 @@ pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileB
 
 impl AsyncBackend for FileBackend {
     type Error = io::Error;
-    type ZeroMethod = ZeroMethod;
 
     #[inline]
     fn geometry(&self) -> Geometry {
@@ -141,58 +88,66 @@ impl AsyncBackend for FileBackend {
     }
 
     #[inline]
-    fn refusal(&self, request: &Request<ZeroMethod>) -> Option<DiskError> {
+    fn refusal(&self, request: &Request) -> Option<DiskError> {
         let is_lost = request.is_durable() && self.shared.has_lost_data.load(Ordering::Acquire);
         is_lost.then_some(DiskError::MediaWrite)
     }
 
     #[inline]
     fn read(&mut self, token: u64, offset: u64, buf: Buf) {
-        took(match &mut self.polled {
+        match &mut self.polled {
             Some((ring, file)) => ring.read(token, *file, offset, buf),
             None => self.ring.read(token, self.file, offset, buf),
-        });
+        }
     }
 
     #[inline]
     fn write(&mut self, token: u64, offset: u64, buf: Buf, fua: bool) {
-        took(match &mut self.polled {
+        match &mut self.polled {
             Some((ring, file)) if !fua => ring.write(token, *file, offset, buf, false),
             Some(_) | None => self.ring.write(token, self.file, offset, buf, fua),
-        });
+        }
     }
 
     fn sync(&mut self, token: u64) {
         match &mut self.cached {
-            None => took(self.ring.fsync(token, self.file, true)),
+            None => self.ring.fsync(token, self.file, true),
             Some((file, syncs)) => {
                 if let Some(token) = syncs.ask(token) {
-                    took(self.ring.fsync(token, *file, true));
+                    self.ring.fsync(token, *file, true);
                 }
             }
         }
     }
 
-    fn way(&self, gives_back: bool) -> ZeroMethod {
-        ZeroMethod::best(&self.shared, gives_back)
+    fn zero_methods(&self) -> &ZeroMethods {
+        &self.shared.zero_methods
     }
 
-    fn zero_bytes_max(&self, way: ZeroMethod) -> u64 {
-        if way == ZeroMethod::Write { ZERO_WRITE_BYTES } else { PIECE_BYTES }
+    fn zero_bytes_max(&self, method: ZeroMethod) -> u64 {
+        if method == ZeroMethod::Write { ZERO_WRITE_BYTES } else { PIECE_BYTES }
     }
 
-    fn zero(&mut self, token: u64, way: ZeroMethod, offset: u64, bytes: u64) {
-        match way.flags() {
-            Some(flags) => took(self.ring.fallocate(token, self.file, flags, offset, bytes)),
-            // At most ZERO_WRITE_BYTES.
-            None => self.write(token, offset, Buf::zeroes(u32::try_from(bytes).unwrap_or(0)), false),
-        }
+    fn zero(&mut self, token: u64, method: ZeroMethod, offset: u64, bytes: u64) {
+        let flags = match method {
+            ZeroMethod::Release => FallocateFlags::PUNCH_HOLE,
+            ZeroMethod::Zero => FallocateFlags::ZERO_RANGE,
+            ZeroMethod::Write => {
+                // At most ZERO_WRITE_BYTES.
+                let zeroes = Buf::zeroes(u32::try_from(bytes).unwrap_or(0));
+                return self.write(token, offset, zeroes, false);
+            }
+        };
+        let flags = flags | FallocateFlags::KEEP_SIZE;
+        self.ring.fallocate(token, self.file, flags, offset, bytes);
     }
 
-    fn next_way(&self, way: ZeroMethod, error: &io::Error) -> Option<ZeroMethod> {
+    fn next_method(&self, method: ZeroMethod, error: &io::Error) -> Option<ZeroMethod> {
         match Errno::from_io_error(error) {
-            Some(Errno::OPNOTSUPP) => way.refused(&self.shared),
-            Some(Errno::INVAL) => way.humbler(),
+            Some(Errno::OPNOTSUPP) => self.shared.zero_methods.refuse(method),
+            // This range cannot be done so, as one that does not end at the device's own blocks, which may be
+            // larger than the disk's where I/O goes through the page cache. Others can.
+            Some(Errno::INVAL) => method.next(),
             Some(_) | None => None,
         }
     }
@@ -245,15 +200,8 @@ impl AsyncBackend for FileBackend {
             };
             let next = syncs.end(result.is_ok(), |token| each(Ended { token, result: again(), buf: None }));
             if let Some(token) = next {
-                took(self.ring.fsync(token, *file, true));
+                self.ring.fsync(token, *file, true);
             }
         }
     }
-}
-
-/// The ring has an entry for each request in the slab, and one for the compare-and-write, so it is never
-/// full.
-#[inline]
-fn took<B>(result: Result<(), Full<B>>) {
-    assert!(result.is_ok(), "the ring is full although each of its users has one entry");
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
-use crate::backend::AsyncBackend;
+use crate::backend::{AsyncBackend, ZeroMethod};
 use crate::testing::model::check;
 use crate::testing::{Driver, TempPath};
 use crate::{BlockRange, IoRequest, Op};
@@ -145,7 +145,7 @@ fn deallocated_blocks_give_their_space_back_and_zeroed_ones_keep_it() {
     assert_eq!(driver.run(ZEROES, 0, 256), Ok(()));
     assert_eq!(driver.read(240, 16), Ok(vec![0; 65536]));
     assert_eq!(driver.read(256, 16), Ok(vec![5; 65536]));
-    if source.shared.can_zero_range.load(Ordering::Relaxed) {
+    if source.shared.zero_methods.best(false) == ZeroMethod::Zero {
         assert_eq!(source.usage().bytes_used, full, "the space of zeroes stays");
     }
     if source.geometry().can_deallocate {
@@ -162,8 +162,7 @@ fn deallocated_blocks_give_their_space_back_and_zeroed_ones_keep_it() {
 fn zeroes_are_written_in_pieces_where_the_file_knows_no_better_way() {
     let at = TempPath::new();
     let source = disk(&at, 8 * MIB);
-    source.shared.can_punch.store(false, Ordering::Relaxed);
-    source.shared.can_zero_range.store(false, Ordering::Relaxed);
+    let _ = [ZeroMethod::Release, ZeroMethod::Zero].map(|method| source.shared.zero_methods.refuse(method));
     assert!(!source.geometry().can_deallocate);
     let mut driver = Driver::new(&*source);
     fill(&mut driver, 8 * MIB, 6);
@@ -179,24 +178,12 @@ fn zeroes_are_written_in_pieces_where_the_file_knows_no_better_way() {
 
 #[test]
 fn a_refused_way_to_zero_is_followed_by_the_next() {
-    let shared = || {
-        let at = TempPath::new();
-        Arc::clone(&disk(&at, MIB).shared)
-    };
-    let shared = shared();
-    shared.can_punch.store(true, Ordering::Relaxed);
-    use ring::ZeroMethod;
-    assert_eq!(
-        (ZeroMethod::best(&shared, true), ZeroMethod::best(&shared, false)),
-        (ZeroMethod::Punch, ZeroMethod::Range)
-    );
-    assert_eq!(ZeroMethod::Punch.refused(&shared), Some(ZeroMethod::Range));
-    assert_eq!(ZeroMethod::best(&shared, true), ZeroMethod::Range);
-    assert_eq!(ZeroMethod::Range.refused(&shared), Some(ZeroMethod::Write));
-    assert_eq!(
-        (ZeroMethod::best(&shared, true), ZeroMethod::Write.refused(&shared)),
-        (ZeroMethod::Write, None)
-    );
+    let methods = ZeroMethods::new(true, true);
+    assert_eq!((methods.best(true), methods.best(false)), (ZeroMethod::Release, ZeroMethod::Zero));
+    assert_eq!(methods.refuse(ZeroMethod::Release), Some(ZeroMethod::Zero));
+    assert_eq!(methods.best(true), ZeroMethod::Zero);
+    assert_eq!(methods.refuse(ZeroMethod::Zero), Some(ZeroMethod::Write));
+    assert_eq!((methods.best(true), methods.refuse(ZeroMethod::Write)), (ZeroMethod::Write, None));
 }
 
 #[test]
@@ -300,8 +287,7 @@ fn bytes_thrown_away() -> Option<u64> {
 fn bytes_left_in_cache(act: impl FnOnce(&mut Driver)) -> u64 {
     let at = TempPath::new();
     let source = FileDisk::new("f", &FileSpec { is_direct: false, ..spec(&at, MIB) }).expect("file disk");
-    source.shared.can_punch.store(false, Ordering::Relaxed);
-    source.shared.can_zero_range.store(false, Ordering::Relaxed);
+    let _ = [ZeroMethod::Release, ZeroMethod::Zero].map(|method| source.shared.zero_methods.refuse(method));
     let mut driver = Driver::new(&*source);
     act(&mut driver);
     let before = bytes_thrown_away().unwrap_or(0);
@@ -369,8 +355,7 @@ fn a_flush_that_fails_through_the_page_cache_is_the_last_that_is_tried() {
         is_direct,
         is_read_only: false,
         is_polled: false,
-        can_punch: AtomicBool::new(false),
-        can_zero_range: AtomicBool::new(false),
+        zero_methods: ZeroMethods::new(false, false),
         has_lost_data: AtomicBool::new(false),
         guard: Guard::new(2),
         prepared: Mutex::default(),

@@ -3,7 +3,6 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use nvme_spec::io::ReadWriteCdw12;
 use nvme_spec::opcode::IoOpcode;
@@ -11,11 +10,11 @@ use nvme_spec::status::{Status, StatusType};
 use rustix::io::Errno;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
-use spindle_reactor::uring::{Full, PassCommand, PassDone, PassError, PassRing};
+use spindle_reactor::uring::{PassCommand, PassDone, PassError, PassRing};
 
 use super::Shared;
 use crate::backend::request::ZERO_WRITE_BYTES;
-use crate::backend::{AsyncBackend, Ended, Request};
+use crate::backend::{AsyncBackend, Ended, Request, ZeroMethod, ZeroMethods};
 use crate::shape::block_shift;
 use crate::{DiskError, Geometry};
 
@@ -43,15 +42,15 @@ pub(super) trait Drive {
 
 impl Drive for PassRing {
     fn command(&mut self, token: u64, command: PassCommand) {
-        took(PassRing::command(self, token, command));
+        PassRing::command(self, token, command);
     }
 
     fn read(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>) {
-        took(PassRing::read(self, token, lba, buf, piece));
+        PassRing::read(self, token, lba, buf, piece);
     }
 
     fn write(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>, fua: bool) {
-        took(PassRing::write(self, token, lba, buf, piece, fua));
+        PassRing::write(self, token, lba, buf, piece, fua);
     }
 
     fn submit(&mut self) -> io::Result<()> {
@@ -61,22 +60,6 @@ impl Drive for PassRing {
     fn poll(&mut self, each: &mut dyn FnMut(PassDone)) {
         PassRing::poll(self, each);
     }
-}
-
-/// The ring has an entry for each that the medium has room for.
-fn took<B>(result: Result<(), Full<B>>) {
-    assert!(result.is_ok(), "the ring is full although each of its users has one entry");
-}
-
-/// How a range becomes zeroes, the better first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ZeroMethod {
-    /// Write Zeroes with DEAC: the space may go back.
-    Deallocate,
-    /// Write Zeroes: the drive knows.
-    Zero,
-    /// Zeroes are written.
-    Write,
 }
 
 /// What is done for one token.
@@ -176,7 +159,6 @@ impl<D: Drive> NgBackend<D> {
 
 impl<D: Drive> AsyncBackend for NgBackend<D> {
     type Error = PassError;
-    type ZeroMethod = ZeroMethod;
 
     #[inline]
     fn geometry(&self) -> Geometry {
@@ -184,7 +166,7 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
     }
 
     #[inline]
-    fn refusal(&self, _: &Request<ZeroMethod>) -> Option<DiskError> {
+    fn refusal(&self, _: &Request) -> Option<DiskError> {
         None
     }
 
@@ -203,29 +185,23 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
         self.begin(token, Kind::Command(command), 0, None);
     }
 
-    fn way(&self, gives_back: bool) -> ZeroMethod {
-        if !self.shared.can_write_zeroes.load(Ordering::Relaxed) {
-            ZeroMethod::Write
-        } else if gives_back && self.shared.can_deallocate.load(Ordering::Relaxed) {
-            ZeroMethod::Deallocate
-        } else {
-            ZeroMethod::Zero
-        }
+    fn zero_methods(&self) -> &ZeroMethods {
+        &self.shared.zero_methods
     }
 
-    fn zero_bytes_max(&self, way: ZeroMethod) -> u64 {
-        if way == ZeroMethod::Write { ZERO_WRITE_BYTES } else { self.shared.limits.zero_bytes_max }
+    fn zero_bytes_max(&self, method: ZeroMethod) -> u64 {
+        if method == ZeroMethod::Write { ZERO_WRITE_BYTES } else { self.shared.limits.zero_bytes_max }
     }
 
-    fn zero(&mut self, token: u64, way: ZeroMethod, offset: u64, bytes: u64) {
-        if way == ZeroMethod::Write {
+    fn zero(&mut self, token: u64, method: ZeroMethod, offset: u64, bytes: u64) {
+        if method == ZeroMethod::Write {
             // At most ZERO_WRITE_BYTES.
             return self.write(token, offset, Buf::zeroes(u32::try_from(bytes).unwrap_or(0)), false);
         }
         let (lba, blocks) = (offset >> self.shift, bytes >> self.shift);
         // At most what `zero_bytes_max` says: 65536 blocks.
         let nlb_z = u16::try_from(blocks.saturating_sub(1)).unwrap_or(u16::MAX);
-        let cdw12 = ReadWriteCdw12::new().with_nlb_z(nlb_z).with_deac(way == ZeroMethod::Deallocate);
+        let cdw12 = ReadWriteCdw12::new().with_nlb_z(nlb_z).with_deac(method == ZeroMethod::Release);
         let [a, b, c, d, e, f, g, h] = lba.to_le_bytes();
         let (low, high) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
         let dwords = [low, high, cdw12.into_bits(), 0, 0, 0];
@@ -233,19 +209,13 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
         self.begin(token, Kind::Command(command), offset, None);
     }
 
-    /// A way that the drive does not know is not tried again.
-    fn next_way(&self, way: ZeroMethod, error: &PassError) -> Option<ZeroMethod> {
+    fn next_method(&self, method: ZeroMethod, error: &PassError) -> Option<ZeroMethod> {
         let PassError::Status(bits) = error else { return None };
-        let code = Status::from_bits(*bits).code();
-        if ![Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&code) {
+        let is_unknown = [Status::INVALID_OPCODE, Status::INVALID_FIELD];
+        if !is_unknown.contains(&Status::from_bits(*bits).code()) {
             return None;
         }
-        match way {
-            ZeroMethod::Deallocate => self.shared.can_deallocate.store(false, Ordering::Relaxed),
-            ZeroMethod::Zero => self.shared.can_write_zeroes.store(false, Ordering::Relaxed),
-            ZeroMethod::Write => return None,
-        }
-        Some(self.way(true))
+        self.shared.zero_methods.refuse(method)
     }
 
     /// The drive tells each host of what it lost.

@@ -7,16 +7,15 @@ use std::time::{Duration, Instant};
 
 use nvme_spec::identify::{Dlfeat, IdentifyController, IdentifyNamespace, Nsattr, Oncs, Vwc};
 use nvme_spec::zerocopy::FromBytes;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use spindle_reactor::uring::PassError;
 use spindle_reactor::uring::admin::{self, Namespace};
 
 use super::place::{NgPlace, look_at};
 use crate::OpenError;
-use crate::exports::exporter;
+use crate::lock::{check_exports, lock, retry_busy};
 use crate::medium_id;
-use crate::retry_busy::retry_busy;
 use crate::shape::{BLOCK_BYTES_ALLOWED, checked_blocks};
 
 /// Page of a drive: what its lists of memory are made of.
@@ -87,41 +86,23 @@ pub(super) struct Opened {
 /// flight; it holds the device meanwhile, so we ask again until `lock_wait` is over.
 pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
     let path = spec.path.display();
-    let system = |verb: String| {
-        let disk = disk.to_owned();
-        move |source: io::Error| OpenError::System { disk, verb, source }
-    };
+    let system = |verb: String| move |source: io::Error| OpenError::system(disk, verb, source);
     let place = look_at(&spec.path).map_err(|error| {
         if error.kind() == io::ErrorKind::InvalidInput {
-            return refusal(
-                disk,
-                "ng",
-                &path,
-                "must be the generic device of an NVMe namespace, as /dev/ng0n1",
-            );
+            let allowed = "must be the generic device of an NVMe namespace, as /dev/ng0n1";
+            return OpenError::setting(disk, "ng", &path, allowed);
         }
         system(format!("look at {path}"))(error)
     })?;
-    if let Some(by) = exporter(&place.block_path).filter(|_| !spec.is_read_only) {
-        let allowed = format!("must not be exported by the kernel as well ({by}): disable it there");
-        return Err(refusal(disk, "ng", &path, &allowed));
+    if !spec.is_read_only {
+        check_exports(disk, "ng", &spec.path, &place.block_path)?;
     }
     let until = Instant::now() + lock_wait;
     // The kernel passes commands that write only where the device is open for writing.
     let access = if spec.is_read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let device = rustix::fs::open(&spec.path, access | OFlags::CLOEXEC, Mode::empty());
     let device = device.map(File::from).map_err(|error| system(format!("open {path}"))(error.into()))?;
-    let lock = match spec.is_read_only {
-        true => FlockOperation::NonBlockingLockShared,
-        false => FlockOperation::NonBlockingLockExclusive,
-    };
-    retry_busy(until, || rustix::fs::flock(&device, lock)).map_err(|error| {
-        let source = match error {
-            Errno::WOULDBLOCK => io::Error::new(io::ErrorKind::WouldBlock, "somebody else serves it"),
-            other => other.into(),
-        };
-        system(format!("lock {path}"))(source)
-    })?;
+    lock(&device, spec.is_read_only, until).map_err(system(format!("lock {path}")))?;
     let block_device = hold(&place, spec.is_read_only, until).map_err(|error| {
         system(format!("hold {}, the same namespace,", place.block_path.display()))(error.into())
     })?;
@@ -145,11 +126,6 @@ pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Ope
         }
     }
     Ok(Opened { device, block_device, namespace, limits, facts })
-}
-
-fn refusal(disk: &str, field: &'static str, value: impl ToString, allowed: &str) -> OpenError {
-    let (disk, value, allowed) = (disk.to_owned(), value.to_string(), allowed.to_owned());
-    OpenError::Setting { disk, field, value, allowed }
 }
 
 fn told(error: PassError) -> io::Error {
@@ -183,10 +159,10 @@ impl Limits {
         let block_bytes = id.block_bytes().unwrap_or(0);
         if !BLOCK_BYTES_ALLOWED.contains(&block_bytes) {
             let allowed = "must be 512 or 4096: format the namespace so (nvme format -b)";
-            return Err(refusal(disk, "block size of the namespace", block_bytes, allowed));
+            return Err(OpenError::setting(disk, "block size of the namespace", block_bytes, allowed));
         }
         if place.is_zoned {
-            return Err(refusal(disk, "namespace", "zoned", "must be one of the NVM command set"));
+            return Err(OpenError::setting(disk, "namespace", "zoned", "must be one of the NVM command set"));
         }
         let bytes = id.nsze.get().saturating_mul(u64::from(block_bytes));
         let block_count = checked_blocks(disk, bytes, block_bytes)?;
@@ -198,14 +174,15 @@ impl Limits {
         // one.
         let scattered = place.segments_max.saturating_sub(1).max(1).saturating_mul(PAGE_BYTES);
         let transfer = place.transfer_bytes_max.min(scattered) / PAGE_BYTES * PAGE_BYTES;
+        let zero_bytes_max = if can_zero { whole(place.zero_bytes_max) } else { 0 };
         Ok(Limits {
             block_bytes,
             block_count,
             is_read_only: spec.is_read_only || Nsattr::from_bits(id.nsattr).write_protected(),
             has_volatile_cache: Vwc::from_bits(controller.vwc).present(),
-            can_deallocate: can_zero && dlfeat.deallocate_in_write_zeroes(),
+            can_deallocate: zero_bytes_max > 0 && dlfeat.deallocate_in_write_zeroes(),
             transfer_bytes_max: whole(transfer.max(PAGE_BYTES)),
-            zero_bytes_max: if can_zero { whole(place.zero_bytes_max) } else { 0 },
+            zero_bytes_max,
             is_polled: place.can_poll,
         })
     }

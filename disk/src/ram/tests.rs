@@ -20,7 +20,8 @@ fn disk(bytes: u64, slack_bytes: u64) -> (RamDisk, RamCore) {
 }
 
 fn frames(disk: &mut RamCore, range: BlockRange) -> Option<Buf> {
-    disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None).fill()
+    let prepared = disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None);
+    if let Prepared::Fill(buf) = prepared { Some(buf) } else { None }
 }
 
 fn write(disk: &mut RamCore, lba: u64, blocks: u32, fill: u8) {
@@ -246,17 +247,17 @@ fn a_read_in_place_is_the_data_whatever_is_said_to_come_next() {
     let last = disk.geometry().block_count - 1;
     for next in [None, Some(0), Some(last), Some(last + 1), Some(u64::MAX)] {
         let range = BlockRange { lba: 2, blocks: 11 };
-        let buf = disk.prepare(&IoRequest::new(Op::Read, range), next).ready().expect("at once");
+        let Prepared::Ready(buf) = disk.prepare(&IoRequest::new(Op::Read, range), next) else {
+            panic!("at once")
+        };
         let mut bytes = vec![1; 11 * 512];
         buf.copy_out(0, &mut bytes);
         assert!(bytes[..512].iter().chain(&bytes[10 * 512..]).all(|byte| *byte == 0));
         assert!(bytes[512..10 * 512].iter().all(|byte| *byte == 7));
     }
     // Pinned: what is written meanwhile goes elsewhere.
-    let before = disk
-        .prepare(&IoRequest::new(Op::Read, BlockRange { lba: 3, blocks: 1 }), None)
-        .ready()
-        .expect("at once");
+    let one = IoRequest::new(Op::Read, BlockRange { lba: 3, blocks: 1 });
+    let Prepared::Ready(before) = disk.prepare(&one, None) else { panic!("at once") };
     write(&mut disk, 3, 1, 8);
     let mut bytes = [0; 512];
     before.copy_out(0, &mut bytes);

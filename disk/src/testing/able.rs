@@ -7,7 +7,7 @@ use spindle_reactor::mem::Buf;
 
 use crate::{
     Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
-    OpenError, Owner, Prepared, ResizeError, Token, Usage,
+    OpenError, Owner, Prepared, ResizeError, Token,
 };
 
 /// The layer. The disk below provides the memory of reads and writes, as a RAM disk does.
@@ -32,10 +32,6 @@ impl DiskSource for Able {
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         self.0.resize(bytes)
-    }
-
-    fn usage(&self) -> Usage {
-        self.0.usage()
     }
 }
 
@@ -98,7 +94,7 @@ impl Disk for AbleCore {
         };
         let range = BlockRange { lba: to, blocks: from.blocks };
         let request = IoRequest::new(Op::Write { fua }, range);
-        let mut data = self.0.prepare(&request, None).fill().expect("a buffer is free");
+        let Prepared::Fill(mut data) = self.0.prepare(&request, None) else { panic!("a buffer is free") };
         let mut at = 0;
         for piece in read.segments() {
             data.copy_in(at, piece);

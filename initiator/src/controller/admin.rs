@@ -1,19 +1,39 @@
-//! Admin commands to their end, and what is built of them.
+//! Admin commands to their end, and what is built of them; and the end of former associations: what this host
+//! has left behind at a target that is a Spindle.
+//!
+//! A target may hold an association for alive that its host lost long ago, and still execute what had arrived
+//! of it. A host that writes the same blocks anew on another association ends the former ones first, by a
+//! command of Spindle's (`docs/extensions.md`).
 
 use nvme_spec::feature::FeatureId;
-use nvme_spec::identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList};
+use nvme_spec::identify::{Cns, IdentifyNamespace, NamespaceList};
 use nvme_spec::log::LogId;
 use nvme_spec::register::Vs;
 use nvme_spec::status::Status;
+use nvme_spec::vendor::FormerAssociations;
 use nvme_spec::zerocopy::FromBytes;
 use nvme_spec::{Cqe, Sqe};
-use spindle_reactor::mem::Buf;
 use spindle_transport::host::HostData;
 
 use super::{ADMIN_BYTES_MAX, Controller};
 use crate::error::{Error, Loss};
 use crate::namespace::{Identity, Namespace};
-use crate::qpair::{Completion, Failure, Qpair, WaitError, Why};
+use crate::qpair::{Completion, Failure, Qpair, Refusal, WaitError};
+
+/// What has become of the former associations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Former {
+    /// They have ended, and nothing of them reaches a medium any more.
+    Over {
+        /// How many the target held for alive; `u16::MAX`: or more.
+        ended: u16,
+    },
+    /// They have ended, but the target's disks still have commands of them, for longer than it waits; or the
+    /// target did not say.
+    MayLand,
+    /// The target does not know the command.
+    Unsupported,
+}
 
 /// Submit one command and wait for its end.
 fn execute(
@@ -26,7 +46,7 @@ fn execute(
     let ended = |qpair: &Qpair| Error::Lost { step, loss: qpair.loss().unwrap_or(Loss::ByPeer) };
     let ticket = match qpair.submit(sqe, data) {
         Ok(ticket) => ticket,
-        Err(refused) if refused.why == Why::Full => return Err(Error::Busy { step }),
+        Err(refused) if refused.why == Refusal::Full => return Err(Error::Busy { step }),
         Err(_) => return Err(ended(qpair)),
     };
     match qpair.wait(ticket, timeout) {
@@ -50,27 +70,22 @@ pub(super) fn succeeded(step: &'static str, completion: &Completion) -> Result<C
     }
 }
 
+/// What the bytes of an answer say.
+pub(crate) fn parsed<T: FromBytes>(step: &'static str, data: &[u8]) -> Result<T, Error> {
+    T::read_from_bytes(data).map_err(|_| Error::Answer { step, what: "it is too short" })
+}
+
 impl Controller {
     fn execute(&mut self, step: &'static str, sqe: Sqe, data: HostData) -> Result<Completion, Error> {
-        let timeout = self.timeout();
+        let timeout = self.options.connect_timeout;
         execute(&mut self.admin, step, sqe, data, timeout)
-    }
-
-    fn buffer(&self, step: &'static str, bytes: usize) -> Result<Buf, Error> {
-        let bytes =
-            u32::try_from(bytes).ok().filter(|bytes| *bytes <= ADMIN_BYTES_MAX).ok_or(Error::Range {
-                field: "bytes of an admin command",
-                value: bytes as u64,
-                low: 0,
-                high: u64::from(ADMIN_BYTES_MAX),
-            })?;
-        // Empty only if as many admin commands were given up as there are buffers.
-        self.pool.take_contiguous(bytes).ok_or(Error::Busy { step })
     }
 
     /// A command that reads so many bytes, to its end.
     fn read(&mut self, step: &'static str, sqe: Sqe, bytes: u32) -> Result<Vec<u8>, Error> {
-        let buf = self.buffer(step, bytes as usize)?;
+        Error::in_range("bytes of an admin command", bytes, 0_u32, ADMIN_BYTES_MAX)?;
+        // Empty only if as many admin commands were given up as there are buffers.
+        let buf = self.pool.take_contiguous(bytes).ok_or(Error::Busy { step })?;
         let completion = self.execute(step, sqe, HostData::FromController(buf))?;
         succeeded(step, &completion)?;
         let mut data = vec![0; bytes as usize];
@@ -80,36 +95,30 @@ impl Controller {
         Ok(data)
     }
 
+    fn identify_as<T: FromBytes>(
+        &mut self,
+        step: &'static str,
+        cns: Cns,
+        nsid: u32,
+    ) -> Result<Box<T>, Error> {
+        let data = self.read(step, Sqe::identify(0, cns, nsid, 0), 4096)?;
+        parsed(step, &data).map(Box::new)
+    }
+
     /// Ask again what the controller is: parts of Identify Controller may change, as VWC and SN of a
     /// subsystem that has moved.
-    ///
-    /// # Errors
-    /// [`Error`].
     pub fn refresh_identify(&mut self) -> Result<(), Error> {
-        self.identify = self.read_identify()?;
+        self.identify = self.identify_as("Identify Controller", Cns::CONTROLLER, 0)?;
         Ok(())
     }
 
-    /// Identify Controller, now.
-    pub(super) fn read_identify(&mut self) -> Result<Box<IdentifyController>, Error> {
-        let step = "Identify Controller";
-        let data = self.read(step, Sqe::identify(0, Cns::CONTROLLER, 0, 0), 4096)?;
-        let identify = IdentifyController::read_from_bytes(&data);
-        Ok(Box::new(identify.map_err(|_| Error::Answer { step, what: "it is too short" })?))
-    }
-
     /// The NSIDs of the active namespaces, ascending.
-    ///
-    /// # Errors
-    /// [`Error`].
     pub fn namespaces(&mut self) -> Result<Vec<u32>, Error> {
         let step = "Identify (active namespaces)";
         let mut found: Vec<u32> = Vec::new();
         loop {
             let after = found.last().copied().unwrap_or(0);
-            let data = self.read(step, Sqe::identify(0, Cns::ACTIVE_NAMESPACE_LIST, after, 0), 4096)?;
-            let list = NamespaceList::read_from_bytes(&data);
-            let list = list.map_err(|_| Error::Answer { step, what: "it is too short" })?;
+            let list: Box<NamespaceList> = self.identify_as(step, Cns::ACTIVE_NAMESPACE_LIST, after)?;
             let before = found.len();
             for nsid in list.iter() {
                 if found.last().is_some_and(|last| nsid <= *last) {
@@ -124,14 +133,8 @@ impl Controller {
     }
 
     /// Identify Namespace.
-    ///
-    /// # Errors
-    /// [`Error`].
     pub fn identify_namespace(&mut self, nsid: u32) -> Result<Box<IdentifyNamespace>, Error> {
-        let step = "Identify Namespace";
-        let data = self.read(step, Sqe::identify(0, Cns::NAMESPACE, nsid, 0), 4096)?;
-        let identify = IdentifyNamespace::read_from_bytes(&data);
-        Ok(Box::new(identify.map_err(|_| Error::Answer { step, what: "it is too short" })?))
+        self.identify_as("Identify Namespace", Cns::NAMESPACE, nsid)
     }
 
     /// A namespace as commands need it.
@@ -144,9 +147,6 @@ impl Controller {
     }
 
     /// As [`Controller::namespace`], of what Identify Namespace has answered.
-    ///
-    /// # Errors
-    /// As there.
     pub fn namespace_of(&mut self, nsid: u32, identify: &IdentifyNamespace) -> Result<Namespace, Error> {
         let what = "it names no block size that is allowed";
         let unusable = Error::Answer { step: "Identify Namespace", what };
@@ -173,9 +173,6 @@ impl Controller {
     }
 
     /// Part of a log page; `rae`: keep the event that told of it.
-    ///
-    /// # Errors
-    /// [`Error`].
     pub fn log_page(
         &mut self,
         lid: LogId,
@@ -206,6 +203,42 @@ impl Controller {
         let sqe = Sqe::property_set(0, false, offset, u64::from(value));
         let completion = self.execute("Property Set", sqe, HostData::None)?;
         succeeded("Property Set", &completion).map(drop)
+    }
+}
+
+/// `None`: it was lost with its association.
+pub(super) fn former_of(completion: &Completion) -> Option<Former> {
+    match completion.result {
+        Ok(()) => {
+            let result = FormerAssociations::from_bits(completion.cqe.result_u32());
+            Some(if result.may_land() { Former::MayLand } else { Former::Over { ended: result.ended() } })
+        }
+        Err(Failure::Status(status)) if status.code() == Status::INVALID_OPCODE => Some(Former::Unsupported),
+        Err(Failure::Status(_)) => Some(Former::MayLand),
+        Err(Failure::Lost) => None,
+    }
+}
+
+impl Controller {
+    /// The target knows the command that ends former associations.
+    #[must_use]
+    pub fn ends_former_associations(&self) -> bool {
+        self.identify.spindle_features().end_former_associations()
+    }
+
+    /// Say that this association is of `token` (not 0: the same for as long as the host is the same program
+    /// with the same purpose), and end all others of this host that have said the same. What came of it is a
+    /// [`ControllerEvent::Former`](super::ControllerEvent::Former), within 40 s: when nothing of any former
+    /// association is at a disk.
+    pub fn begin_end_former_associations(&mut self, token: u64) {
+        if !self.ends_former_associations() {
+            self.former = Some(Former::Unsupported);
+            return;
+        }
+        let sqe = Sqe::end_former_associations(0, token);
+        // Not taken: the association is lost, and that is told.
+        self.former_request = self.admin.submit(sqe, HostData::None).ok();
+        self.admin.send();
     }
 }
 

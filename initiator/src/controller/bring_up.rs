@@ -91,7 +91,7 @@ fn wait_for_status(
 
 /// What is asked of an enabled controller.
 fn configure(controller: &mut Controller) -> Result<(), Error> {
-    controller.identify = controller.read_identify()?;
+    controller.refresh_identify()?;
     if controller.identify.cntlid.get() != controller.cntlid {
         return Err(Error::Answer { step: "Identify Controller", what: "CNTLID is not that of Connect" });
     }
@@ -120,32 +120,18 @@ fn configure(controller: &mut Controller) -> Result<(), Error> {
 pub(super) fn shut_down(controller: &mut Controller) -> Result<(), Error> {
     let value = ENABLED.with_shn(ShutdownNotification::NORMAL.0);
     controller.set_property(register::CC, value.into_bits())?;
-    let timeout = controller.timeout();
+    let timeout = controller.options.connect_timeout;
     wait_for_status(controller, "CSTS.SHST", timeout, |csts| csts.shutdown() == ShutdownStatus::COMPLETE)
 }
 
 impl Controller {
     /// Make I/O queue `qid` (1 to [`Controller::queues_granted`]), for as many commands as the options say.
-    ///
-    /// # Errors
-    /// [`Error`], naming the step or what is out of range.
     pub fn connect_queue(&mut self, qid: u16) -> Result<IoQueue, Error> {
         self.connect_queue_of(qid, self.options.depth)
     }
 
     /// As [`Controller::connect_queue`], for `depth` commands.
-    ///
-    /// # Errors
-    /// As there.
     pub fn connect_queue_of(&mut self, qid: u16, depth: u16) -> Result<IoQueue, Error> {
         Opening::begin(&self.association(), &self.pool, qid, depth, Clock::now())?.finish()
     }
-}
-
-/// Refuse what is not.
-pub(super) fn in_range(field: &'static str, value: u16, low: u16, high: u16) -> Result<(), Error> {
-    if (low..=high).contains(&value) {
-        return Ok(());
-    }
-    Err(Error::Range { field, value: value.into(), low: low.into(), high: high.into() })
 }

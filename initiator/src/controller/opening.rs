@@ -19,11 +19,10 @@ use spindle_transport::host::HostData;
 
 use super::Controller;
 use super::admin::succeeded;
-use super::bring_up::in_range;
 use crate::error::{Error, Loss};
 use crate::link::{LinkOpening, QueueName};
 use crate::options::{Options, Target};
-use crate::qpair::{Qpair, Ticket, Why};
+use crate::qpair::{Qpair, Refusal, Ticket};
 use crate::queue::IoQueue;
 
 /// The name of the first step over TCP, whose end in time has an error of its own.
@@ -59,9 +58,6 @@ pub struct Opening {
 impl Opening {
     /// Begin to connect I/O queue `qid` for `depth` commands. A buffer of 1 KiB of `pool` is taken until it
     /// is over. `now` begins the time of the first step.
-    ///
-    /// # Errors
-    /// [`Error`], naming what is out of range or cannot be begun.
     pub fn begin(
         association: &Arc<Association>,
         pool: &Pool,
@@ -69,8 +65,8 @@ impl Opening {
         depth: u16,
         now: Nanos,
     ) -> Result<Opening, Error> {
-        in_range("commands outstanding", depth, 1, association.depth_max)?;
-        in_range("I/O queues", qid, 1, association.queues_granted)?;
+        Error::in_range("commands outstanding", depth, 1_u16, association.depth_max)?;
+        Error::in_range("I/O queues", qid, 1_u16, association.queues_granted)?;
         let name = QueueName { qid, cntlid: association.cntlid, depth };
         let connecting = Connecting::begin(&association.target, &association.options, pool, name, now)?;
         Ok(Opening { association: Arc::clone(association), connecting })
@@ -78,9 +74,6 @@ impl Opening {
 
     /// On, as far as it goes at once. The queue when it is connected; after that, and after an error, there
     /// is nothing left to do.
-    ///
-    /// # Errors
-    /// [`Error`], naming the step.
     pub fn step(&mut self, now: Nanos) -> Result<Option<IoQueue>, Error> {
         let Some((qpair, _)) = self.connecting.step(now)? else { return Ok(None) };
         Ok(Some(self.queue(qpair)))
@@ -94,7 +87,7 @@ impl Opening {
 
     fn queue(&self, mut qpair: Qpair) -> IoQueue {
         let Association { identify, options, transfer_bytes_max, .. } = &*self.association;
-        qpair.link_mut().set_offered(identify, options.in_capsule_bytes_max);
+        qpair.link.set_offered(identify, options.in_capsule_bytes_max);
         IoQueue::new(qpair, *transfer_bytes_max)
     }
 }
@@ -237,7 +230,7 @@ impl Connecting {
         buf.copy_in(0, data.as_bytes());
         let sqe = Sqe::connect(0, qid, sqsize_z, kato, cattr);
         qpair.submit(sqe, HostData::ToController(buf)).map_err(|refused| {
-            if refused.why == Why::Full {
+            if refused.why == Refusal::Full {
                 return Error::Busy { step };
             }
             Error::Lost { step, loss: qpair.loss().unwrap_or(Loss::ByPeer) }
@@ -254,7 +247,7 @@ impl Connecting {
             let left = (self.deadline - now).as_duration();
             match &mut self.state {
                 State::Link(link) => link.wait_io(left),
-                State::Connect(qpair, _) => qpair.link_mut().wait_io(left, None),
+                State::Connect(qpair, _) => qpair.link.wait_io(left, None),
                 State::Over => {}
             }
         }

@@ -6,7 +6,6 @@
 mod rdma;
 mod tcp;
 
-use std::io;
 use std::time::Duration;
 
 use nvme_spec::identify::IdentifyController;
@@ -14,14 +13,14 @@ use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::net::{Interest, Readiness, Waker};
+use spindle_reactor::net::{Socket, Waker};
 use spindle_tcp::RxBatch;
 use spindle_transport::TransportKind;
 use spindle_transport::host::HostData;
 
 use crate::error::{Error, Loss};
 use crate::options::{Options, Target};
-use crate::qpair::Why;
+use crate::qpair::Refusal;
 
 use rdma::{RdmaLink, RdmaOpening};
 use tcp::{TcpLink, TcpOpening};
@@ -102,7 +101,7 @@ impl LinkOpening {
 impl Link {
     /// Queue a command; it leaves with the next [`Link::send`] or [`Link::turn`].
     #[inline]
-    pub(crate) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Why, HostData)> {
+    pub(crate) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Refusal, HostData)> {
         match self {
             Link::Tcp(link) => link.submit(sqe, data),
             Link::Rdma(link) => link.submit(sqe, data),
@@ -127,11 +126,6 @@ impl Link {
         }
     }
 
-    /// True when it is asked in memory, at no cost worth a system call: in every turn.
-    pub(crate) fn is_polled(&self) -> bool {
-        matches!(self, Link::Rdma(_))
-    }
-
     /// True when [`Link::turn`] receives into the batch.
     #[inline]
     pub(crate) fn wants_batch(&self) -> bool {
@@ -142,52 +136,16 @@ impl Link {
     pub(crate) fn set_offered(&mut self, identify: &IdentifyController, in_capsule_max: u32) {
         let offered = u32::try_from(identify.in_capsule_bytes()).unwrap_or(u32::MAX);
         match self {
-            Link::Tcp(link) => link.set_offered(offered.min(in_capsule_max), identify.msdbd),
+            Link::Tcp(link) => link.set_offered(offered.min(in_capsule_max)),
             Link::Rdma(link) => link.set_offered(offered.min(in_capsule_max), identify.msdbd),
         }
     }
 
-    /// Have it told by `readiness`.
-    pub(crate) fn watch(&self, readiness: &Readiness, key: u64, interest: Interest) -> io::Result<()> {
+    /// Its socket, to be watched. `None`: it is asked in memory, in every turn.
+    pub(crate) fn socket(&self) -> Option<&Socket> {
         match self {
-            Link::Tcp(link) => readiness.add(link.socket(), key, interest),
-            Link::Rdma(link) => link.watch(readiness, key),
-        }
-    }
-
-    /// Have it told of something else.
-    pub(crate) fn rewatch(&self, readiness: &Readiness, key: u64, interest: Interest) -> io::Result<()> {
-        match self {
-            Link::Tcp(link) => readiness.change(link.socket(), key, interest),
-            Link::Rdma(_) => Ok(()),
-        }
-    }
-
-    /// Have it told no longer.
-    pub(crate) fn unwatch(&self, readiness: &Readiness) {
-        match self {
-            Link::Tcp(link) => {
-                let _ = readiness.remove(link.socket());
-            }
-            // Its descriptors are closed with the connection, and that ends it.
-            Link::Rdma(_) => {}
-        }
-    }
-
-    /// A polled link is about to be slept on: have its next completion told. One that came before is not; so
-    /// take a turn afterwards.
-    pub(crate) fn arm(&mut self) {
-        match self {
-            Link::Tcp(_) => {}
-            Link::Rdma(link) => link.arm(),
-        }
-    }
-
-    /// It was told: whatever told it is taken.
-    pub(crate) fn on_told(&mut self) {
-        match self {
-            Link::Tcp(_) => {}
-            Link::Rdma(link) => link.on_told(),
+            Link::Tcp(link) => Some(link.socket()),
+            Link::Rdma(_) => None,
         }
     }
 

@@ -23,12 +23,12 @@ use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::net::{Errno, PIECES_MAX, Received, Sent, Socket, Waker};
 use spindle_tcp::host::{CloseCause, Conn, HostConfig, HostEvent};
 use spindle_tcp::{Expectation, Phase, RxBatch};
-use spindle_transport::host::{Host, HostData};
+use spindle_transport::host::HostData;
 
 use super::LinkEvent;
 use crate::error::{Error, Loss};
 use crate::options::Options;
-use crate::qpair::Why;
+use crate::qpair::Refusal;
 
 /// Pieces of a buffer that one direct receive fills; a buffer of a pool is one, of a frame store many.
 const DIRECT_PIECES_MAX: usize = 64;
@@ -118,7 +118,7 @@ impl TcpOpening {
         if let Some(loss) = why {
             return Err(Error::Lost { step: "ICReq", loss });
         }
-        if link.conn.limits().is_some() {
+        if link.conn.max_h2c_data().is_some() {
             return Ok(Some(*link));
         }
         self.step = Step::Hello(link, batch);
@@ -147,15 +147,14 @@ impl TcpLink {
             close_timeout: CLOSE_TIMEOUT,
             ..HostConfig::default()
         };
-        let mut conn = Conn::new(config, Clock::now());
-        conn.connect();
+        let conn = Conn::new(config, Clock::now());
         let expects = Expectation::default();
         TcpLink { socket, conn, cause: None, is_full: false, is_shut: false, expects }
     }
 
     /// Queue a command; it leaves with the next [`TcpLink::send`] or [`TcpLink::turn`].
     #[inline]
-    pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Why, HostData)> {
+    pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Refusal, HostData)> {
         self.conn.submit(sqe, data).map_err(|full| (full.kind.into(), full.data))
     }
 
@@ -171,8 +170,8 @@ impl TcpLink {
     }
 
     /// What the controller takes.
-    pub(super) fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8) {
-        self.conn.set_offered(in_capsule_bytes, descriptors);
+    pub(super) fn set_offered(&mut self, in_capsule_bytes: u32) {
+        self.conn.set_in_capsule_bytes(in_capsule_bytes);
     }
 
     /// The socket, to be watched.
@@ -398,7 +397,7 @@ mod tests {
         peer.read_exact(&mut [0; 128]).expect("ICReq");
         peer.write_all(IcResp::new(0, DigestBits::new(), 4096).as_bytes()).expect("sends");
         let mut batch = RxBatch::new(4096);
-        while link.conn.limits().is_none() {
+        while link.conn.max_h2c_data().is_none() {
             link.wait_io(LONG, None);
             assert!(link.turn(&mut batch, |event, _| panic!("{event:?}")), "no ICResp");
         }

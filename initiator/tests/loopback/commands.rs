@@ -2,7 +2,7 @@
 
 use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::{
-    BlockRange, Buf, Completion, Controller, Failure, HostData, IoQueue, Namespace, Options, Pool, Why,
+    BlockRange, Buf, Completion, Controller, Failure, HostData, IoQueue, Namespace, Options, Pool, Refusal,
 };
 
 use super::fake::{BLOCK, Fake, LONG, TRANSFER_BYTES, any, filled, options, pool};
@@ -145,11 +145,11 @@ fn what_cannot_be_sent_is_refused_with_its_buffer_and_the_reason() {
     let namespace = bench.namespace;
     let odd = bench.pool.take(700).expect("buffer");
     let refused = bench.queue.read(&namespace, 0, odd).expect_err("no whole blocks");
-    assert_eq!(refused.why, Why::Length { bytes: 700, block_bytes: BLOCK });
+    assert_eq!(refused.why, Refusal::Length { bytes: 700, block_bytes: BLOCK });
     assert_eq!(refused.buf.map(|buf| buf.len()), Some(700));
     let buf = bench.buf(1, 0);
     let refused = bench.queue.deallocate(&namespace, &[], buf).expect_err("no ranges");
-    assert_eq!(refused.why, Why::Ranges { count: 0, room: 32 });
+    assert_eq!(refused.why, Refusal::Ranges { count: 0, room: 32 });
     assert!(bench.queue.write_zeroes(&namespace, BlockRange { lba: 0, blocks: 65_537 }, false).is_err());
     for _ in 0..2 {
         let buf = bench.buf(1, 1);
@@ -158,11 +158,11 @@ fn what_cannot_be_sent_is_refused_with_its_buffer_and_the_reason() {
     let (compare, write) = (bench.buf(1, 0), bench.buf(1, 0));
     let refused =
         bench.queue.compare_and_write(&namespace, 0, compare, write).expect_err("room for one only");
-    assert!(refused.why == Why::Full && refused.compare.is_some() && refused.write.is_some());
+    assert!(refused.why == Refusal::Full && refused.compare.is_some() && refused.write.is_some());
     bench.queue.flush(&namespace).expect("taken");
     let buf = bench.buf(1, 1);
     let refused = bench.queue.write(&namespace, 0, buf, false).expect_err("full");
-    assert!(refused.why == Why::Full && refused.buf.is_some());
+    assert!(refused.why == Refusal::Full && refused.buf.is_some());
     for _ in 0..3 {
         assert_eq!(any(&mut bench.queue).result, Ok(()));
     }
@@ -177,5 +177,5 @@ fn a_transfer_beyond_what_the_controller_moves_is_refused() {
     let large = Pool::new(&[zone], spindle_initiator::Pages::Base).expect("pool");
     let buf = large.take(TRANSFER_BYTES + BLOCK).expect("buffer");
     let refused = bench.queue.read(&bench.namespace, 0, buf).expect_err("too long");
-    assert!(matches!(refused.why, Why::TooLong { allowed: TRANSFER_BYTES, .. }));
+    assert!(matches!(refused.why, Refusal::TooLong { allowed: TRANSFER_BYTES, .. }));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use spindle_initiator::nvme_spec::IoOpcode;
-use spindle_initiator::{Clock, Controller, Failure, Loss, Namespace, Nanos, Options, Why};
+use spindle_initiator::{Clock, Controller, Failure, Loss, Namespace, Nanos, Options, Refusal};
 
 use super::fake::{Act, Disk, Fake, LONG, Script, filled, options, pool};
 
@@ -44,7 +44,7 @@ fn what_is_outstanding_when_a_connection_ends_is_lost_with_its_buffer() {
     }
     assert!(!queue.is_up() && queue.loss().is_some());
     let refused = queue.write(&namespace, 0, filled(&pool, 512, 1), false).expect_err("it is down");
-    assert!(refused.why == Why::Down && refused.buf.is_some());
+    assert!(refused.why == Refusal::Down && refused.buf.is_some());
     drop(refused);
     assert_eq!(pool.free_bytes(), free, "every buffer is back");
     assert!(controller.is_up(), "only that connection ended");

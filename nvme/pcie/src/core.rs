@@ -31,10 +31,9 @@ use crate::commands::Commands;
 use crate::core_queue::{CoreQueue, QueueCommand, QueueEpoch, Setup};
 use crate::entry::{Task, entry};
 use crate::queue::Completion;
-use crate::rules::{Deallocating, Namespace, Rules};
+use crate::rules::{Deallocating, Namespace, Rules, disk_error, is_passing};
 use crate::shared::Shared;
 use crate::shared_queue::SharedQueue;
-use crate::status::{disk_error, is_passing};
 
 use compare_and_write::GuardView;
 pub(crate) use compare_and_write::Left;

@@ -54,17 +54,11 @@ unsafe impl Sync for DmaMemory {}
 
 impl DmaMemory {
     /// At least `bytes`, mapped for the drive.
-    ///
-    /// # Errors
-    /// [`DmaError`], with the reason.
     pub fn new(function: &dyn Function, bytes: usize) -> Result<Arc<DmaMemory>, DmaError> {
         DmaMemory::near(None, function, bytes)
     }
 
     /// The same from a memory node, while that has any.
-    ///
-    /// # Errors
-    /// [`DmaError`], with the reason.
     pub fn near(
         node: Option<u32>,
         function: &dyn Function,

@@ -35,28 +35,22 @@ static CLOSING: Lock<Vec<JoinHandle<()>>> = Lock::new(Vec::new());
 /// Wait until every drive that was dropped is shut down. At the end of the process: otherwise the kernel
 /// resets them, and they count an unsafe shutdown.
 pub fn finish() {
-    while is_any_closing() {
-        std::thread::sleep(STEP_BUSY);
-    }
-}
-
-fn is_any_closing() -> bool {
-    let mut closing = CLOSING.lock();
-    closing.retain(|thread| !thread.is_finished());
-    !closing.is_empty()
+    while !finish_within(Duration::from_secs(1)) {}
 }
 
 /// The same for no longer than `limit`: a core that hangs keeps its drive's manager for ever. False when some
 /// are left to the kernel.
 pub fn finish_within(limit: Duration) -> bool {
     let end = Instant::now() + limit;
-    while is_any_closing() {
-        if Instant::now() >= end {
-            return false;
+    loop {
+        let mut closing = CLOSING.lock();
+        closing.retain(|thread| !thread.is_finished());
+        if closing.is_empty() || Instant::now() >= end {
+            return closing.is_empty();
         }
+        drop(closing);
         std::thread::sleep(STEP_BUSY);
     }
-    true
 }
 
 /// Why a drive cannot be used.
@@ -81,9 +75,6 @@ pub struct Drive {
 impl Drive {
     /// Open, enable and identify the drive at a place. Takes as long as the drive takes to become ready;
     /// not on a core.
-    ///
-    /// # Errors
-    /// [`DriveError`], with the reason.
     pub fn open(bus: Arc<dyn Bus>, settings: Settings) -> Result<Arc<Drive>, DriveError> {
         Drive::open_until(bus, settings, &Arc::default())
     }
@@ -148,12 +139,6 @@ impl Drive {
         self.shared.state().health
     }
 
-    /// Its namespaces that can be served.
-    #[must_use]
-    pub fn namespaces(&self) -> Vec<Arc<Namespace>> {
-        self.shared.state().namespaces.iter().map(|(namespace, _)| Arc::clone(namespace)).collect()
-    }
-
     /// Completions that named no command, and commands that failed for good.
     #[must_use]
     pub fn faults(&self) -> (u64, u64) {
@@ -183,12 +168,6 @@ impl Drive {
 }
 
 impl Drive {
-    /// What is open now.
-    #[cfg(test)]
-    pub(crate) fn function(&self) -> Option<Arc<dyn crate::function::Function>> {
-        self.shared.state().function.clone()
-    }
-
     /// The manager shuts it down from now on.
     pub(crate) fn begin_closing(&self) {
         self.shared.is_closing.store(true, Ordering::Release);
@@ -397,84 +376,26 @@ impl DiskSource for NvmeDisk {
 mod tests {
     use super::*;
     use crate::core_queue::QueueCommand;
-    use crate::emulator::{Emulator, EmulatorSpec};
-    use spindle_disk::{BlockRange, Disk, IoRequest, Op, Token};
+    use nvme_spec::identify::{IdentifyController, IdentifyControllerNvm, IdentifyNamespace};
     use spindle_reactor::clock::Nanos;
     use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
-    /// Steps the emulator beside the managers.
-    fn step_beside(emulator: &Emulator) -> impl Drop {
-        struct Beside(Arc<std::sync::atomic::AtomicBool>, Option<JoinHandle<()>>);
-        impl Drop for Beside {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Relaxed);
-                self.1.take().map(JoinHandle::join);
-            }
-        }
-        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let (its, emulator) = (Arc::clone(&stop), emulator.clone());
-        let thread = std::thread::spawn(move || {
-            while !its.load(Ordering::Relaxed) {
-                emulator.step();
-                std::thread::yield_now();
-            }
-        });
-        Beside(stop, Some(thread))
-    }
-
     #[test]
     fn what_the_manager_ordered_before_the_core_came_is_done() {
-        let emulator = Emulator::new(EmulatorSpec::default());
-        let (drive, mut manager) = Drive::stepped(Arc::new(emulator.clone()), Settings::default());
-        for now in 0.. {
-            if drive.facts().is_some() {
-                break;
-            }
-            assert!(now < 100_000, "it was not opened");
-            manager.step(now);
-            emulator.step();
-        }
-        let disk = drive.disk("disk", 1).expect("namespace 1");
+        let (controller, nvm) = (IdentifyController::default(), IdentifyControllerNvm::default());
+        let mut id = IdentifyNamespace { nsze: 1000.into(), ..IdentifyNamespace::default() };
+        id.lbaf[0].lbads = 9;
+        let namespace = Arc::new(Namespace::new(1, &id, &controller).expect("fits"));
+        let rules = Rules::new(&namespace, &controller, &nvm, 0);
+        let shared = Shared::new("drive".to_owned(), Settings::default());
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("a pool");
         let core_queue = Arc::new(CoreQueue::new(0, 1, 4, pool.area(), None));
         // Between the two lines of open() that make the core queue known and the handle.
         core_queue.order(QueueCommand::Rewind);
-        let (shared, namespace) = (Arc::clone(&drive.shared), Arc::clone(&disk.namespace));
         let place = shared.state().guard(1).join().expect("a line");
-        let mut core = NvmeCore::new(Arc::clone(&core_queue), shared, namespace, disk.rules, place);
+        let mut core = NvmeCore::new(Arc::clone(&core_queue), shared, namespace, rules, place);
         assert!(!core_queue.has_answered());
         core.poll(Nanos::ZERO, &mut Vec::with_capacity(4));
         assert!(core_queue.has_answered(), "or the manager waits for ever, and the requests with it");
-    }
-
-    #[test]
-    fn a_core_that_hangs_keeps_the_process_no_longer_than_is_allowed() {
-        let emulator = Emulator::new(EmulatorSpec::default());
-        let _beside = step_beside(&emulator);
-        let drive = Drive::open(Arc::new(emulator.clone()), Settings::default()).expect("opens");
-        let disk = drive.disk("disk", 1).expect("namespace 1");
-        let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("a pool");
-        let (buf, blocks) = (pool.take(4096), 4096 / disk.geometry().block_bytes);
-        let mut core = disk.open(&CoreContext { core: 0, pool, depth: 4 }).expect("opens");
-        // It has its queue pair when a command has ended.
-        let mut done = Vec::with_capacity(4);
-        let end = Instant::now() + Duration::from_secs(20);
-        done.extend(core.submit(Token(1), &IoRequest::new(Op::Read, BlockRange { lba: 0, blocks }), buf));
-        while done.is_empty() {
-            assert!(Instant::now() < end, "it was not served");
-            core.poll(Nanos::ZERO, &mut done);
-            std::thread::yield_now();
-        }
-        done.clear();
-        drop((disk, drive));
-        // It does not answer any more.
-        assert!(!finish_within(Duration::from_millis(100)));
-        assert!(emulator.is_open());
-        drop(core);
-        let end = Instant::now() + Duration::from_secs(20);
-        while emulator.is_open() {
-            assert!(Instant::now() < end, "its manager goes on when the core is gone");
-            std::thread::yield_now();
-        }
     }
 }

@@ -38,9 +38,6 @@ impl Drives {
     /// The drive at an address: the one that is open, or else it is opened, which takes as long as the drive
     /// takes to become ready, and before as long as one that was dropped takes to be shut down. Not on a
     /// core.
-    ///
-    /// # Errors
-    /// [`DriveError`], with the reason.
     pub fn open(&self, address: PciAddress, settings: Settings) -> Result<Arc<Drive>, DriveError> {
         let slot = self.slot(address);
         let mut open = slot.lock();

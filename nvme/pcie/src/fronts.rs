@@ -81,9 +81,6 @@ impl Fronts {
     }
 
     /// All of them, mapped for this function where they are not.
-    ///
-    /// # Errors
-    /// [`MapError`], with the system's reason.
     pub(crate) fn map(self: &Arc<Self>, function: &dyn Function) -> Result<Windows, MapError> {
         for attached in self.attached() {
             if attached.mapped().is_none() {

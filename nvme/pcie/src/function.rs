@@ -1,6 +1,6 @@
 //! [`Function`]: what the driver needs of a PCI function, and [`Bus`]: where it is found.
 //!
-//! All of it is off the data path. Two kinds implement it: VFIO and the emulator.
+//! All of it is off the data path. Two kinds implement it: VFIO and the emulator (`nvme/emulator`).
 
 use std::fmt;
 use std::io;
@@ -73,21 +73,12 @@ pub trait Function: Send + Sync {
     fn bar(&self) -> Bar;
 
     /// Who made it, and what it is.
-    ///
-    /// # Errors
-    /// The system's.
     fn id(&self) -> io::Result<PciId>;
 
     /// Let the drive reach all of an area, to read and, where the area is writable, to write.
-    ///
-    /// # Errors
-    /// [`MapError`], with the system's reason.
     fn map(&self, area: &Area) -> Result<Box<dyn Mapping>, MapError>;
 
     /// Bus mastering on or off. Off: the drive reaches no memory from now on, whatever it does.
-    ///
-    /// # Errors
-    /// The system's.
     fn set_bus_master(&self, is_on: bool) -> io::Result<()>;
 
     /// Function level reset, or what the bus has for it. Afterwards the registers are those of a controller
@@ -107,8 +98,5 @@ pub trait Bus: Send + Sync + fmt::Debug {
     fn address(&self) -> String;
 
     /// Open what is there now.
-    ///
-    /// # Errors
-    /// [`OpenFunctionError`].
     fn open(&self) -> Result<Arc<dyn Function>, OpenFunctionError>;
 }

@@ -1,8 +1,8 @@
 //! User-space driver of NVMe drives on PCIe: polled queues, no interrupts, no kernel on the data path.
 //!
 //! A [`Function`] is one drive's PCI function: its registers ([`Bar`]) and a way to let it reach memory
-//! ([`Function::map`]). VFIO is one kind; the emulator, an in-process controller, is the other. Everything
-//! else in this crate is the same code over both.
+//! ([`Function::map`]). VFIO is one kind; an in-process controller, the crate `spindle-nvme-emulator`, is the
+//! other, for tests. Everything else in this crate is the same code over both.
 //!
 //! ```text
 //!   the drive's thread:  Manager: enable, identify, make queues, watch, abort, reset, give up
@@ -28,7 +28,6 @@ mod core_queue;
 pub mod dma;
 mod drive;
 mod drives;
-pub mod emulator;
 mod entry;
 mod fronts;
 pub mod function;
@@ -39,9 +38,6 @@ mod quirks;
 mod rules;
 mod shared;
 mod shared_queue;
-mod status;
-#[cfg(test)]
-mod tests;
 pub mod vfio;
 
 pub use address::{PciAddress, PciAddressError};

@@ -1,10 +1,11 @@
-//! [`Rules`]: what a controller and its namespace allow, as the data path needs it; and [`Namespace`].
+//! [`Rules`]: what a controller and its namespace allow, as the data path needs it; [`Namespace`]; and what a
+//! status means for the one who asked the disk.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme_spec::identify::{IdentifyController, IdentifyControllerNvm, IdentifyNamespace, Nsfeat, Oncs, Vwc};
 use nvme_spec::status::Status;
-use spindle_disk::{Abilities, BlockRange, Geometry, Op};
+use spindle_disk::{Abilities, BlockRange, DiskError, Geometry, Op};
 
 use crate::dma::PAGE_BYTES;
 use crate::entry::Task;
@@ -353,6 +354,37 @@ impl Namespace {
     }
 }
 
+/// True for a failure that the same command may not meet again: DNR is clear, and the code says that it was
+/// not the command's fault.
+pub(crate) fn is_passing(status: Status) -> bool {
+    if status.is_dnr() {
+        return false;
+    }
+    matches!(
+        status.code(),
+        Status::ABORTED_BY_REQUEST
+            | Status::ABORTED_SQ_DELETION
+            | Status::ABORTED_POWER_LOSS
+            | Status::COMMAND_INTERRUPTED
+            | Status::COMMAND_TRANSIENT_TRANSPORT_ERROR
+            | Status::NAMESPACE_NOT_READY
+            | Status::DATA_TRANSFER_ERROR
+            | Status::INTERNAL_PATH_ERROR
+            | Status::CONTROLLER_PATHING_ERROR
+            | Status::HOST_PATHING_ERROR
+            | Status::ABORTED_BY_HOST
+    )
+}
+
+/// The disk's error for a status that is not success.
+pub(crate) fn disk_error(status: Status) -> DiskError {
+    match status.code() {
+        // The namespace was deleted or detached: it does not come back by asking again.
+        Status::INVALID_NAMESPACE_OR_FORMAT => DiskError::Gone,
+        _ => DiskError::of_status(status),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -448,5 +480,24 @@ mod tests {
         assert_eq!(way(0, both), Deallocating::DatasetManagement);
         assert_eq!(way(1, Oncs::new().with_write_zeroes(true)), Deallocating::No);
         assert_eq!(way(9, Oncs::new()), Deallocating::No);
+    }
+
+    #[test]
+    fn media_errors_are_as_the_drive_says_them_and_the_others_are_the_disks() {
+        for status in [Status::UNRECOVERED_READ_ERROR, Status::WRITE_FAULT, Status::WRITE_FAULT.dnr()] {
+            assert_eq!(disk_error(status), DiskError::Device(status));
+        }
+        assert_eq!(disk_error(Status::COMPARE_FAILURE), DiskError::CompareDiffers);
+        assert_eq!(disk_error(Status::NAMESPACE_IS_WRITE_PROTECTED), DiskError::WriteProtected);
+        assert_eq!(disk_error(Status::CAPACITY_EXCEEDED), DiskError::NoSpace);
+        assert_eq!(disk_error(Status::INVALID_FIELD), DiskError::Internal);
+    }
+
+    #[test]
+    fn what_passes_is_tried_again_unless_the_drive_says_not_to() {
+        assert!(is_passing(Status::ABORTED_BY_REQUEST) && is_passing(Status::NAMESPACE_NOT_READY));
+        assert!(!is_passing(Status::UNRECOVERED_READ_ERROR) && !is_passing(Status::INVALID_FIELD));
+        let never = Status::from_bits(Status::ABORTED_BY_REQUEST.bits() | 1 << 14);
+        assert!(!is_passing(never));
     }
 }

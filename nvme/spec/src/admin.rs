@@ -24,20 +24,11 @@ pub const ABORT_NOT_DONE: u32 = 1 << 0;
 
 view! {
     /// Abort: asks that a command be aborted (Base 2.0 section 5.1).
-    pub struct Abort;
-}
-
-impl Abort<'_> {
-    /// SQID of the command to abort.
-    #[must_use]
-    pub fn sqid(self) -> u16 {
-        AbortCdw10::from(self.0.cdw10).sqid()
-    }
-
-    /// CID of the command to abort.
-    #[must_use]
-    pub fn cid(self) -> u16 {
-        AbortCdw10::from(self.0.cdw10).cid()
+    pub struct Abort(sqe) {
+        /// SQID of the command to abort.
+        sqid: u16 = AbortCdw10::from(sqe.cdw10).sqid(),
+        /// CID of the command to abort.
+        cid: u16 = AbortCdw10::from(sqe.cdw10).cid(),
     }
 }
 
@@ -101,11 +92,8 @@ open_enum! {
         HEALTH = 1,
         /// Notice; see [`AsyncNotice`].
         NOTICE = 2,
-        /// Immediate: not tied to a log page (Base 2.0).
         IMMEDIATE = 3,
-        /// I/O command specific.
         IO_COMMAND = 6,
-        /// Vendor specific.
         VENDOR = 7,
     }
 }
@@ -117,21 +105,12 @@ open_enum! {
         INVALID_DOORBELL_REGISTER = 0,
         /// A doorbell was written with a wrong value.
         INVALID_DOORBELL_VALUE = 1,
-        /// Diagnostic failure.
-        DIAGNOSTIC_FAILURE = 2,
-        /// Persistent internal error.
-        PERSISTENT_INTERNAL_ERROR = 3,
-        /// Transient internal error.
-        TRANSIENT_INTERNAL_ERROR = 4,
-        /// Firmware image load error.
-        FIRMWARE_LOAD_ERROR = 5,
     }
 }
 
 open_enum! {
     /// Information of a health event.
     pub struct AsyncHealth: u8 {
-        /// Reliability.
         RELIABILITY = 0,
         /// Temperature threshold.
         TEMPERATURE = 1,
@@ -149,30 +128,8 @@ open_enum! {
         FIRMWARE_ACTIVATION_STARTING = 0x01,
         /// Telemetry log changed: log page 08h.
         TELEMETRY_CHANGED = 0x02,
-        /// ANA changed: log page 0Ch.
-        ANA_CHANGE = 0x03,
-        /// Predictable latency event aggregate log changed: log page 0Bh.
-        PREDICTABLE_LATENCY = 0x04,
-        /// LBA status information: log page 0Eh.
-        LBA_STATUS = 0x05,
-        /// Endurance group event aggregate log changed: log page 0Fh.
-        ENDURANCE_GROUP = 0x06,
-        /// Reachability groups changed (Base 2.1).
-        REACHABILITY_GROUP = 0x07,
-        /// Reachability associations changed (Base 2.1).
-        REACHABILITY_ASSOCIATION = 0x08,
-        /// Allocated namespace attribute changed (Base 2.1).
-        ALLOCATED_NAMESPACE_CHANGED = 0x09,
-        /// Zone descriptor changed: log page BFh.
-        ZONE_DESCRIPTOR_CHANGED = 0xef,
         /// Discovery log page changed: log page 70h.
         DISCOVERY_LOG_CHANGED = 0xf0,
-        /// Host discovery log page changed: log page 71h (Base 2.1).
-        HOST_DISCOVERY_LOG_CHANGED = 0xf1,
-        /// AVE discovery log page changed: log page 72h (Base 2.1).
-        AVE_DISCOVERY_LOG_CHANGED = 0xf2,
-        /// Pull model DDC request log page changed: log page 73h (Base 2.1).
-        PULL_MODEL_DDC_REQUEST = 0xf3,
     }
 }
 
@@ -220,7 +177,6 @@ mod tests {
             AsyncEvent::notice(AsyncNotice::NAMESPACE_CHANGED, LogId::CHANGED_NAMESPACES).into_bits(),
             0x0004_0002
         );
-        assert_eq!(AsyncEvent::notice(AsyncNotice::ANA_CHANGE, LogId::ANA).into_bits(), 0x000c_0302);
         assert_eq!(
             (event.as_notice(), event.log()),
             (Some(AsyncNotice::DISCOVERY_LOG_CHANGED), LogId::DISCOVERY)

@@ -1,7 +1,6 @@
 //! The completion queue entry (Base 2.0 section 3.3.3.2).
 
 use zerocopy::little_endian::{U16, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::status::Status;
 
@@ -11,23 +10,21 @@ pub const CQE_BYTES: usize = 16;
 /// SQHD where SQ flow control is off (Base 2.0 section 3.3.2.2, "SQ Flow Control").
 pub const SQ_HEAD_NO_FLOW_CONTROL: u16 = 0xffff;
 
-/// A completion queue entry (Base 2.0 figure "Common Completion Queue Entry Layout").
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct Cqe {
-    /// Dwords 0 and 1: what the command gives back.
-    pub result: U64,
-    /// SQHD: how far the controller has read the submission queue.
-    pub sq_head: U16,
-    /// SQID; reserved over Fabrics.
-    pub sq_id: U16,
-    /// CID of the command.
-    pub cid: U16,
-    /// Bit 0 the phase tag (0 over Fabrics), bits 15:1 the status field.
-    pub status: U16,
+wire! {
+    /// A completion queue entry (Base 2.0 figure "Common Completion Queue Entry Layout").
+    pub struct Cqe[CQE_BYTES] {
+        /// Dwords 0 and 1: what the command gives back.
+        result @ 0: U64,
+        /// SQHD: how far the controller has read the submission queue.
+        sq_head @ 8: U16,
+        /// SQID; reserved over Fabrics.
+        sq_id @ 10: U16,
+        /// CID of the command.
+        cid @ 12: U16,
+        /// Bit 0 the phase tag (0 over Fabrics), bits 15:1 the status field.
+        status @ 14: U16,
+    }
 }
-
-layout!(Cqe, CQE_BYTES, { result @ 0, sq_head @ 8, sq_id @ 10, cid @ 12, status @ 14 });
 
 impl Cqe {
     /// A completion with phase 0, result 0 and SQHD 0.
@@ -95,6 +92,7 @@ impl Cqe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::{FromBytes, IntoBytes};
 
     #[test]
     fn a_completion_has_its_status_above_the_phase_tag() {

@@ -4,7 +4,6 @@
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::nqn::{Nqn, NqnError};
 use crate::opcode::{FABRICS, FabricsType};
@@ -12,13 +11,9 @@ use crate::sqe::Sqe;
 
 /// CNTLID of a Connect that asks for any controller (dynamic controller model, Base 2.0 section 6.3).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
-/// CNTLID of a Connect that asks for any *static* controller (Base 2.0 section 6.3).
-pub const CNTLID_STATIC_ANY: u16 = 0xfffe;
 /// Largest controller identifier that a controller may have; FFF0h and above are reserved (Base 2.0 section
 /// 5.17.2.1).
 pub const CNTLID_MAX: u16 = 0xffef;
-/// Bytes of the data of a Connect.
-pub const CONNECT_DATA_BYTES: u32 = 1024;
 
 /// Dword 10 of Connect.
 #[bitfield(u32)]
@@ -45,88 +40,49 @@ pub struct ConnectCdw11 {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct ConnectAttributes {
-    /// Priority class, where weighted round robin is in use; 0 is urgent.
     #[bits(2)]
-    pub priority: u8,
+    __: u8,
     /// SQ flow control is off: SQHD is not maintained.
     pub disable_sq_flow_control: bool,
-    /// Individual I/O queue deletion (Disconnect) is supported.
-    pub individual_queue_deletion: bool,
-    #[bits(4)]
+    #[bits(5)]
     __: u8,
 }
 
 wire_bits!(ConnectCdw10 => U32, ConnectCdw11 => U32);
 
-/// CATTR bit 2: SQ flow control is off.
-pub const CATTR_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
-/// CATTR bit 3: Disconnect of single I/O queues is supported.
-pub const CATTR_INDIVIDUAL_QUEUE_DELETION: u8 = 1 << 3;
-
 view! {
     /// Connect: makes a queue and, on queue 0, the association (Base 2.0 section 6.3).
-    pub struct Connect;
-}
-
-impl Connect<'_> {
-    /// RECFMT.
-    #[must_use]
-    pub fn recfmt(self) -> u16 {
-        ConnectCdw10::from(self.0.cdw10).recfmt()
-    }
-
-    /// QID; 0 is the admin queue.
-    #[must_use]
-    pub fn qid(self) -> u16 {
-        ConnectCdw10::from(self.0.cdw10).qid()
-    }
-
-    /// SQSIZE as it stands; 0 is not allowed.
-    #[must_use]
-    pub fn sqsize_z(self) -> u16 {
-        ConnectCdw11::from(self.0.cdw11).sqsize_z()
-    }
-
-    /// SQSIZE with its zero base taken away: 1 to 65,536 entries.
-    #[must_use]
-    pub fn queue_entries(self) -> u32 {
-        u32::from(self.sqsize_z()) + 1
-    }
-
-    /// CATTR.
-    #[must_use]
-    pub fn cattr(self) -> ConnectAttributes {
-        ConnectAttributes::from_bits(ConnectCdw11::from(self.0.cdw11).cattr())
-    }
-
-    /// KATO in milliseconds; 0 turns keep alive off. Meaningful on the admin queue.
-    #[must_use]
-    pub fn kato(self) -> u32 {
-        self.0.cdw12()
+    pub struct Connect(sqe) {
+        /// RECFMT.
+        recfmt: u16 = ConnectCdw10::from(sqe.cdw10).recfmt(),
+        /// QID; 0 is the admin queue.
+        qid: u16 = ConnectCdw10::from(sqe.cdw10).qid(),
+        /// SQSIZE as it stands; 0 is not allowed.
+        sqsize_z: u16 = ConnectCdw11::from(sqe.cdw11).sqsize_z(),
+        /// CATTR.
+        cattr: ConnectAttributes = ConnectAttributes::from_bits(ConnectCdw11::from(sqe.cdw11).cattr()),
+        /// KATO in milliseconds; 0 turns keep alive off. Meaningful on the admin queue.
+        kato: u32 = sqe.cdw12(),
     }
 }
 
-/// The data of Connect (Base 2.0 figure "Connect Command Data Format").
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct ConnectData {
-    /// HOSTID: 128-bit host identifier.
-    pub hostid: [u8; 16],
-    /// CNTLID; FFFFh on the admin queue asks for any controller.
-    pub cntlid: U16,
-    /// Reserved.
-    pub reserved18: [u8; 238],
-    /// SUBNQN, NUL terminated.
-    pub subnqn: [u8; 256],
-    /// HOSTNQN, NUL terminated.
-    pub hostnqn: [u8; 256],
-    /// Reserved.
-    pub reserved768: [u8; 256],
+wire! {
+    /// The data of Connect (Base 2.0 figure "Connect Command Data Format").
+    pub struct ConnectData[1024] {
+        /// HOSTID: 128-bit host identifier.
+        hostid @ 0: [u8; 16],
+        /// CNTLID; FFFFh on the admin queue asks for any controller.
+        cntlid @ 16: U16,
+        /// Reserved.
+        reserved18 @ 18: [u8; 238],
+        /// SUBNQN, NUL terminated.
+        subnqn @ 256: [u8; 256],
+        /// HOSTNQN, NUL terminated.
+        hostnqn @ 512: [u8; 256],
+        /// Reserved.
+        reserved768 @ 768: [u8; 256],
+    }
 }
-
-layout!(ConnectData, 1024, {
-    hostid @ 0, cntlid @ 16, reserved18 @ 18, subnqn @ 256, hostnqn @ 512, reserved768 @ 768,
-});
 
 impl ConnectData {
     /// The data of a Connect.
@@ -241,132 +197,19 @@ pub struct PropertyCdw10 {
 wire_bits!(PropertyCdw10 => U32);
 
 view! {
-    /// Property Get: reads a property, a register over Fabrics (Base 2.0 section 6.4). The value comes in
-    /// dwords 0 and 1.
-    pub struct PropertyGet;
-}
-
-impl PropertyGet<'_> {
-    /// ATTRIB, bits 2:0: 0 for 4 bytes, 1 for 8.
-    #[must_use]
-    pub fn attrib(self) -> u8 {
-        PropertyCdw10::from(self.0.cdw10).size()
-    }
-
-    /// How many bytes are asked for; `None` where ATTRIB is reserved.
-    #[must_use]
-    pub fn bytes(self) -> Option<u8> {
-        property_bytes(self.attrib())
-    }
-
-    /// OFST: which property; see [`register`](crate::register).
-    #[must_use]
-    pub fn offset(self) -> u32 {
-        self.0.cdw11()
-    }
-}
-
-view! {
-    /// Property Set: writes a property (Base 2.0 section 6.5).
-    pub struct PropertySet;
-}
-
-impl PropertySet<'_> {
-    /// ATTRIB, bits 2:0: 0 for 4 bytes, 1 for 8.
-    #[must_use]
-    pub fn attrib(self) -> u8 {
-        PropertyCdw10::from(self.0.cdw10).size()
-    }
-
-    /// How many bytes are written; `None` where ATTRIB is reserved.
-    #[must_use]
-    pub fn bytes(self) -> Option<u8> {
-        property_bytes(self.attrib())
-    }
-
-    /// OFST: which property; see [`register`](crate::register).
-    #[must_use]
-    pub fn offset(self) -> u32 {
-        self.0.cdw11()
-    }
-
-    /// VALUE, 8 bytes.
-    #[must_use]
-    pub fn value(self) -> u64 {
-        u64::from(self.0.cdw12()) | u64::from(self.0.cdw13()) << 32
-    }
-
-    /// VALUE, the low 4 bytes.
-    #[must_use]
-    pub fn value_u32(self) -> u32 {
-        self.0.cdw12()
-    }
-}
-
-const fn property_bytes(attrib: u8) -> Option<u8> {
-    match attrib {
-        0 => Some(4),
-        1 => Some(8),
-        _ => None,
-    }
-}
-
-view! {
-    /// Disconnect: deletes this I/O queue (Base 2.0 section 6.2).
-    pub struct Disconnect;
-}
-
-impl Disconnect<'_> {
-    /// RECFMT; 0.
-    #[must_use]
-    pub fn recfmt(self) -> u16 {
-        ConnectCdw10::from(self.0.cdw10).recfmt()
-    }
-}
-
-/// Dword 10 of Authentication Send and Receive.
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct AuthenticationCdw10 {
-    __: u8,
-    /// SPSP0.
-    pub spsp0: u8,
-    /// SPSP1.
-    pub spsp1: u8,
-    /// SECP: E9h for the authentication protocols of NVMe.
-    pub secp: u8,
-}
-
-wire_bits!(AuthenticationCdw10 => U32);
-
-view! {
-    /// Authentication Send or Receive (Base 2.0 sections 6.1 and following).
-    pub struct Authentication;
-}
-
-impl Authentication<'_> {
-    /// SPSP0.
-    #[must_use]
-    pub fn spsp0(self) -> u8 {
-        AuthenticationCdw10::from(self.0.cdw10).spsp0()
-    }
-
-    /// SPSP1.
-    #[must_use]
-    pub fn spsp1(self) -> u8 {
-        AuthenticationCdw10::from(self.0.cdw10).spsp1()
-    }
-
-    /// SECP.
-    #[must_use]
-    pub fn secp(self) -> u8 {
-        AuthenticationCdw10::from(self.0.cdw10).secp()
-    }
-
-    /// TL of a Send, AL of a Receive: bytes.
-    #[must_use]
-    pub fn length(self) -> u32 {
-        self.0.cdw11()
+    /// Property Get or Property Set: a property is a register over Fabrics (Base 2.0 sections 6.4 and 6.5).
+    /// The value that was read comes in dwords 0 and 1 of the completion.
+    pub struct Property(sqe) {
+        /// How many bytes are read or written; `None` where ATTRIB is reserved.
+        bytes: Option<u8> = match PropertyCdw10::from(sqe.cdw10).size() {
+            0 => Some(4),
+            1 => Some(8),
+            _ => None,
+        },
+        /// OFST: which property; see [`register`](crate::register).
+        offset: u32 = sqe.cdw11(),
+        /// VALUE of a Property Set, the low 4 bytes.
+        value_u32: u32 = sqe.cdw12(),
     }
 }
 
@@ -417,7 +260,8 @@ impl Sqe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sqe::{DataDirection, Psdt};
+    use crate::sqe::Psdt;
+    use zerocopy::{FromBytes, IntoBytes};
 
     #[test]
     fn connect_is_laid_out_as_linux_sends_it() {
@@ -427,11 +271,10 @@ mod tests {
         assert_eq!(sqe.as_bytes()[40..52], [0, 0, 3, 0, 127, 0, 4, 0, 0xc0, 0xd4, 1, 0]);
         let back = Sqe::read_from_bytes(sqe.as_bytes()).unwrap();
         assert_eq!((back.fctype(), back.psdt()), (FabricsType::CONNECT, Psdt::SGL));
-        assert_eq!(back.data_direction(), DataDirection::HostToController);
         let view = Connect::new(&back);
-        assert_eq!((view.recfmt(), view.qid(), view.sqsize_z(), view.queue_entries()), (0, 3, 127, 128));
+        assert_eq!((view.recfmt(), view.qid(), view.sqsize_z()), (0, 3, 127));
         assert_eq!((view.cattr(), view.kato()), (cattr, 120_000));
-        assert_eq!(cattr.into_bits(), CATTR_DISABLE_SQ_FLOW_CONTROL);
+        assert_eq!(cattr.into_bits(), 1 << 2);
     }
 
     #[test]
@@ -454,15 +297,15 @@ mod tests {
         let sqe = Sqe::property_set(1, false, crate::register::CC, 0x0046_0001);
         assert_eq!(sqe.as_bytes()[4], 0);
         assert_eq!(sqe.as_bytes()[40..56], [0, 0, 0, 0, 0x14, 0, 0, 0, 1, 0, 0x46, 0, 0, 0, 0, 0]);
-        let view = PropertySet::new(&sqe);
+        let view = Property::new(&sqe);
         assert_eq!((view.bytes(), view.offset(), view.value_u32()), (Some(4), 0x14, 0x0046_0001));
         let sqe = Sqe::property_get(1, true, crate::register::CAP);
         assert_eq!(sqe.as_bytes()[4], 4);
         assert_eq!(sqe.as_bytes()[40..48], [1, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(PropertyGet::new(&sqe).bytes(), Some(8));
+        assert_eq!(Property::new(&sqe).bytes(), Some(8));
         let mut sqe = sqe;
         sqe.cdw10 = U32::new(2);
-        assert_eq!(PropertyGet::new(&sqe).bytes(), None);
+        assert_eq!(Property::new(&sqe).bytes(), None);
         assert_eq!(Sqe::disconnect(1).as_bytes()[4], 8);
     }
 
@@ -474,15 +317,5 @@ mod tests {
         assert_eq!(u32::from(ConnectInvalid::SQSIZE), 44);
         let result = ConnectResult::new().with_cntlid(0x0102).with_authentication_transaction_required(true);
         assert_eq!(result.into_bits(), 0x0001_0102);
-    }
-
-    #[test]
-    fn authentication_has_its_protocol_at_byte_43() {
-        let mut sqe = Sqe::fabrics(1, FabricsType::AUTHENTICATION_SEND);
-        sqe.cdw10 = AuthenticationCdw10::new().with_spsp0(1).with_spsp1(1).with_secp(0xe9).into();
-        sqe.cdw11 = U32::new(0x100);
-        assert_eq!(sqe.as_bytes()[40..48], [0, 1, 1, 0xe9, 0, 1, 0, 0]);
-        let view = Authentication::new(&sqe);
-        assert_eq!((view.secp(), view.spsp0(), view.spsp1(), view.length()), (0xe9, 1, 1, 256));
     }
 }

@@ -11,22 +11,15 @@ mod namespace;
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::opcode::AdminOpcode;
 use crate::sqe::Sqe;
 
-pub use capability::{
-    Anacap, Cmic, Ctratt, EntrySize, Fcatt, Frmw, Fuses, Lpa, Oacs, Oaes, Ofcs, Oncs, Sgls, Vwc,
-};
-pub use controller::{
-    ControllerType, DiscoveryControllerType, IdentifyController, IdentifyControllerNvm, PowerState,
-    PowerStateFlags,
-};
+pub use capability::{Cmic, Ctratt, EntrySize, Frmw, Fuses, Lpa, Oacs, Oaes, Ofcs, Oncs, Sgls, Vwc};
+pub use controller::{ControllerType, DiscoveryControllerType, IdentifyController, IdentifyControllerNvm};
 pub use namespace::{
-    CSI_BYTES, Dlfeat, EUI64_BYTES, ElbaFormat, Flbas, IdentifyNamespace, IdentifyNamespaceIndependent,
-    IdentifyNamespaceNvm, LbaFormat, NGUID_BYTES, NamespaceDescriptor, NamespaceDescriptorType, Nmic, Nsattr,
-    Nsfeat, NsfeatIndependent, Nstat, UUID_BYTES,
+    CSI_BYTES, Dlfeat, EUI64_BYTES, Flbas, IdentifyNamespace, IdentifyNamespaceIndependent, LbaFormat,
+    NGUID_BYTES, NamespaceDescriptor, NamespaceDescriptorType, Nmic, Nsattr, Nsfeat, Nstat, UUID_BYTES,
 };
 
 /// Bytes of every Identify data structure.
@@ -59,44 +52,10 @@ open_enum! {
         CSI_ACTIVE_NAMESPACE_LIST = 0x07,
         /// Identify Namespace, independent of the command set.
         INDEPENDENT_NAMESPACE = 0x08,
-        /// Identify Namespace, capabilities of a user data format.
-        NAMESPACE_FORMAT = 0x09,
-        /// Identify Namespace of a command set, capabilities of a user data format.
-        CSI_NAMESPACE_FORMAT = 0x0a,
-        /// Allocated NSIDs above the given one.
-        ALLOCATED_NAMESPACE_LIST = 0x10,
-        /// Identify Namespace of an allocated NSID.
-        ALLOCATED_NAMESPACE = 0x11,
-        /// Controllers to which a namespace is attached.
-        NAMESPACE_CONTROLLER_LIST = 0x12,
         /// Controllers of the subsystem.
         CONTROLLER_LIST = 0x13,
-        /// Primary Controller Capabilities.
-        PRIMARY_CONTROLLER_CAPABILITIES = 0x14,
-        /// Secondary Controllers.
-        SECONDARY_CONTROLLER_LIST = 0x15,
-        /// Namespace Granularity.
-        NAMESPACE_GRANULARITY_LIST = 0x16,
-        /// UUIDs of vendor specific information.
-        UUID_LIST = 0x17,
-        /// Domains.
-        DOMAIN_LIST = 0x18,
-        /// Endurance Groups.
-        ENDURANCE_GROUP_LIST = 0x19,
-        /// Allocated NSIDs of a command set.
-        CSI_ALLOCATED_NAMESPACE_LIST = 0x1a,
-        /// Identify Namespace of a command set, of an allocated NSID.
-        CSI_ALLOCATED_NAMESPACE = 0x1b,
         /// Combinations of command sets.
         IO_COMMAND_SETS = 0x1c,
-        /// Underlying Namespaces (Base 2.1).
-        UNDERLYING_NAMESPACE_LIST = 0x1d,
-        /// Ports (Base 2.1).
-        PORT_LIST = 0x1e,
-        /// Identify Namespace, independent of the command set, of an allocated NSID (Base 2.1).
-        INDEPENDENT_ALLOCATED_NAMESPACE = 0x1f,
-        /// Controller state formats (Base 2.1).
-        CONTROLLER_STATE_FORMATS = 0x20,
     }
 }
 
@@ -105,14 +64,8 @@ open_enum! {
     pub struct Csi: u8 {
         /// NVM Command Set.
         NVM = 0x00,
-        /// Key Value Command Set.
-        KEY_VALUE = 0x01,
         /// Zoned Namespaces Command Set.
         ZONED = 0x02,
-        /// Subsystem Local Memory Command Set.
-        SUBSYSTEM_LOCAL_MEMORY = 0x03,
-        /// Computational Programs Command Set.
-        COMPUTATIONAL_PROGRAMS = 0x04,
     }
 }
 
@@ -131,60 +84,23 @@ pub struct IdentifyCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct IdentifyCdw11 {
-    /// CNSSID: what some CNS values need besides; an NVM set, a format index.
-    pub cnssid: u16,
-    __: u8,
+    #[bits(24)]
+    __: u32,
     /// CSI; see [`Csi`].
     pub csi: u8,
 }
 
-/// Dword 14 of Identify, Get Features and Set Features.
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct UuidCdw14 {
-    /// UIDX: index in the UUID list; 0 for none.
-    #[bits(7)]
-    pub uuid_index: u8,
-    #[bits(25)]
-    __: u32,
-}
-
-wire_bits!(IdentifyCdw10 => U32, IdentifyCdw11 => U32, UuidCdw14 => U32);
+wire_bits!(IdentifyCdw10 => U32, IdentifyCdw11 => U32);
 
 view! {
     /// Identify (Base 2.0 section 5.17).
-    pub struct Identify;
-}
-
-impl Identify<'_> {
-    /// CNS.
-    #[must_use]
-    pub fn cns(self) -> Cns {
-        Cns(IdentifyCdw10::from(self.0.cdw10).cns())
-    }
-
-    /// CNTID.
-    #[must_use]
-    pub fn cntid(self) -> u16 {
-        IdentifyCdw10::from(self.0.cdw10).cntid()
-    }
-
-    /// CNSSID.
-    #[must_use]
-    pub fn cnssid(self) -> u16 {
-        IdentifyCdw11::from(self.0.cdw11).cnssid()
-    }
-
-    /// CSI.
-    #[must_use]
-    pub fn csi(self) -> Csi {
-        Csi(IdentifyCdw11::from(self.0.cdw11).csi())
-    }
-
-    /// UIDX.
-    #[must_use]
-    pub fn uuid_index(self) -> u8 {
-        UuidCdw14::from(self.0.cdw14).uuid_index()
+    pub struct Identify(sqe) {
+        /// CNS.
+        cns: Cns = Cns(IdentifyCdw10::from(sqe.cdw10).cns()),
+        /// CNTID.
+        cntid: u16 = IdentifyCdw10::from(sqe.cdw10).cntid(),
+        /// CSI.
+        csi: Csi = Csi(IdentifyCdw11::from(sqe.cdw11).csi()),
     }
 }
 
@@ -207,15 +123,13 @@ impl Sqe {
     }
 }
 
-/// A list of NSIDs, ascending, zero after the last (CNS 02h, 07h, 10h, 1Ah; Base 2.0 section 4.4.2).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct NamespaceList {
-    /// The NSIDs.
-    pub nsid: [U32; NAMESPACE_LIST_ENTRIES],
+wire! {
+    /// A list of NSIDs, ascending, zero after the last (CNS 02h, 07h, 10h, 1Ah; Base 2.0 section 4.4.2).
+    pub struct NamespaceList[4096] {
+        /// The NSIDs.
+        nsid @ 0: [U32; NAMESPACE_LIST_ENTRIES],
+    }
 }
-
-layout!(NamespaceList, 4096, { nsid @ 0 });
 
 impl NamespaceList {
     /// The NSIDs up to the first zero.
@@ -224,27 +138,23 @@ impl NamespaceList {
     }
 }
 
-/// A list of controller identifiers, ascending (CNS 12h, 13h; Base 2.0 section 4.4.1).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct ControllerList {
-    /// How many identifiers follow.
-    pub count: U16,
-    /// The identifiers.
-    pub cntlid: [U16; CONTROLLER_LIST_ENTRIES],
+wire! {
+    /// A list of controller identifiers, ascending (CNS 12h, 13h; Base 2.0 section 4.4.1).
+    pub struct ControllerList[4096] {
+        /// How many identifiers follow.
+        count @ 0: U16,
+        /// The identifiers.
+        cntlid @ 2: [U16; CONTROLLER_LIST_ENTRIES],
+    }
 }
 
-layout!(ControllerList, 4096, { count @ 0, cntlid @ 2 });
-
-/// Combinations of command sets (CNS 1Ch; Base 2.0 figure "Identify I/O Command Set Data Structure").
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct IoCommandSets {
-    /// One bit for each CSI that may be used together with the others of its entry; zero after the last.
-    pub vector: [U64; 512],
+wire! {
+    /// Combinations of command sets (CNS 1Ch; Base 2.0 figure "Identify I/O Command Set Data Structure").
+    pub struct IoCommandSets[4096] {
+        /// One bit for each CSI that may be used together with the others of its entry; zero after the last.
+        vector @ 0: [U64; 512],
+    }
 }
-
-layout!(IoCommandSets, 4096, { vector @ 0 });
 
 /// Bit of a vector of [`IoCommandSets`]: NVM Command Set.
 pub const IO_COMMAND_SET_NVM: u64 = 1 << 0;
@@ -252,6 +162,7 @@ pub const IO_COMMAND_SET_NVM: u64 = 1 << 0;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::IntoBytes;
 
     #[test]
     fn identify_has_cns_and_cntid_in_dword_10_and_csi_on_top_of_dword_11() {

@@ -3,13 +3,10 @@
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::opcode::IoOpcode;
 use crate::sqe::Sqe;
 
-/// Most logical blocks that one command names.
-pub const BLOCKS_MAX: u32 = 1 << 16;
 /// Most ranges of one Dataset Management or Copy.
 pub const RANGES_MAX: u16 = 256;
 
@@ -19,69 +16,20 @@ pub const RANGES_MAX: u16 = 256;
 pub struct ReadWriteCdw12 {
     /// NLB: logical blocks, one less than the count.
     pub nlb_z: u16,
-    /// CETYPE: command extension type (NVM Command Set 1.1).
-    #[bits(4)]
-    pub cetype: u8,
-    /// DTYPE: directive type of a Write. In Write Zeroes bit 3 of it is NSZ: the whole namespace (NVM
-    /// Command Set 1.1).
-    #[bits(4)]
-    pub dtype: u8,
-    /// STC: storage tag check.
-    pub stc: bool,
+    #[bits(7)]
+    __: u8,
+    /// NSZ of Write Zeroes: the whole namespace, SLBA and NLB aside (NVM Command Set 1.1). In a Write a bit
+    /// of DTYPE.
+    pub whole_namespace: bool,
+    __: bool,
     /// DEAC of Write Zeroes: deallocate. Reserved in the others.
     pub deac: bool,
-    /// PRINFO; see [`Prinfo`].
+    /// PRINFO: what is done about protection information.
     #[bits(4)]
     pub prinfo: u8,
     /// FUA: to or from the medium itself.
     pub fua: bool,
-    /// LR: limited retry.
-    pub limited_retry: bool,
-}
-
-/// PRINFO: what is done about protection information.
-#[bitfield(u8)]
-#[derive(PartialEq, Eq)]
-pub struct Prinfo {
-    /// PRCHK bit 0: check the reference tag.
-    pub check_reference_tag: bool,
-    /// PRCHK bit 1: check the application tag.
-    pub check_application_tag: bool,
-    /// PRCHK bit 2: check the guard.
-    pub check_guard: bool,
-    /// PRACT: insert or strip the protection information.
-    pub act: bool,
-    #[bits(4)]
-    __: u8,
-}
-
-/// Dword 13 of Read and Write.
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct ReadWriteCdw13 {
-    /// DSM.AF: access frequency.
-    #[bits(4)]
-    pub access_frequency: u8,
-    /// DSM.AL: access latency.
-    #[bits(2)]
-    pub access_latency: u8,
-    /// DSM.SR: part of a sequential access.
-    pub sequential: bool,
-    /// DSM.INCPRS: not compressible.
-    pub incompressible: bool,
-    __: u8,
-    /// DSPEC: directive specific, of a Write.
-    pub dspec: u16,
-}
-
-/// Dword 15 of Read, Write and their kin.
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct ReadWriteCdw15 {
-    /// LBAT or ELBAT: application tag.
-    pub application_tag: u16,
-    /// LBATM or ELBATM: mask of the application tag.
-    pub application_tag_mask: u16,
+    __: bool,
 }
 
 /// Dword 10 of Dataset Management.
@@ -98,10 +46,8 @@ pub struct DsmCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct DsmCdw11 {
-    /// IDR: a hint that the ranges are read as one.
-    pub integral_read: bool,
-    /// IDW: a hint that the ranges are written as one.
-    pub integral_write: bool,
+    #[bits(2)]
+    __: u8,
     /// AD: deallocate the ranges.
     pub deallocate: bool,
     #[bits(29)]
@@ -120,210 +66,39 @@ pub struct CopyCdw12 {
     /// PRINFOR: protection information of the reads.
     #[bits(4)]
     pub prinfo_read: u8,
-    /// CETYPE: command extension type (NVM Command Set 1.1).
-    #[bits(4)]
-    pub cetype: u8,
-    /// DTYPE: directive type.
-    #[bits(4)]
-    pub dtype: u8,
-    /// STCW: storage tag check of the writes.
-    pub stc_write: bool,
-    /// STCR: storage tag check of the reads.
-    pub stc_read: bool,
+    #[bits(10)]
+    __: u16,
     /// PRINFOW: protection information of the writes.
     #[bits(4)]
     pub prinfo_write: u8,
     /// FUA of the writes.
     pub fua: bool,
-    /// LR: limited retry.
-    pub limited_retry: bool,
+    __: bool,
 }
 
-wire_bits!(
-    ReadWriteCdw12 => U32, ReadWriteCdw13 => U32, ReadWriteCdw15 => U32, DsmCdw10 => U32, DsmCdw11 => U32,
-    CopyCdw12 => U32,
-);
-
-/// The accessors that every command with SLBA and NLB has.
-macro_rules! ranged {
-    ($($name:ident),*) => {
-        $(impl $name<'_> {
-            /// SLBA: first logical block.
-            #[must_use]
-            pub fn slba(self) -> u64 {
-                self.0.slba()
-            }
-
-            /// NLB as it stands, one less than the count.
-            #[must_use]
-            pub fn nlb_z(self) -> u16 {
-                self.0.nlb_z()
-            }
-
-            /// NLB with its zero base taken away: 1 to 65,536 logical blocks.
-            #[must_use]
-            pub fn nlb(self) -> u32 {
-                self.0.blocks()
-            }
-
-            /// PRINFO.
-            #[must_use]
-            pub fn prinfo(self) -> Prinfo {
-                Prinfo::from_bits(self.cdw12().prinfo())
-            }
-
-            /// LR: limited retry.
-            #[must_use]
-            pub fn limited_retry(self) -> bool {
-                self.cdw12().limited_retry()
-            }
-
-            /// Dword 12 in parts.
-            #[must_use]
-            pub fn cdw12(self) -> ReadWriteCdw12 {
-                self.0.cdw12.into()
-            }
-        })*
-    };
-}
-
-view! {
-    /// Read or Write (NVM Command Set 1.0 sections 3.2.4 and 3.2.6).
-    pub struct ReadWrite;
-}
-
-view! {
-    /// Compare (NVM Command Set 1.0 section 3.2.1).
-    pub struct Compare;
-}
-
-view! {
-    /// Verify (NVM Command Set 1.0 section 3.2.5).
-    pub struct Verify;
-}
-
-view! {
-    /// Write Zeroes (NVM Command Set 1.0 section 3.2.8).
-    pub struct WriteZeroes;
-}
-
-view! {
-    /// Write Uncorrectable (NVM Command Set 1.0 section 3.2.7).
-    pub struct WriteUncorrectable;
-}
-
-ranged!(ReadWrite, Compare, Verify, WriteZeroes, WriteUncorrectable);
-
-impl ReadWrite<'_> {
-    /// FUA.
-    #[must_use]
-    pub fn fua(self) -> bool {
-        self.cdw12().fua()
-    }
-
-    /// DTYPE, of a Write.
-    #[must_use]
-    pub fn dtype(self) -> u8 {
-        self.cdw12().dtype()
-    }
-
-    /// Dataset management hints and DSPEC.
-    #[must_use]
-    pub fn cdw13(self) -> ReadWriteCdw13 {
-        self.0.cdw13.into()
-    }
-
-    /// ILBRT or EILBRT: initial reference tag.
-    #[must_use]
-    pub fn reference_tag(self) -> u32 {
-        self.0.cdw14()
-    }
-
-    /// Application tag and its mask.
-    #[must_use]
-    pub fn cdw15(self) -> ReadWriteCdw15 {
-        self.0.cdw15.into()
-    }
-}
-
-impl Compare<'_> {
-    /// FUA.
-    #[must_use]
-    pub fn fua(self) -> bool {
-        self.cdw12().fua()
-    }
-}
-
-impl WriteZeroes<'_> {
-    /// FUA.
-    #[must_use]
-    pub fn fua(self) -> bool {
-        self.cdw12().fua()
-    }
-
-    /// DEAC: deallocate.
-    #[must_use]
-    pub fn deac(self) -> bool {
-        self.cdw12().deac()
-    }
-
-    /// NSZ: the whole namespace, SLBA and NLB aside (NVM Command Set 1.1).
-    #[must_use]
-    pub fn whole_namespace(self) -> bool {
-        self.cdw12().dtype() & 0b1000 != 0
-    }
-}
+wire_bits!(ReadWriteCdw12 => U32, DsmCdw10 => U32, DsmCdw11 => U32, CopyCdw12 => U32);
 
 view! {
     /// Dataset Management (NVM Command Set 1.0 section 3.2.3); its data is NR of [`DsmRange`].
-    pub struct DatasetManagement;
-}
-
-impl DatasetManagement<'_> {
-    /// NR with its zero base taken away: 1 to 256 ranges.
-    #[must_use]
-    pub fn nr(self) -> u16 {
-        u16::from(DsmCdw10::from(self.0.cdw10).nr_z()) + 1
-    }
-
-    /// AD: deallocate.
-    #[must_use]
-    pub fn ad(self) -> bool {
-        self.cdw11().deallocate()
-    }
-
-    /// IDW: integral dataset for write.
-    #[must_use]
-    pub fn idw(self) -> bool {
-        self.cdw11().integral_write()
-    }
-
-    /// IDR: integral dataset for read.
-    #[must_use]
-    pub fn idr(self) -> bool {
-        self.cdw11().integral_read()
-    }
-
-    /// Dword 11 in parts.
-    #[must_use]
-    pub fn cdw11(self) -> DsmCdw11 {
-        self.0.cdw11.into()
+    pub struct DatasetManagement(sqe) {
+        /// NR with its zero base taken away: 1 to 256 ranges.
+        nr: u16 = u16::from(DsmCdw10::from(sqe.cdw10).nr_z()) + 1,
+        /// AD: deallocate.
+        ad: bool = DsmCdw11::from(sqe.cdw11).deallocate(),
     }
 }
 
-/// A range of Dataset Management (NVM Command Set 1.0 figure "Dataset Management - Range Definition").
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct DsmRange {
-    /// Context attributes: hints.
-    pub attributes: U32,
-    /// Logical blocks; *not* zero-based.
-    pub blocks: U32,
-    /// First logical block.
-    pub slba: U64,
+wire! {
+    /// A range of Dataset Management (NVM Command Set 1.0 figure "Dataset Management - Range Definition").
+    pub struct DsmRange[16] {
+        /// Context attributes: hints.
+        attributes @ 0: U32,
+        /// Logical blocks; *not* zero-based.
+        blocks @ 4: U32,
+        /// First logical block.
+        slba @ 8: U64,
+    }
 }
-
-layout!(DsmRange, 16, { attributes @ 0, blocks @ 4, slba @ 8 });
 
 impl DsmRange {
     /// A range without hints.
@@ -335,80 +110,32 @@ impl DsmRange {
 
 view! {
     /// Copy (NVM Command Set 1.0 section 3.2.2); its data is NR of a format, [`CopyRangeFormat0`] for 0.
-    pub struct Copy;
-}
-
-impl Copy<'_> {
-    /// SDLBA: first logical block of the destination.
-    #[must_use]
-    pub fn sdlba(self) -> u64 {
-        self.0.slba()
-    }
-
-    /// NR with its zero base taken away: 1 to 256 ranges.
-    #[must_use]
-    pub fn ranges(self) -> u16 {
-        u16::from(self.cdw12().nr_z()) + 1
-    }
-
-    /// DESFMT.
-    #[must_use]
-    pub fn format(self) -> u8 {
-        self.cdw12().format()
-    }
-
-    /// FUA.
-    #[must_use]
-    pub fn fua(self) -> bool {
-        self.cdw12().fua()
-    }
-
-    /// LR: limited retry.
-    #[must_use]
-    pub fn limited_retry(self) -> bool {
-        self.cdw12().limited_retry()
-    }
-
-    /// Dword 12 in parts.
-    #[must_use]
-    pub fn cdw12(self) -> CopyCdw12 {
-        self.0.cdw12.into()
+    pub struct Copy(sqe) {
+        /// SDLBA: first logical block of the destination.
+        sdlba: u64 = sqe.slba(),
+        /// Dword 12 in parts.
+        cdw12: CopyCdw12 = sqe.cdw12.into(),
+        /// NR with its zero base taken away: 1 to 256 ranges.
+        ranges: u16 = u16::from(CopyCdw12::from(sqe.cdw12).nr_z()) + 1,
     }
 }
 
-/// A source range of Copy, format 0h; format 2h is the same with SNSID and SOPT in use (NVM Command Set 1.0
-/// and 1.1 figure "Copy - Source Range Entries Copy Descriptor Format 0h").
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct CopyRangeFormat0 {
-    /// SNSID: source namespace, in format 2h (NVM Command Set 1.1); reserved in 0h.
-    pub snsid: U32,
-    /// Reserved.
-    pub reserved4: [u8; 4],
-    /// SLBA: first logical block of the source.
-    pub slba: U64,
-    /// NLB: logical blocks, one less than the count.
-    pub nlb_z: U16,
-    /// CETYPE in bits 3:0 (NVM Command Set 1.1).
-    pub cetype: u8,
-    /// Reserved.
-    pub reserved19: u8,
-    /// CEV: command extension value (NVM Command Set 1.1).
-    pub cev: U16,
-    /// SOPT: source options, in format 2h (NVM Command Set 1.1); reserved in 0h.
-    pub sopt: U16,
-    /// EILBRT: expected initial reference tag.
-    pub eilbrt: U32,
-    /// ELBAT: expected application tag.
-    pub elbat: U16,
-    /// ELBATM: mask of the application tag.
-    pub elbatm: U16,
+wire! {
+    /// A source range of Copy, format 0h; format 2h is the same with SNSID and SOPT in use (NVM Command Set
+    /// 1.0 and 1.1 figure "Copy - Source Range Entries Copy Descriptor Format 0h").
+    pub struct CopyRangeFormat0[32] {
+        /// SNSID: source namespace, in format 2h (NVM Command Set 1.1); reserved in 0h.
+        snsid @ 0: U32,
+        /// Reserved.
+        reserved4 @ 4: [u8; 4],
+        /// SLBA: first logical block of the source.
+        slba @ 8: U64,
+        /// NLB: logical blocks, one less than the count.
+        nlb_z @ 16: U16,
+        /// Reserved, or not used here.
+        reserved18 @ 18: [u8; 14],
+    }
 }
-
-layout!(CopyRangeFormat0, 32, {
-    snsid @ 0, reserved4 @ 4, slba @ 8, nlb_z @ 16, cetype @ 18, reserved19 @ 19, cev @ 20,
-    sopt @ 22, eilbrt @ 24, elbat @ 28, elbatm @ 30,
-});
 
 impl CopyRangeFormat0 {
     /// A source range of format 0h; `blocks` is 1 to 65,536.
@@ -513,6 +240,7 @@ impl Sqe {
 mod tests {
     use super::*;
     use crate::sqe::Sgl;
+    use zerocopy::{FromBytes, IntoBytes};
 
     #[test]
     fn a_read_is_the_64_bytes_that_linux_sends() {
@@ -526,8 +254,8 @@ mod tests {
         ];
         assert_eq!(sqe.as_bytes(), bytes);
         let back = Sqe::read_from_bytes(&bytes).unwrap();
-        let view = ReadWrite::new(&back);
-        assert_eq!((view.slba(), view.nlb(), view.nlb_z(), view.fua()), (0x01_2345_6789, 8, 7, false));
+        assert_eq!((back.slba(), back.blocks(), back.nlb_z()), (0x01_2345_6789, 8, 7));
+        assert!(!ReadWriteCdw12::from(back.cdw12).fua());
     }
 
     #[test]
@@ -535,10 +263,8 @@ mod tests {
         assert_eq!(Sqe::write(0, 1, 0, 65_536, true).cdw12(), 0x4000_ffff);
         let sqe = Sqe::write_zeroes(0, 1, u64::MAX, 1, true);
         assert_eq!((sqe.cdw10(), sqe.cdw11(), sqe.cdw12()), (u32::MAX, u32::MAX, 0x0200_0000));
-        assert!(WriteZeroes::new(&sqe).deac() && !WriteZeroes::new(&sqe).whole_namespace());
-        assert_eq!(ReadWriteCdw12::new().with_limited_retry(true).into_bits(), 1 << 31);
-        let prinfo = Prinfo::new().with_act(true).with_check_guard(true);
-        assert_eq!(ReadWriteCdw12::new().with_prinfo(prinfo.into_bits()).into_bits(), 0x3000_0000);
+        assert_eq!(ReadWriteCdw12::new().with_whole_namespace(true).into_bits(), 1 << 23);
+        assert_eq!(ReadWriteCdw12::new().with_prinfo(12).into_bits(), 0x3000_0000);
         assert_eq!(CopyCdw12::new().with_format(2).with_prinfo_write(8).into_bits(), 0x2000_0200);
     }
 
@@ -547,10 +273,10 @@ mod tests {
         let sqe = Sqe::dsm(5, 1, 256);
         assert_eq!(sqe.as_bytes()[40..48], [255, 0, 0, 0, 4, 0, 0, 0]);
         let view = DatasetManagement::new(&sqe);
-        assert_eq!((view.nr(), view.ad(), view.idr(), view.idw()), (256, true, false, false));
+        assert_eq!((view.nr(), view.ad()), (256, true));
         let sqe = Sqe::copy(5, 1, 0x10, 3);
         let view = Copy::new(&sqe);
-        assert_eq!((view.sdlba(), view.ranges(), view.format(), sqe.opcode), (0x10, 3, 0, 0x19));
+        assert_eq!((view.sdlba(), view.ranges(), view.cdw12().format(), sqe.opcode), (0x10, 3, 0, 0x19));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //!
 //! **Flow.**
 //! ```text
-//! bytes --zerocopy--> Sqe --view--> ReadWrite, Connect, GetLogPage ..   (target reads)
+//! bytes --zerocopy--> Sqe --view--> ReadWriteCdw12, Connect, GetLogPage ..   (target reads)
 //! Sqe::read(..), IdentifyController { .. } --zerocopy--> bytes          (initiator and target write)
 //!
 //! tcp::*, rdma, sqe, cqe     what travels          opcode, status        codes, unknown values stay values
@@ -18,7 +18,7 @@
 //! ```
 //! Wire structures are `repr(C)` with little-endian byte-array integers, so their alignment is 1, there is
 //! no padding, and a reference may be taken into any received buffer. Size and every offset are asserted at
-//! compile time (`layout!`). A code read from the wire is a newtype with named constants: an unknown value
+//! compile time (`wire!`). A code read from the wire is a newtype with named constants: an unknown value
 //! is kept, never lost and never a panic. A field that the specification counts from zero ends in `_z` or
 //! has an accessor that names what it counts.
 //!
@@ -61,5 +61,5 @@ pub use zerocopy;
 pub use cqe::{CQE_BYTES, Cqe};
 pub use nqn::Nqn;
 pub use opcode::{AdminOpcode, FabricsType, IoOpcode};
-pub use sqe::{DataDirection, SQE_BYTES, Sgl, SglKind, Sqe};
+pub use sqe::{SQE_BYTES, Sgl, SglKind, Sqe};
 pub use status::Status;

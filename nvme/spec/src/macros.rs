@@ -1,7 +1,9 @@
-//! The four macros that declare everything in this crate: `open_enum!`, `layout!`, `wire_bits!`, `view!`.
+//! The four macros that declare everything in this crate: `open_enum!`, `wire!`, `wire_bits!`, `view!`.
 
 /// Declares a code: a newtype over an integer with named constants, in which an unknown value stays a
 /// value.
+///
+/// A constant is documented with its value, and with words where its name does not say all of it.
 ///
 /// `Debug` prints the name, or the type and the number where there is no name. Only a `u8` code may stand
 /// in a wire structure; wider ones are read from a little-endian field by an accessor.
@@ -25,7 +27,8 @@ macro_rules! open_enum {
         pub struct $name(pub $repr);
 
         impl $name {
-            $($(#[$vmeta])* pub const $variant: Self = Self($value);)*
+            $($(#[$vmeta])* #[doc = concat!("Value ", stringify!($value), ".")]
+            pub const $variant: Self = Self($value);)*
 
             /// The name of the constant with this value, if the specification (as written here) has one.
             #[must_use]
@@ -60,10 +63,22 @@ macro_rules! open_enum {
     };
 }
 
-/// Asserts size, alignment 1 and the offset of *every* field of a wire structure (a field left out does not
-/// compile), and gives it the all-zero `Default`.
-macro_rules! layout {
-    ($name:ident, $size:expr, { $($field:ident @ $offset:expr),* $(,)? }) => {
+/// Declares a wire structure: its size in bytes, and each field with its offset and type, all of them
+/// public. Size, alignment 1 and offsets are asserted; `Default` is all zeroes.
+macro_rules! wire {
+    ($(#[$meta:meta])* pub struct $name:ident[$size:expr] {
+        $($(#[$field_meta:meta])* $field:ident @ $offset:literal: $type:ty,)*
+    }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable,
+            zerocopy::KnownLayout, zerocopy::Unaligned,
+        )]
+        pub struct $name {
+            $($(#[$field_meta])* pub $field: $type,)*
+        }
+
         const _: () = {
             assert!(core::mem::size_of::<$name>() == $size, concat!("size of ", stringify!($name)));
             assert!(core::mem::align_of::<$name>() == 1, concat!("alignment of ", stringify!($name)));
@@ -72,9 +87,7 @@ macro_rules! layout {
                 concat!("offset of ", stringify!($name), "::", stringify!($field))
             );)*
         };
-        const _: fn(&$name) = |value| {
-            let $name { $($field: _),* } = value;
-        };
+
         impl Default for $name {
             fn default() -> Self {
                 zerocopy::FromZeros::new_zeroed()
@@ -102,9 +115,13 @@ macro_rules! wire_bits {
 }
 
 /// Declares a command as a typed view of an [`Sqe`](crate::sqe::Sqe): the same 64 bytes with the command's
-/// own field names.
+/// own field names. Each field is a method of its name, with an expression over the entry.
 macro_rules! view {
-    ($(#[$meta:meta])* pub struct $name:ident;) => {
+    (
+        $(#[$meta:meta])* pub struct $name:ident($sqe:ident) {
+            $($(#[$field_meta:meta])* $field:ident: $type:ty = $value:expr,)*
+        }
+    ) => {
         $(#[$meta])*
         #[derive(Clone, Copy)]
         pub struct $name<'a>(&'a crate::sqe::Sqe);
@@ -121,12 +138,15 @@ macro_rules! view {
             pub const fn sqe(self) -> &'a crate::sqe::Sqe {
                 self.0
             }
-        }
 
-        impl<'a> From<&'a crate::sqe::Sqe> for $name<'a> {
-            fn from(sqe: &'a crate::sqe::Sqe) -> Self {
-                Self(sqe)
-            }
+            $(
+                $(#[$field_meta])*
+                #[must_use]
+                pub fn $field(self) -> $type {
+                    let $sqe = self.0;
+                    $value
+                }
+            )*
         }
     };
 }

@@ -7,9 +7,6 @@ use crate::opcode::AdminOpcode;
 use crate::register::DOORBELLS;
 use crate::sqe::Sqe;
 
-/// Bytes of a PRP entry.
-pub const PRP_BYTES: usize = 8;
-
 /// Offset of the tail doorbell of submission queue `qid`, with doorbells `4 << dstrd` bytes apart.
 #[must_use]
 pub const fn sq_tail_doorbell(qid: u16, dstrd: u8) -> u64 {
@@ -45,10 +42,8 @@ pub struct CreateCqCdw11 {
     pub contiguous: bool,
     /// IEN: interrupts are enabled.
     pub interrupts: bool,
-    #[bits(14)]
-    __: u16,
-    /// IV: interrupt vector.
-    pub vector: u16,
+    #[bits(30)]
+    __: u32,
 }
 
 /// Dword 11 of Create I/O Submission Queue.
@@ -57,10 +52,7 @@ pub struct CreateCqCdw11 {
 pub struct CreateSqCdw11 {
     /// PC: physically contiguous.
     pub contiguous: bool,
-    /// QPRIO: priority, where arbitration knows it.
-    #[bits(2)]
-    pub priority: u8,
-    #[bits(13)]
+    #[bits(15)]
     __: u16,
     /// CQID: the completion queue.
     pub cqid: u16,
@@ -70,32 +62,15 @@ wire_bits!(QueueCdw10 => U32, CreateCqCdw11 => U32, CreateSqCdw11 => U32);
 
 view! {
     /// Create or Delete I/O Submission or Completion Queue (Base 2.0 sections 5.4 to 5.7).
-    pub struct QueueCommand;
-}
-
-impl QueueCommand<'_> {
-    /// QID.
-    #[must_use]
-    pub fn qid(self) -> u16 {
-        QueueCdw10::from(self.0.cdw10).qid()
-    }
-
-    /// QSIZE with its zero base taken away.
-    #[must_use]
-    pub fn entries(self) -> u32 {
-        u32::from(QueueCdw10::from(self.0.cdw10).qsize_z()) + 1
-    }
-
-    /// Dword 11 of Create I/O Completion Queue.
-    #[must_use]
-    pub fn cq(self) -> CreateCqCdw11 {
-        self.0.cdw11.into()
-    }
-
-    /// Dword 11 of Create I/O Submission Queue.
-    #[must_use]
-    pub fn sq(self) -> CreateSqCdw11 {
-        self.0.cdw11.into()
+    pub struct QueueCommand(sqe) {
+        /// QID.
+        qid: u16 = QueueCdw10::from(sqe.cdw10).qid(),
+        /// QSIZE with its zero base taken away.
+        entries: u32 = u32::from(QueueCdw10::from(sqe.cdw10).qsize_z()) + 1,
+        /// Dword 11 of Create I/O Completion Queue.
+        cq: CreateCqCdw11 = sqe.cdw11.into(),
+        /// Dword 11 of Create I/O Submission Queue.
+        sq: CreateSqCdw11 = sqe.cdw11.into(),
     }
 }
 

@@ -1,8 +1,8 @@
 //! The private data of the RDMA connection manager (NVMe RDMA Transport 1.0, "RDMA_CM Private Data"): what a
 //! host says with its connection request, and what the controller answers.
 
+use zerocopy::FromBytes;
 use zerocopy::little_endian::U16;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// RECFMT: the only format there is.
 pub const RECFMT: u16 = 0;
@@ -16,27 +16,23 @@ pub const REJECT_BYTES: usize = 4;
 /// Entries of the admin queue that a Linux host asks for, and the most that a Linux target takes.
 pub const ADMIN_QUEUE_ENTRIES: u16 = 32;
 
-/// RDMA_CM_REQUEST private data: what the host is going to connect.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct CmRequest {
-    /// RECFMT: format of this; see [`RECFMT`].
-    pub recfmt: U16,
-    /// QID: the queue that Connect will name; 0 is the admin queue.
-    pub qid: U16,
-    /// HRQSIZE: receive entries of the host's RDMA queue pair, counted from one.
-    pub hrqsize: U16,
-    /// HSQSIZE: send entries of the host's RDMA queue pair; counted from zero.
-    pub hsqsize_z: U16,
-    /// CNTLID: the controller, of an I/O queue; 0 on an admin queue and from hosts that do not know it.
-    pub cntlid: U16,
-    /// Reserved.
-    pub reserved: [u8; 22],
+wire! {
+    /// RDMA_CM_REQUEST private data: what the host is going to connect.
+    pub struct CmRequest[PRIVATE_BYTES] {
+        /// RECFMT: format of this; see [`RECFMT`].
+        recfmt @ 0: U16,
+        /// QID: the queue that Connect will name; 0 is the admin queue.
+        qid @ 2: U16,
+        /// HRQSIZE: receive entries of the host's RDMA queue pair, counted from one.
+        hrqsize @ 4: U16,
+        /// HSQSIZE: send entries of the host's RDMA queue pair; counted from zero.
+        hsqsize_z @ 6: U16,
+        /// CNTLID: the controller, of an I/O queue; 0 on an admin queue and from hosts that do not know it.
+        cntlid @ 8: U16,
+        /// Reserved.
+        reserved @ 10: [u8; 22],
+    }
 }
-
-layout!(CmRequest, PRIVATE_BYTES, {
-    recfmt @ 0, qid @ 2, hrqsize @ 4, hsqsize_z @ 6, cntlid @ 8, reserved @ 10,
-});
 
 impl CmRequest {
     /// The request for a queue of `entries` (1 to 65,535): as many receives, and as many sends.
@@ -89,19 +85,17 @@ impl CmRequest {
     }
 }
 
-/// RDMA_CM_ACCEPT private data: the controller takes the connection.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct CmAccept {
-    /// RECFMT: format of this; see [`RECFMT`].
-    pub recfmt: U16,
-    /// CRQSIZE: receive entries of the controller's RDMA queue pair.
-    pub crqsize: U16,
-    /// Reserved.
-    pub reserved: [u8; 28],
+wire! {
+    /// RDMA_CM_ACCEPT private data: the controller takes the connection.
+    pub struct CmAccept[PRIVATE_BYTES] {
+        /// RECFMT: format of this; see [`RECFMT`].
+        recfmt @ 0: U16,
+        /// CRQSIZE: receive entries of the controller's RDMA queue pair.
+        crqsize @ 2: U16,
+        /// Reserved.
+        reserved @ 4: [u8; 28],
+    }
 }
-
-layout!(CmAccept, PRIVATE_BYTES, { recfmt @ 0, crqsize @ 2, reserved @ 4 });
 
 impl CmAccept {
     /// The answer with so many receive entries.
@@ -124,17 +118,15 @@ impl CmAccept {
     }
 }
 
-/// RDMA_CM_REJECT private data: the controller does not take the connection.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct CmReject {
-    /// RECFMT: format of this; see [`RECFMT`].
-    pub recfmt: U16,
-    /// STS: why; see [`CmStatus`].
-    pub sts: U16,
+wire! {
+    /// RDMA_CM_REJECT private data: the controller does not take the connection.
+    pub struct CmReject[REJECT_BYTES] {
+        /// RECFMT: format of this; see [`RECFMT`].
+        recfmt @ 0: U16,
+        /// STS: why; see [`CmStatus`].
+        sts @ 2: U16,
+    }
 }
-
-layout!(CmReject, REJECT_BYTES, { recfmt @ 0, sts @ 2 });
 
 impl CmReject {
     /// The refusal for this reason.
@@ -204,6 +196,7 @@ impl CmStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::IntoBytes;
 
     #[test]
     fn a_request_has_its_sizes_where_linux_puts_them_and_hsqsize_from_zero() {

@@ -8,8 +8,6 @@ pub const CAP: u32 = 0x00;
 pub const VS: u32 = 0x08;
 /// Offset of INTMS, 4 bytes; PCIe.
 pub const INTMS: u32 = 0x0c;
-/// Offset of INTMC, 4 bytes; PCIe.
-pub const INTMC: u32 = 0x10;
 /// Offset of CC, 4 bytes.
 pub const CC: u32 = 0x14;
 /// Offset of CSTS, 4 bytes.
@@ -22,24 +20,6 @@ pub const AQA: u32 = 0x24;
 pub const ASQ: u32 = 0x28;
 /// Offset of ACQ, 8 bytes; PCIe.
 pub const ACQ: u32 = 0x30;
-/// Offset of CMBLOC, 4 bytes; PCIe.
-pub const CMBLOC: u32 = 0x38;
-/// Offset of CMBSZ, 4 bytes; PCIe.
-pub const CMBSZ: u32 = 0x3c;
-/// Offset of BPINFO, 4 bytes; PCIe.
-pub const BPINFO: u32 = 0x40;
-/// Offset of BPRSEL, 4 bytes; PCIe.
-pub const BPRSEL: u32 = 0x44;
-/// Offset of BPMBL, 8 bytes; PCIe.
-pub const BPMBL: u32 = 0x48;
-/// Offset of CMBMSC, 8 bytes; PCIe.
-pub const CMBMSC: u32 = 0x50;
-/// Offset of CMBSTS, 4 bytes; PCIe.
-pub const CMBSTS: u32 = 0x58;
-/// Offset of CMBEBS, 4 bytes; PCIe.
-pub const CMBEBS: u32 = 0x5c;
-/// Offset of CMBSWTP, 4 bytes; PCIe.
-pub const CMBSWTP: u32 = 0x60;
 /// Offset of NSSD, 4 bytes.
 pub const NSSD: u32 = 0x64;
 /// Offset of CRTO, 4 bytes.
@@ -58,50 +38,33 @@ pub struct Cap {
     pub mqes_z: u16,
     /// CQR: queues are physically contiguous; 1 over Fabrics.
     pub cqr: bool,
-    /// AMS: arbitration mechanisms besides round robin.
-    #[bits(2)]
-    pub ams: u8,
-    #[bits(5)]
+    #[bits(7)]
     __: u8,
     /// TO: longest time for CSTS.RDY to change, in 500 ms.
     pub to: u8,
     /// DSTRD: distance of doorbells, as 4 << DSTRD bytes; 0 over Fabrics.
     #[bits(4)]
     pub dstrd: u8,
-    /// NSSRS: NSSR is supported.
-    pub nssrs: bool,
+    __: bool,
     /// CSS bit 0: NVM command set.
     pub css_nvm: bool,
     #[bits(5)]
     __: u8,
     /// CSS bit 6: one or more I/O command sets, chosen by CC.CSS 110b.
     pub css_io_command_sets: bool,
-    /// CSS bit 7: no I/O command set.
-    pub css_none: bool,
-    /// BPS: boot partitions.
-    pub bps: bool,
-    /// CPS: controller power scope.
-    #[bits(2)]
-    pub cps: u8,
+    #[bits(4)]
+    __: u8,
     /// MPSMIN: smallest memory page, as 4 KiB << MPSMIN.
     #[bits(4)]
     pub mpsmin: u8,
     /// MPSMAX: largest memory page, as 4 KiB << MPSMAX.
     #[bits(4)]
     pub mpsmax: u8,
-    /// PMRS: persistent memory region.
-    pub pmrs: bool,
-    /// CMBS: controller memory buffer.
-    pub cmbs: bool,
-    /// NSSS: NVM subsystem shutdown.
-    pub nsss: bool,
+    #[bits(3)]
+    __: u8,
     /// CRWMS: controller ready with media.
     pub crwms: bool,
-    /// CRIMS: controller ready independent of media.
-    pub crims: bool,
-    /// NSSES: NVM subsystem shutdown enhancements (Base 2.1).
-    pub nsses: bool,
-    #[bits(2)]
+    #[bits(4)]
     __: u8,
 }
 
@@ -123,8 +86,7 @@ impl Cap {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub struct Vs {
-    /// TER: tertiary.
-    pub tertiary: u8,
+    __: u8,
     /// MNR: minor.
     pub minor: u8,
     /// MJR: major.
@@ -138,8 +100,6 @@ impl Vs {
     pub const V1_4: Self = Self::new().with_major(1).with_minor(4);
     /// 2.0.
     pub const V2_0: Self = Self::new().with_major(2);
-    /// 2.1.
-    pub const V2_1: Self = Self::new().with_major(2).with_minor(1);
 }
 
 /// CC: Controller Configuration (Base 2.0 section 3.1.3.5).
@@ -189,8 +149,6 @@ open_enum! {
         NVM = 0b000,
         /// All supported I/O command sets.
         ALL = 0b110,
-        /// Only the admin command set.
-        ADMIN_ONLY = 0b111,
     }
 }
 
@@ -217,13 +175,7 @@ pub struct Csts {
     /// SHST: shutdown status; see [`ShutdownStatus`].
     #[bits(2)]
     pub shst: u8,
-    /// NSSRO: a subsystem reset occurred.
-    pub nssro: bool,
-    /// PP: processing is paused.
-    pub pp: bool,
-    /// ST: the shutdown is of the subsystem.
-    pub st: bool,
-    #[bits(25)]
+    #[bits(28)]
     __: u32,
 }
 
@@ -253,8 +205,7 @@ open_enum! {
 pub struct Crto {
     /// CRWMT: until ready with media.
     pub crwmt: u16,
-    /// CRIMT: until ready independent of media.
-    pub crimt: u16,
+    __: u16,
 }
 
 /// AQA: Admin Queue Attributes; PCIe (Base 2.0 section 3.1.3.8).
@@ -285,8 +236,6 @@ mod tests {
         assert_eq!((cap.to(), cap.timeout_ms(), cap.css_nvm()), (15, 7500, true));
         assert_eq!(Cap::new().with_css_io_command_sets(true).into_bits(), 1 << 43);
         assert_eq!(Cap::new().with_mpsmin(1).into_bits(), 1 << 48);
-        assert_eq!(Cap::new().with_pmrs(true).into_bits(), 1 << 56);
-        assert_eq!(Cap::new().with_crims(true).into_bits(), 1 << 60);
     }
 
     #[test]
@@ -302,10 +251,10 @@ mod tests {
     fn version_and_status_words() {
         assert_eq!(Vs::V2_0.into_bits(), 0x0002_0000);
         assert_eq!(Vs::V1_4.into_bits(), 0x0001_0400);
-        assert!(Vs::V1_4 < Vs::V2_0 && Vs::V2_0 < Vs::V2_1);
+        assert!(Vs::V1_4 < Vs::V2_0);
         let done = Csts::new().with_rdy(true).with_shst(ShutdownStatus::COMPLETE.0);
         assert_eq!((done.into_bits(), done.shutdown()), (0x9, ShutdownStatus::COMPLETE));
         assert_eq!(NSSR_RESET.to_be_bytes(), *b"NVMe");
-        assert_eq!(Crto::new().with_crwmt(2).with_crimt(1).into_bits(), 0x0001_0002);
+        assert_eq!(Crto::new().with_crwmt(2).into_bits(), 2);
     }
 }

@@ -6,7 +6,6 @@
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::opcode::{AdminOpcode, FABRICS, FabricsType, IoOpcode};
 
@@ -16,44 +15,39 @@ pub const SQE_BYTES: usize = 64;
 /// NSID that names every namespace (Base 2.0 section 3.2.1.2).
 pub const NSID_ALL: u32 = 0xffff_ffff;
 
-/// A submission queue entry (Base 2.0 figure "Common Command Format").
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct Sqe {
-    /// OPC; read it as [`AdminOpcode`] or [`IoOpcode`] according to the queue.
-    pub opcode: u8,
-    /// FUSE in bits 1:0, PSDT in bits 7:6.
-    pub flags: u8,
-    /// CID: the host's name for this command, given back in the completion.
-    pub cid: U16,
-    /// NSID; the low byte of it is FCTYPE in a Fabrics command.
-    pub nsid: U32,
-    /// Command dword 2.
-    pub cdw2: U32,
-    /// Command dword 3.
-    pub cdw3: U32,
-    /// MPTR: where the metadata is.
-    pub mptr: U64,
-    /// DPTR as SGL 1.
-    pub sgl: Sgl,
-    /// Command dword 10.
-    pub cdw10: U32,
-    /// Command dword 11.
-    pub cdw11: U32,
-    /// Command dword 12.
-    pub cdw12: U32,
-    /// Command dword 13.
-    pub cdw13: U32,
-    /// Command dword 14.
-    pub cdw14: U32,
-    /// Command dword 15.
-    pub cdw15: U32,
+wire! {
+    /// A submission queue entry (Base 2.0 figure "Common Command Format").
+    pub struct Sqe[SQE_BYTES] {
+        /// OPC; read it as [`AdminOpcode`] or [`IoOpcode`] according to the queue.
+        opcode @ 0: u8,
+        /// FUSE in bits 1:0, PSDT in bits 7:6.
+        flags @ 1: u8,
+        /// CID: the host's name for this command, given back in the completion.
+        cid @ 2: U16,
+        /// NSID; the low byte of it is FCTYPE in a Fabrics command.
+        nsid @ 4: U32,
+        /// Command dword 2.
+        cdw2 @ 8: U32,
+        /// Command dword 3.
+        cdw3 @ 12: U32,
+        /// MPTR: where the metadata is.
+        mptr @ 16: U64,
+        /// DPTR as SGL 1.
+        sgl @ 24: Sgl,
+        /// Command dword 10.
+        cdw10 @ 40: U32,
+        /// Command dword 11.
+        cdw11 @ 44: U32,
+        /// Command dword 12.
+        cdw12 @ 48: U32,
+        /// Command dword 13.
+        cdw13 @ 52: U32,
+        /// Command dword 14.
+        cdw14 @ 56: U32,
+        /// Command dword 15.
+        cdw15 @ 60: U32,
+    }
 }
-
-layout!(Sqe, SQE_BYTES, {
-    opcode @ 0, flags @ 1, cid @ 2, nsid @ 4, cdw2 @ 8, cdw3 @ 12, mptr @ 16, sgl @ 24,
-    cdw10 @ 40, cdw11 @ 44, cdw12 @ 48, cdw13 @ 52, cdw14 @ 56, cdw15 @ 60,
-});
 
 /// Byte 1 of the entry: FUSE and PSDT (Base 2.0 figure "Command Dword 0").
 #[bitfield(u8)]
@@ -90,33 +84,6 @@ open_enum! {
         SGL = 1,
         /// SGL for data; MPTR is the address of an SGL segment.
         SGL_METADATA_SGL = 2,
-    }
-}
-
-/// Which way the data of a command goes; bits 1:0 of its opcode say it (Base 2.0 section 3.1.2, "Data
-/// Transfer").
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DataDirection {
-    /// 00b: no data.
-    None,
-    /// 01b: the host's buffer is read.
-    HostToController,
-    /// 10b: the host's buffer is written.
-    ControllerToHost,
-    /// 11b: both; no command of ours.
-    Both,
-}
-
-impl DataDirection {
-    /// From an opcode or FCTYPE.
-    #[must_use]
-    pub const fn of(code: u8) -> Self {
-        match code & 0b11 {
-            0b00 => Self::None,
-            0b01 => Self::HostToController,
-            0b10 => Self::ControllerToHost,
-            _ => Self::Both,
-        }
     }
 }
 
@@ -198,12 +165,6 @@ impl Sqe {
         FabricsType(fctype)
     }
 
-    /// Which way data goes: by FCTYPE in a Fabrics command, else by opcode.
-    #[must_use]
-    pub fn data_direction(&self) -> DataDirection {
-        DataDirection::of(if self.is_fabrics() { self.fctype().0 } else { self.opcode })
-    }
-
     /// CID.
     #[must_use]
     pub fn cid(&self) -> u16 {
@@ -214,18 +175,6 @@ impl Sqe {
     #[must_use]
     pub fn nsid(&self) -> u32 {
         self.nsid.get()
-    }
-
-    /// Command dword 2.
-    #[must_use]
-    pub fn cdw2(&self) -> u32 {
-        self.cdw2.get()
-    }
-
-    /// Command dword 3.
-    #[must_use]
-    pub fn cdw3(&self) -> u32 {
-        self.cdw3.get()
     }
 
     /// Command dword 10.
@@ -250,18 +199,6 @@ impl Sqe {
     #[must_use]
     pub fn cdw13(&self) -> u32 {
         self.cdw13.get()
-    }
-
-    /// Command dword 14.
-    #[must_use]
-    pub fn cdw14(&self) -> u32 {
-        self.cdw14.get()
-    }
-
-    /// Command dword 15.
-    #[must_use]
-    pub fn cdw15(&self) -> u32 {
-        self.cdw15.get()
     }
 
     /// SLBA, dwords 10 and 11 of Read, Write and their kin (NVM Command Set 1.0 section 3.2).
@@ -312,12 +249,9 @@ open_enum! {
         DATA_BLOCK_ADDRESS = 0x00,
         /// Data Block, by offset: the data is in the capsule.
         DATA_BLOCK_OFFSET = 0x01,
-        /// Bit Bucket.
         BIT_BUCKET = 0x10,
         /// Segment, by address.
         SEGMENT_ADDRESS = 0x20,
-        /// Segment, by offset in the capsule.
-        SEGMENT_OFFSET = 0x21,
         /// Last Segment, by address.
         LAST_SEGMENT_ADDRESS = 0x30,
         /// Last Segment, by offset in the capsule.
@@ -331,52 +265,36 @@ open_enum! {
     }
 }
 
-impl SglKind {
-    /// Descriptor type, bits 7:4.
-    #[must_use]
-    pub const fn descriptor_type(self) -> u8 {
-        self.0 >> 4
+impl SglKind {}
+
+wire! {
+    /// An SGL descriptor of the kinds with an address and a 32-bit length (Base 2.0 section 4.1.2.1).
+    pub struct Sgl[16] {
+        /// Address, or offset in the capsule.
+        address @ 0: U64,
+        /// Bytes.
+        length @ 8: U32,
+        /// Reserved; part of the key in a keyed descriptor.
+        reserved @ 12: [u8; 3],
+        /// Type and sub type; see [`SglKind`].
+        identifier @ 15: u8,
     }
+}
 
-    /// Sub type, bits 3:0.
-    #[must_use]
-    pub const fn sub_type(self) -> u8 {
-        self.0 & 0xf
+wire! {
+    /// A Keyed SGL Data Block descriptor (Base 2.0 section 4.1.2.1): the same 16 bytes as [`Sgl`], cut
+    /// otherwise.
+    pub struct KeyedSgl[16] {
+        /// Address in the host's memory region.
+        address @ 0: U64,
+        /// Bytes, 24 bits.
+        length @ 8: [u8; 3],
+        /// Remote key.
+        key @ 11: U32,
+        /// Type and sub type; see [`SglKind`].
+        identifier @ 15: u8,
     }
 }
-
-/// An SGL descriptor of the kinds with an address and a 32-bit length (Base 2.0 section 4.1.2.1).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct Sgl {
-    /// Address, or offset in the capsule.
-    pub address: U64,
-    /// Bytes.
-    pub length: U32,
-    /// Reserved; part of the key in a keyed descriptor.
-    pub reserved: [u8; 3],
-    /// Type and sub type; see [`SglKind`].
-    pub identifier: u8,
-}
-
-layout!(Sgl, 16, { address @ 0, length @ 8, reserved @ 12, identifier @ 15 });
-
-/// A Keyed SGL Data Block descriptor (Base 2.0 section 4.1.2.1): the same 16 bytes as [`Sgl`], cut
-/// otherwise.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct KeyedSgl {
-    /// Address in the host's memory region.
-    pub address: U64,
-    /// Bytes, 24 bits.
-    pub length: [u8; 3],
-    /// Remote key.
-    pub key: U32,
-    /// Type and sub type; see [`SglKind`].
-    pub identifier: u8,
-}
-
-layout!(KeyedSgl, 16, { address @ 0, length @ 8, key @ 11, identifier @ 15 });
 
 impl KeyedSgl {
     /// Most bytes that one keyed descriptor names.
@@ -490,6 +408,7 @@ impl Sgl {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::IntoBytes;
 
     #[test]
     fn descriptors_of_host_memory_have_address_length_and_kind() {
@@ -505,7 +424,6 @@ mod tests {
         let sgl = Sgl::transport(0x1000);
         assert_eq!(sgl.as_bytes(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0x5a]);
         assert_eq!(sgl.kind(), SglKind::TRANSPORT_DATA_BLOCK);
-        assert_eq!((sgl.kind().descriptor_type(), sgl.kind().sub_type()), (5, 0xa));
         assert_eq!(Sgl::in_capsule(1024).as_bytes(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 1]);
     }
 
@@ -528,18 +446,5 @@ mod tests {
         let sqe = sqe.with_prp(0x1000, 0x2000);
         assert_eq!((sqe.flags, sqe.psdt(), sqe.sgl.prp()), (0x01, Psdt::PRP, (0x1000, 0x2000)));
         assert_eq!(std::format!("{:?} {:?}", Fuse::SECOND, Fuse(3)), "SECOND Fuse(0x3)");
-    }
-
-    #[test]
-    fn direction_comes_from_the_opcode_or_from_fctype() {
-        let direction = |opcode: u8, nsid| Sqe::new(opcode, 0, nsid).data_direction();
-        assert_eq!(direction(IoOpcode::WRITE.0, 1), DataDirection::HostToController);
-        assert_eq!(direction(IoOpcode::READ.0, 1), DataDirection::ControllerToHost);
-        assert_eq!(direction(IoOpcode::FLUSH.0, 1), DataDirection::None);
-        assert_eq!(direction(IoOpcode::COMPARE.0, 1), DataDirection::HostToController);
-        assert_eq!(direction(AdminOpcode::IDENTIFY.0, 0), DataDirection::ControllerToHost);
-        assert_eq!(direction(FABRICS, u32::from(FabricsType::CONNECT.0)), DataDirection::HostToController);
-        assert_eq!(direction(FABRICS, u32::from(FabricsType::PROPERTY_GET.0)), DataDirection::None);
-        assert_eq!(direction(0x03, 1), DataDirection::Both);
     }
 }

@@ -8,15 +8,10 @@
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::cqe::Cqe;
 use crate::sqe::Sqe;
 
-/// Port of I/O controllers, registered with IANA.
-pub const IO_PORT: u16 = 4420;
-/// Port of discovery controllers, registered with IANA.
-pub const DISCOVERY_PORT: u16 = 8009;
 /// Bytes of [`CommonHeader`].
 pub const COMMON_HEADER_BYTES: usize = 8;
 /// Bytes of HDGST and of DDGST: a CRC32C, little endian.
@@ -73,12 +68,6 @@ impl PduType {
             _ => None,
         }
     }
-
-    /// Whether the PDU goes from host to controller.
-    #[must_use]
-    pub const fn is_host_to_controller(self) -> bool {
-        self.0 & 1 == 0
-    }
 }
 
 /// FLAGS bit 0: HDGST follows the header.
@@ -102,21 +91,14 @@ pub struct DigestBits {
     __: u8,
 }
 
-/// DGST bit 0: header digest.
-pub const HDGST_ENABLE: u8 = 1 << 0;
-/// DGST bit 1: data digest.
-pub const DDGST_ENABLE: u8 = 1 << 1;
-
 open_enum! {
     /// FES: why a connection is terminated (sections 3.6.2.3 and 3.6.2.4).
     pub struct Fes: u16 {
         /// Invalid PDU Header Field; FEI is its offset.
         INVALID_HEADER_FIELD = 0x01,
-        /// PDU Sequence Error.
         PDU_SEQUENCE_ERROR = 0x02,
         /// Header Digest Error; FEI is the digest that was received.
         HEADER_DIGEST_ERROR = 0x03,
-        /// Data Transfer Out of Range.
         DATA_TRANSFER_OUT_OF_RANGE = 0x04,
         /// Data Transfer Limit Exceeded, where a controller says it. A host says R2T Limit Exceeded with
         /// the same number.
@@ -131,25 +113,21 @@ impl Fes {
     pub const R2T_LIMIT_EXCEEDED: Self = Self::DATA_TRANSFER_LIMIT_EXCEEDED;
 }
 
-/// CH: the first 8 bytes of every PDU (section 3.6.1).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct CommonHeader {
-    /// PDU-type.
-    pub pdu_type: PduType,
-    /// FLAGS: [`HDGSTF`], [`DDGSTF`], [`LAST_PDU`], [`SUCCESS`].
-    pub flags: u8,
-    /// HLEN: bytes of the header, without its digest.
-    pub hlen: u8,
-    /// PDO: where the data begins; 0 where there is none.
-    pub pdo: u8,
-    /// PLEN: bytes of the whole PDU, digests and padding with it.
-    pub plen: U32,
+wire! {
+    /// CH: the first 8 bytes of every PDU (section 3.6.1).
+    pub struct CommonHeader[COMMON_HEADER_BYTES] {
+        /// PDU-type.
+        pdu_type @ 0: PduType,
+        /// FLAGS: [`HDGSTF`], [`DDGSTF`], [`LAST_PDU`], [`SUCCESS`].
+        flags @ 1: u8,
+        /// HLEN: bytes of the header, without its digest.
+        hlen @ 2: u8,
+        /// PDO: where the data begins; 0 where there is none.
+        pdo @ 3: u8,
+        /// PLEN: bytes of the whole PDU, digests and padding with it.
+        plen @ 4: U32,
+    }
 }
-
-layout!(CommonHeader, COMMON_HEADER_BYTES, {
-    pdu_type @ 0, flags @ 1, hlen @ 2, pdo @ 3, plen @ 4,
-});
 
 impl CommonHeader {
     /// A header with these fields.
@@ -204,25 +182,23 @@ pub const fn pda_bytes(pda: u8) -> u32 {
     (pda as u32 + 1) * 4
 }
 
-/// ICReq: the host's first PDU (section 3.6.2.1).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct IcReq {
-    /// CH.
-    pub header: CommonHeader,
-    /// PFV: 0.
-    pub pfv: U16,
-    /// HPDA: alignment of data that the host wants, in dwords, counted from zero; 0 to 31.
-    pub hpda: u8,
-    /// DGST: digests that the host asks for.
-    pub dgst: u8,
-    /// MAXR2T: how many R2Ts a command may have outstanding, counted from zero.
-    pub maxr2t: U32,
-    /// Reserved.
-    pub reserved16: [u8; 112],
+wire! {
+    /// ICReq: the host's first PDU (section 3.6.2.1).
+    pub struct IcReq[128] {
+        /// CH.
+        header @ 0: CommonHeader,
+        /// PFV: 0.
+        pfv @ 8: U16,
+        /// HPDA: alignment of data that the host wants, in dwords, counted from zero; 0 to 31.
+        hpda @ 10: u8,
+        /// DGST: digests that the host asks for.
+        dgst @ 11: u8,
+        /// MAXR2T: how many R2Ts a command may have outstanding, counted from zero.
+        maxr2t @ 12: U32,
+        /// Reserved.
+        reserved16 @ 16: [u8; 112],
+    }
 }
-
-layout!(IcReq, 128, { header @ 0, pfv @ 8, hpda @ 10, dgst @ 11, maxr2t @ 12, reserved16 @ 16 });
 
 impl IcReq {
     /// An ICReq; `maxr2t_z` counts from zero.
@@ -243,35 +219,25 @@ impl IcReq {
     pub const fn digests(&self) -> DigestBits {
         DigestBits::from_bits(self.dgst)
     }
+}
 
-    /// MAXR2T with its zero base taken away; saturates.
-    #[must_use]
-    pub fn r2t_max(&self) -> u32 {
-        self.maxr2t.get().saturating_add(1)
+wire! {
+    /// ICResp: the controller's first PDU (section 3.6.2.2).
+    pub struct IcResp[128] {
+        /// CH.
+        header @ 0: CommonHeader,
+        /// PFV: 0.
+        pfv @ 8: U16,
+        /// CPDA: alignment of data that the controller wants, in dwords, counted from zero; 0 to 31.
+        cpda @ 10: u8,
+        /// DGST: digests that the connection has.
+        dgst @ 11: u8,
+        /// MAXH2CDATA: most bytes of data in one H2CData PDU; a multiple of 4, at least 4096.
+        maxh2cdata @ 12: U32,
+        /// Reserved.
+        reserved16 @ 16: [u8; 112],
     }
 }
-
-/// ICResp: the controller's first PDU (section 3.6.2.2).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct IcResp {
-    /// CH.
-    pub header: CommonHeader,
-    /// PFV: 0.
-    pub pfv: U16,
-    /// CPDA: alignment of data that the controller wants, in dwords, counted from zero; 0 to 31.
-    pub cpda: u8,
-    /// DGST: digests that the connection has.
-    pub dgst: u8,
-    /// MAXH2CDATA: most bytes of data in one H2CData PDU; a multiple of 4, at least 4096.
-    pub maxh2cdata: U32,
-    /// Reserved.
-    pub reserved16: [u8; 112],
-}
-
-layout!(IcResp, 128, {
-    header @ 0, pfv @ 8, cpda @ 10, dgst @ 11, maxh2cdata @ 12, reserved16 @ 16,
-});
 
 impl IcResp {
     /// An ICResp.
@@ -294,22 +260,20 @@ impl IcResp {
     }
 }
 
-/// H2CTermReq and C2HTermReq; after it come up to 128 bytes of the PDU that was wrong (sections 3.6.2.3 and
-/// 3.6.2.4). It never has digests.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct TermReq {
-    /// CH.
-    pub header: CommonHeader,
-    /// FES.
-    pub fes: U16,
-    /// FEI: what FES says it is.
-    pub fei: U32,
-    /// Reserved.
-    pub reserved14: [u8; 10],
+wire! {
+    /// H2CTermReq and C2HTermReq; after it come up to 128 bytes of the PDU that was wrong (sections 3.6.2.3
+    /// and 3.6.2.4). It never has digests.
+    pub struct TermReq[24] {
+        /// CH.
+        header @ 0: CommonHeader,
+        /// FES.
+        fes @ 8: U16,
+        /// FEI: what FES says it is.
+        fei @ 10: U32,
+        /// Reserved.
+        reserved14 @ 14: [u8; 10],
+    }
 }
-
-layout!(TermReq, 24, { header @ 0, fes @ 8, fei @ 10, reserved14 @ 14 });
 
 impl TermReq {
     /// A terminate request; `data_bytes` of the wrong PDU follow, at most 128.
@@ -336,17 +300,15 @@ impl TermReq {
     }
 }
 
-/// CapsuleCmd: a command, perhaps with its data (section 3.6.2.5).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct CapsuleCmd {
-    /// CH.
-    pub header: CommonHeader,
-    /// CCSQE.
-    pub sqe: Sqe,
+wire! {
+    /// CapsuleCmd: a command, perhaps with its data (section 3.6.2.5).
+    pub struct CapsuleCmd[72] {
+        /// CH.
+        header @ 0: CommonHeader,
+        /// CCSQE.
+        sqe @ 8: Sqe,
+    }
 }
-
-layout!(CapsuleCmd, 72, { header @ 0, sqe @ 8 });
 
 impl CapsuleCmd {
     /// A capsule; `flags` holds the digest flags, `extent` comes from [`Extent::new`] with HLEN 72.
@@ -356,17 +318,15 @@ impl CapsuleCmd {
     }
 }
 
-/// CapsuleResp: a completion (section 3.6.2.6).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct CapsuleResp {
-    /// CH.
-    pub header: CommonHeader,
-    /// RCCQE.
-    pub cqe: Cqe,
+wire! {
+    /// CapsuleResp: a completion (section 3.6.2.6).
+    pub struct CapsuleResp[24] {
+        /// CH.
+        header @ 0: CommonHeader,
+        /// RCCQE.
+        cqe @ 8: Cqe,
+    }
 }
-
-layout!(CapsuleResp, 24, { header @ 0, cqe @ 8 });
 
 impl CapsuleResp {
     /// A capsule, with a header digest after it or not.
@@ -376,27 +336,23 @@ impl CapsuleResp {
     }
 }
 
-/// H2CData: data of a write, after an R2T (section 3.6.2.7).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct H2cData {
-    /// CH.
-    pub header: CommonHeader,
-    /// CCCID: CID of the command.
-    pub cccid: U16,
-    /// TTAG of the R2T.
-    pub ttag: U16,
-    /// DATAO: offset in the command's data.
-    pub datao: U32,
-    /// DATAL: bytes in this PDU.
-    pub datal: U32,
-    /// Reserved.
-    pub reserved20: [u8; 4],
+wire! {
+    /// H2CData: data of a write, after an R2T (section 3.6.2.7).
+    pub struct H2cData[24] {
+        /// CH.
+        header @ 0: CommonHeader,
+        /// CCCID: CID of the command.
+        cccid @ 8: U16,
+        /// TTAG of the R2T.
+        ttag @ 10: U16,
+        /// DATAO: offset in the command's data.
+        datao @ 12: U32,
+        /// DATAL: bytes in this PDU.
+        datal @ 16: U32,
+        /// Reserved.
+        reserved20 @ 20: [u8; 4],
+    }
 }
-
-layout!(H2cData, 24, {
-    header @ 0, cccid @ 8, ttag @ 10, datao @ 12, datal @ 16, reserved20 @ 20,
-});
 
 impl H2cData {
     /// A PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN 24.
@@ -413,27 +369,23 @@ impl H2cData {
     }
 }
 
-/// C2HData: data of a read (section 3.6.2.8).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct C2hData {
-    /// CH.
-    pub header: CommonHeader,
-    /// CCCID: CID of the command.
-    pub cccid: U16,
-    /// Reserved.
-    pub reserved10: [u8; 2],
-    /// DATAO: offset in the command's data.
-    pub datao: U32,
-    /// DATAL: bytes in this PDU.
-    pub datal: U32,
-    /// Reserved.
-    pub reserved20: [u8; 4],
+wire! {
+    /// C2HData: data of a read (section 3.6.2.8).
+    pub struct C2hData[24] {
+        /// CH.
+        header @ 0: CommonHeader,
+        /// CCCID: CID of the command.
+        cccid @ 8: U16,
+        /// Reserved.
+        reserved10 @ 10: [u8; 2],
+        /// DATAO: offset in the command's data.
+        datao @ 12: U32,
+        /// DATAL: bytes in this PDU.
+        datal @ 16: U32,
+        /// Reserved.
+        reserved20 @ 20: [u8; 4],
+    }
 }
-
-layout!(C2hData, 24, {
-    header @ 0, cccid @ 8, reserved10 @ 10, datao @ 12, datal @ 16, reserved20 @ 20,
-});
 
 impl C2hData {
     /// A PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN 24.
@@ -449,25 +401,23 @@ impl C2hData {
     }
 }
 
-/// R2T: the controller asks for data of a write (section 3.6.2.9).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct R2t {
-    /// CH.
-    pub header: CommonHeader,
-    /// CCCID: CID of the command.
-    pub cccid: U16,
-    /// TTAG: the controller's name for this transfer.
-    pub ttag: U16,
-    /// R2TO: offset in the command's data.
-    pub r2to: U32,
-    /// R2TL: bytes asked for.
-    pub r2tl: U32,
-    /// Reserved.
-    pub reserved20: [u8; 4],
+wire! {
+    /// R2T: the controller asks for data of a write (section 3.6.2.9).
+    pub struct R2t[24] {
+        /// CH.
+        header @ 0: CommonHeader,
+        /// CCCID: CID of the command.
+        cccid @ 8: U16,
+        /// TTAG: the controller's name for this transfer.
+        ttag @ 10: U16,
+        /// R2TO: offset in the command's data.
+        r2to @ 12: U32,
+        /// R2TL: bytes asked for.
+        r2tl @ 16: U32,
+        /// Reserved.
+        reserved20 @ 20: [u8; 4],
+    }
 }
-
-layout!(R2t, 24, { header @ 0, cccid @ 8, ttag @ 10, r2to @ 12, r2tl @ 16, reserved20 @ 20 });
 
 impl R2t {
     /// An R2T, with a header digest after it or not.
@@ -498,6 +448,7 @@ mod tests {
     use super::*;
     use crate::sqe::Sgl;
     use crate::status::Status;
+    use zerocopy::{FromBytes, IntoBytes};
 
     #[test]
     fn icreq_is_what_linux_sends() {
@@ -505,8 +456,7 @@ mod tests {
         let pdu = IcReq::new(0, DigestBits::new().with_header(true).with_data(true), 0);
         assert_eq!(pdu.as_bytes()[..16], [0, 0, 128, 0, 128, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0]);
         assert!(pdu.as_bytes()[16..].iter().all(|&byte| byte == 0));
-        assert_eq!((pdu.r2t_max(), pdu.digests().into_bits()), (1, HDGST_ENABLE | DDGST_ENABLE));
-        assert_eq!(IcReq::new(0, DigestBits::new(), u32::MAX).r2t_max(), u32::MAX);
+        assert_eq!((pdu.maxr2t.get(), pdu.digests().into_bits()), (0, 0b11));
     }
 
     #[test]
@@ -597,6 +547,5 @@ mod tests {
             assert_eq!(pdu_type.hlen().map(usize::from), Some(bytes), "{pdu_type}");
         }
         assert_eq!(PduType(8).hlen(), None);
-        assert!(PduType::H2C_DATA.is_host_to_controller() && !PduType::R2T.is_host_to_controller());
     }
 }

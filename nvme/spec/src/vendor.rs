@@ -3,7 +3,7 @@
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::U32;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::identify::IdentifyController;
 use crate::opcode::AdminOpcode;
@@ -28,19 +28,17 @@ pub struct SpindleFeatures {
 
 wire_bits!(SpindleFeatures => U32);
 
-/// The beginning of the vendor area of Identify Controller (bytes 3072 and up).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct SpindleArea {
-    /// SIG: [`SPINDLE_SIGNATURE`].
-    pub signature: [u8; 8],
-    /// VER: version of the area, from 1.
-    pub version: U32,
-    /// FEAT; see [`SpindleFeatures`].
-    pub features: U32,
+wire! {
+    /// The beginning of the vendor area of Identify Controller (bytes 3072 and up).
+    pub struct SpindleArea[16] {
+        /// SIG: [`SPINDLE_SIGNATURE`].
+        signature @ 0: [u8; 8],
+        /// VER: version of the area, from 1.
+        version @ 8: U32,
+        /// FEAT; see [`SpindleFeatures`].
+        features @ 12: U32,
+    }
 }
-
-layout!(SpindleArea, 16, { signature @ 0, version @ 8, features @ 12 });
 
 impl SpindleArea {
     /// The area of a controller with these features.
@@ -71,14 +69,9 @@ impl IdentifyController {
 
 view! {
     /// End Former Associations: ends the host's former associations that named the same token.
-    pub struct EndFormerAssociations;
-}
-
-impl EndFormerAssociations<'_> {
-    /// TOKEN, dwords 10 and 11: one host program for one purpose. Not 0.
-    #[must_use]
-    pub fn token(self) -> u64 {
-        u64::from(self.0.cdw11()) << 32 | u64::from(self.0.cdw10())
+    pub struct EndFormerAssociations(sqe) {
+        /// TOKEN, dwords 10 and 11: one host program for one purpose. Not 0.
+        token: u64 = u64::from(sqe.cdw11()) << 32 | u64::from(sqe.cdw10()),
     }
 }
 
@@ -107,7 +100,6 @@ impl Sqe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sqe::DataDirection;
 
     const EFA: SpindleFeatures = SpindleFeatures::new().with_end_former_associations(true);
 
@@ -142,7 +134,6 @@ mod tests {
         assert_eq!(sqe.as_bytes()[..4], [0xc0, 0x40, 9, 0]);
         assert_eq!(sqe.as_bytes()[40..48], [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
         assert_eq!(EndFormerAssociations::new(&sqe).token(), 0x1122_3344_5566_7788);
-        assert_eq!(sqe.data_direction(), DataDirection::None);
     }
 
     #[test]

@@ -87,17 +87,6 @@ pub struct Lease {
     pub remote_key: u32,
 }
 
-/// What a cache did so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// Ranges that a kept registration served.
-    pub hits: u64,
-    /// Ranges that were registered.
-    pub registered: u64,
-    /// Registrations that were given up.
-    pub deregistered: u64,
-}
-
 /// Why a range could not be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CacheError<E> {
@@ -127,6 +116,7 @@ struct Entry<R> {
 }
 
 /// See the module.
+#[derive(Debug)]
 pub struct Cache<G: Registrar> {
     registrar: G,
     limits: Limits,
@@ -139,7 +129,6 @@ pub struct Cache<G: Registrar> {
     /// Bytes of all that are not parked.
     bytes: usize,
     parked: VecDeque<G::Region>,
-    counts: Counts,
 }
 
 impl<G: Registrar> Cache<G> {
@@ -155,15 +144,11 @@ impl<G: Registrar> Cache<G> {
             newest: None,
             bytes: 0,
             parked: VecDeque::with_capacity(limits.batch * 2),
-            counts: Counts::default(),
         }
     }
 
     /// A registration that covers the range: one that is there, or a new one of `memory`. `is_writable` is a
     /// property of the memory, not of the command.
-    ///
-    /// # Errors
-    /// [`CacheError`].
     #[inline]
     pub fn acquire(
         &mut self,
@@ -181,7 +166,6 @@ impl<G: Registrar> Cache<G> {
             entry.users += 1;
             let is_first = entry.users == 1;
             let (local_key, remote_key) = G::keys(&entry.region);
-            self.counts.hits += 1;
             if is_first {
                 self.unlink(slot);
             }
@@ -214,7 +198,6 @@ impl<G: Registrar> Cache<G> {
                 self.registrar.register(memory, start, bytes, is_writable).map_err(CacheError::Register)?
             }
         };
-        self.counts.registered += 1;
         self.bytes += bytes;
         self.hide_covered(start, end, is_writable);
         let (local_key, remote_key) = G::keys(&region);
@@ -301,18 +284,6 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// What it did so far.
-    #[must_use]
-    pub fn counts(&self) -> Counts {
-        self.counts
-    }
-
-    /// Bytes that are pinned and not given up yet.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Let the least recently used go until so many more bytes fit.
     fn make_room(&mut self, bytes: usize) {
         let more = usize::from(bytes > 0);
@@ -344,9 +315,7 @@ impl<G: Registrar> Cache<G> {
     }
 
     fn deregister(&mut self, count: usize) {
-        let count = count.min(self.parked.len());
-        self.counts.deregistered += count as u64;
-        self.parked.drain(..count);
+        self.parked.drain(..count.min(self.parked.len()));
     }
 
     fn link_newest(&mut self, slot: Slot) {
@@ -371,17 +340,6 @@ impl<G: Registrar> Cache<G> {
             Some(entry) => entry.older = older,
             None => self.newest = older,
         }
-    }
-}
-
-impl<G: Registrar> std::fmt::Debug for Cache<G> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cache")
-            .field("registrations", &self.entries.len())
-            .field("bytes", &self.bytes)
-            .field("parked", &self.parked.len())
-            .field("counts", &self.counts)
-            .finish_non_exhaustive()
     }
 }
 

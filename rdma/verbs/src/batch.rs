@@ -8,27 +8,43 @@ use std::ptr;
 use rdma_sys as sys;
 use rdma_sys::ibv_wr_opcode as opcode;
 
-use crate::error::{SubmitError, VerbsError};
+use crate::error::VerbsError;
 use crate::memory::Sge;
 use crate::queue_pair::{List, Post, QueuePair};
-use crate::receive::before;
 
 /// What a send carries.
 #[derive(Debug, Clone, Copy)]
 pub enum SendData<'a> {
     /// Registered memory, which stays as it is until the completion.
     Local(&'a [Sge]),
-    /// Bytes that are copied now.
+    /// Bytes that are copied now: at most [`QueuePair::inline_bytes`]. Not of a READ.
     Inline(&'a [u8]),
 }
 
 /// What a work request does.
-#[derive(Clone, Copy)]
-enum Operation {
-    Read { address: u64, key: u32 },
-    Write { address: u64, key: u32 },
+#[derive(Debug, Clone, Copy)]
+pub enum Operation {
+    /// RDMA READ from the other side's memory into ours.
+    Read {
+        /// Address there.
+        address: u64,
+        /// Remote key.
+        key: u32,
+    },
+    /// RDMA WRITE of our memory to the other side's.
+    Write {
+        /// Address there.
+        address: u64,
+        /// Remote key.
+        key: u32,
+    },
+    /// SEND.
     Send,
-    SendWithInvalidate { key: u32 },
+    /// SEND that invalidates a remote key of the other side.
+    SendWithInvalidate {
+        /// Remote key.
+        key: u32,
+    },
 }
 
 /// Collects work requests. Nothing is posted before [`SendBatch::submit`]; dropped instead, it posts nothing.
@@ -37,14 +53,13 @@ enum Operation {
 /// and those before it stay. `is_signalled`: it completes on its own. A failure does in any case. Without,
 /// its place in the queue becomes free, and its memory may be used again, when a later one completes.
 ///
-/// Where the road is a list ([`QueuePair::road`]), what comes after [`crate::LIST_BATCH`] requests has a
-/// doorbell of its own: those before it go at once, and stay posted when the batch is dropped.
+/// Where they are posted as a list ([`QueuePair::posting`]), what comes after [`crate::LIST_BATCH`] requests
+/// has a doorbell of its own: those before it go at once, and stay posted when the batch is dropped.
 #[must_use = "nothing is posted without submit"]
 pub struct SendBatch<'a> {
     queue: &'a mut QueuePair,
-    /// Added, less what was posted.
-    added: u32,
-    posted: u32,
+    /// Requests, those that were posted too.
+    count: u32,
     failed: Option<VerbsError>,
 }
 
@@ -53,125 +68,22 @@ const VERB_EXTENDED: &str = "ibv_wr_complete";
 
 impl<'a> SendBatch<'a> {
     pub(crate) fn new(queue: &'a mut QueuePair) -> SendBatch<'a> {
-        let mut batch = SendBatch { queue, added: 0, posted: 0, failed: None };
+        let mut batch = SendBatch { queue, count: 0, failed: None };
         // One that was forgotten, not dropped.
         batch.discard();
         batch
     }
 
-    /// RDMA READ from the other side's memory into ours.
-    ///
-    /// # Errors
-    /// See [`SendBatch`].
+    /// Add a work request, whose completion has this number.
     #[inline]
-    pub fn read(
-        &mut self,
-        id: u64,
-        is_signalled: bool,
-        local: &[Sge],
-        remote_address: u64,
-        remote_key: u32,
-    ) -> Result<(), VerbsError> {
-        let operation = Operation::Read { address: remote_address, key: remote_key };
-        self.add(id, is_signalled, operation, SendData::Local(local))
-    }
-
-    /// RDMA WRITE of our memory to the other side's.
-    ///
-    /// # Errors
-    /// See [`SendBatch`].
-    #[inline]
-    pub fn write(
-        &mut self,
-        id: u64,
-        is_signalled: bool,
-        local: &[Sge],
-        remote_address: u64,
-        remote_key: u32,
-    ) -> Result<(), VerbsError> {
-        let operation = Operation::Write { address: remote_address, key: remote_key };
-        self.add(id, is_signalled, operation, SendData::Local(local))
-    }
-
-    /// SEND of registered memory.
-    ///
-    /// # Errors
-    /// See [`SendBatch`].
-    #[inline]
-    pub fn send(&mut self, id: u64, is_signalled: bool, local: &[Sge]) -> Result<(), VerbsError> {
-        self.add(id, is_signalled, Operation::Send, SendData::Local(local))
-    }
-
-    /// SEND of bytes that are copied now: at most [`QueuePair::inline_bytes`].
-    ///
-    /// # Errors
-    /// See [`SendBatch`].
-    #[inline]
-    pub fn send_inline(&mut self, id: u64, is_signalled: bool, bytes: &[u8]) -> Result<(), VerbsError> {
-        self.add(id, is_signalled, Operation::Send, SendData::Inline(bytes))
-    }
-
-    /// SEND that invalidates a remote key of the other side.
-    ///
-    /// # Errors
-    /// See [`SendBatch`].
-    #[inline]
-    pub fn send_with_invalidate(
-        &mut self,
-        id: u64,
-        is_signalled: bool,
-        data: SendData<'_>,
-        remote_key: u32,
-    ) -> Result<(), VerbsError> {
-        self.add(id, is_signalled, Operation::SendWithInvalidate { key: remote_key }, data)
-    }
-
-    /// Post them all, with one doorbell.
-    ///
-    /// # Errors
-    /// The queue has no room for all of them, or is dead. It says how many of them were posted.
-    #[inline]
-    pub fn submit(mut self) -> Result<(), SubmitError> {
-        if let Some(error) = self.failed {
-            return Err(SubmitError { error, posted: self.posted });
-        }
-        let outcome = match self.queue.post {
-            Post::Extended(queue) if self.queue.is_open => {
-                self.queue.is_open = false;
-                // SAFETY: alive, and started.
-                VerbsError::check(VERB_EXTENDED, unsafe { sys::ibv_wr_complete(queue) })
-            }
-            Post::Extended(_) => Ok(()),
-            Post::List(_) => self.flush_list(),
-        };
-        outcome.map_err(|error| SubmitError { error, posted: self.posted })
-    }
-
-    /// Limits, before anything is touched.
-    #[inline]
-    fn check(&self, data: SendData<'_>) -> Result<(), VerbsError> {
-        let (length, max) = match data {
-            SendData::Local(segments) => (segments.len(), self.queue.send_sge),
-            SendData::Inline(bytes) => (bytes.len(), self.queue.inline_bytes),
-        };
-        if length > max as usize {
-            return Err(VerbsError::new(VERB_LIST, libc::EINVAL));
-        }
-        if self.added + self.posted >= self.queue.send_wr {
-            return Err(VerbsError::new(VERB_LIST, libc::ENOMEM));
-        }
-        self.failed.map_or(Ok(()), Err)
-    }
-
-    #[inline]
-    fn add(
+    pub fn add(
         &mut self,
         id: u64,
         is_signalled: bool,
         operation: Operation,
         data: SendData<'_>,
     ) -> Result<(), VerbsError> {
-        self.check(data)?;
+        self.check(operation, data)?;
         self.make_room()?;
         match &mut self.queue.post {
             Post::Extended(queue) => {
@@ -179,16 +91,52 @@ impl<'a> SendBatch<'a> {
                 self.open(queue);
                 // SAFETY: alive and started, and has these calls; the data are within limits.
                 unsafe { add_extended(queue, id, is_signalled, operation, data) };
-                self.added += 1;
-                Ok(())
             }
             Post::List(list) => {
                 let (segments_max, inline_max) = (self.queue.send_sge, self.queue.inline_bytes);
                 list.add(id, is_signalled, operation, data, segments_max, inline_max);
-                self.added += 1;
-                Ok(())
             }
         }
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Post them all, with one doorbell.
+    ///
+    /// # Errors
+    /// The queue has no room for all of them, or is dead. Some of them may have been posted: they complete as
+    /// any other.
+    #[inline]
+    pub fn submit(mut self) -> Result<(), VerbsError> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
+        match self.queue.post {
+            Post::Extended(queue) if self.queue.is_open => {
+                self.queue.is_open = false;
+                // SAFETY: alive, and started.
+                VerbsError::check(VERB_EXTENDED, unsafe { sys::ibv_wr_complete(queue) })
+            }
+            Post::Extended(_) => Ok(()),
+            Post::List(_) => self.flush_list(),
+        }
+    }
+
+    /// Limits, before anything is touched.
+    #[inline]
+    fn check(&self, operation: Operation, data: SendData<'_>) -> Result<(), VerbsError> {
+        let (length, max) = match data {
+            SendData::Local(segments) => (segments.len(), self.queue.send_sge),
+            SendData::Inline(bytes) => (bytes.len(), self.queue.inline_bytes),
+        };
+        let is_read = matches!(operation, Operation::Read { .. });
+        if length > max as usize || is_read && matches!(data, SendData::Inline(_)) {
+            return Err(VerbsError::new(VERB_LIST, libc::EINVAL));
+        }
+        if self.count >= self.queue.send_wr {
+            return Err(VerbsError::new(VERB_LIST, libc::ENOMEM));
+        }
+        self.failed.map_or(Ok(()), Err)
     }
 
     #[inline]
@@ -214,7 +162,6 @@ impl<'a> SendBatch<'a> {
         let raw = self.queue.raw;
         let Post::List(list) = &mut self.queue.post else { return Ok(()) };
         let count = std::mem::take(&mut list.count);
-        self.added = 0;
         if count == 0 {
             return Ok(());
         }
@@ -222,15 +169,9 @@ impl<'a> SendBatch<'a> {
         let mut bad = ptr::null_mut();
         // SAFETY: alive; the list is ours, and read before this returns.
         let returned = unsafe { sys::ibv_post_send(raw, first, &raw mut bad) };
-        match VerbsError::check(VERB_LIST, returned) {
-            Ok(()) => self.posted += u32::try_from(count).unwrap_or(u32::MAX),
-            Err(error) => {
-                self.posted += before(first, bad, count);
-                self.failed = Some(error);
-                return Err(error);
-            }
-        }
-        Ok(())
+        let outcome = VerbsError::check(VERB_LIST, returned);
+        self.failed = outcome.err();
+        outcome
     }
 
     fn discard(&mut self) {

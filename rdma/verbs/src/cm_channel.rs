@@ -20,7 +20,7 @@ use crate::error::VerbsError;
 
 #[derive(Debug)]
 pub(crate) struct ChannelInner {
-    raw: *mut sys::rdma_event_channel,
+    pub(crate) raw: *mut sys::rdma_event_channel,
     lock: Mutex<()>,
 }
 
@@ -30,10 +30,6 @@ unsafe impl Send for ChannelInner {}
 unsafe impl Sync for ChannelInner {}
 
 impl ChannelInner {
-    pub(crate) fn raw(&self) -> *mut sys::rdma_event_channel {
-        self.raw
-    }
-
     pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -49,7 +45,7 @@ impl Drop for ChannelInner {
 /// Where the events of identifiers come out. Its descriptor is readable when there is one.
 #[derive(Debug)]
 pub struct CmChannel {
-    inner: Arc<ChannelInner>,
+    pub(crate) inner: Arc<ChannelInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
 
@@ -69,8 +65,6 @@ pub enum CmEventKind {
     RouteError,
     /// Somebody wants to connect; `new_id` is the identifier for it.
     ConnectRequest,
-    /// Not for identifiers with a queue pair.
-    ConnectResponse,
     /// The connection could not be made.
     ConnectError,
     /// No answer.
@@ -87,8 +81,6 @@ pub enum CmEventKind {
     /// The network device that the identifier is bound to has another hardware address: a bond has gone over
     /// to its other port. A listener hears nothing any more.
     AddressChange,
-    /// The queue pair's number may be used again.
-    TimewaitExit,
     /// Another, in librdmacm's numbers.
     Other(u32),
 }
@@ -101,7 +93,6 @@ impl CmEventKind {
             kind::RDMA_CM_EVENT_ROUTE_RESOLVED => CmEventKind::RouteResolved,
             kind::RDMA_CM_EVENT_ROUTE_ERROR => CmEventKind::RouteError,
             kind::RDMA_CM_EVENT_CONNECT_REQUEST => CmEventKind::ConnectRequest,
-            kind::RDMA_CM_EVENT_CONNECT_RESPONSE => CmEventKind::ConnectResponse,
             kind::RDMA_CM_EVENT_CONNECT_ERROR => CmEventKind::ConnectError,
             kind::RDMA_CM_EVENT_UNREACHABLE => CmEventKind::Unreachable,
             kind::RDMA_CM_EVENT_REJECTED => CmEventKind::Rejected,
@@ -109,15 +100,13 @@ impl CmEventKind {
             kind::RDMA_CM_EVENT_DISCONNECTED => CmEventKind::Disconnected,
             kind::RDMA_CM_EVENT_DEVICE_REMOVAL => CmEventKind::DeviceRemoval,
             kind::RDMA_CM_EVENT_ADDR_CHANGE => CmEventKind::AddressChange,
-            kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => CmEventKind::TimewaitExit,
             other => CmEventKind::Other(other),
         }
     }
 
     /// librdmacm fills in the parameters of a connection.
     fn has_parameters(self) -> bool {
-        use CmEventKind::{ConnectRequest, ConnectResponse, Established, Rejected};
-        matches!(self, ConnectRequest | ConnectResponse | Established | Rejected)
+        matches!(self, CmEventKind::ConnectRequest | CmEventKind::Established | CmEventKind::Rejected)
     }
 }
 
@@ -150,9 +139,7 @@ impl CmChannel {
     pub fn new() -> Result<CmChannel, VerbsError> {
         // SAFETY: takes nothing.
         let raw = unsafe { sys::rdma_create_event_channel() };
-        if raw.is_null() {
-            return Err(VerbsError::last("rdma_create_event_channel"));
-        }
+        let raw = VerbsError::made("rdma_create_event_channel", raw)?;
         let inner = Arc::new(ChannelInner { raw, lock: Mutex::new(()) });
         // SAFETY: ours.
         set_nonblocking(unsafe { (*raw).fd })?;
@@ -217,10 +204,6 @@ impl CmChannel {
         }
         event
     }
-
-    pub(crate) fn inner(&self) -> &Arc<ChannelInner> {
-        &self.inner
-    }
 }
 
 impl AsFd for CmChannel {
@@ -247,7 +230,6 @@ mod tests {
     fn kinds_are_the_library_s() {
         assert_eq!(CmEventKind::new(4), CmEventKind::ConnectRequest);
         assert_eq!(CmEventKind::new(8), CmEventKind::Rejected);
-        assert_eq!(CmEventKind::new(15), CmEventKind::TimewaitExit);
         assert_eq!(CmEventKind::new(14), CmEventKind::AddressChange);
         assert_eq!(CmEventKind::new(13), CmEventKind::Other(13));
         assert!(!CmEventKind::Disconnected.has_parameters());

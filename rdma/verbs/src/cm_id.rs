@@ -20,7 +20,7 @@ use crate::address::{self, RawAddress};
 use crate::cm_channel::{ChannelInner, CmChannel};
 use crate::device::Device;
 use crate::error::VerbsError;
-use crate::queue_pair::{QueuePair, QueuePairConfig, Road};
+use crate::queue_pair::{QueuePair, QueuePairConfig};
 
 /// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_AFONLY`: enums without a name, which rdma-sys does not bind.
 const OPTION_ID: c_int = 0;
@@ -52,7 +52,7 @@ impl CmToken {
 }
 
 /// What two sides tell each other when they connect.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct ConnectParams<'a> {
     /// For the other side's event. How much fits is the transport's: 56 bytes to connect, 196 to accept.
     pub private_data: &'a [u8],
@@ -60,22 +60,6 @@ pub struct ConnectParams<'a> {
     pub responder_resources: u8,
     /// READs that this side has outstanding at once. 255: as many as the device does.
     pub initiator_depth: u8,
-    /// How often to repeat what is not acknowledged, at most 7.
-    pub retry_count: u8,
-    /// How often to repeat what finds no RECV, at most 7: for ever.
-    pub rnr_retry_count: u8,
-}
-
-impl Default for ConnectParams<'_> {
-    fn default() -> Self {
-        ConnectParams {
-            private_data: &[],
-            responder_resources: 0,
-            initiator_depth: 0,
-            retry_count: 7,
-            rnr_retry_count: 7,
-        }
-    }
 }
 
 impl ConnectParams<'_> {
@@ -86,8 +70,9 @@ impl ConnectParams<'_> {
             responder_resources: self.responder_resources,
             initiator_depth: self.initiator_depth,
             flow_control: 1,
-            retry_count: self.retry_count.min(7),
-            rnr_retry_count: self.rnr_retry_count.min(7),
+            // The most; of what finds no RECV, 7 is for ever.
+            retry_count: 7,
+            rnr_retry_count: 7,
             srq: 0,
             qp_num: 0,
         })
@@ -123,37 +108,18 @@ impl IdInner {
         what(self.raw)
     }
 
-    /// The same with a verb that takes for granted, without looking, that the identifier has a device.
-    fn with_device(
+    /// The same with a verb that takes for granted, without looking, that the identifier has a device, or a
+    /// queue pair and so a device.
+    fn with_parts(
         &self,
         verb: &'static str,
+        needs_queue: bool,
         what: impl FnOnce(*mut sys::rdma_cm_id) -> c_int,
     ) -> Result<(), VerbsError> {
         self.with(|raw| {
             // SAFETY: ours.
-            let has_device = !unsafe { (*raw).verbs }.is_null();
-            if has_device {
-                VerbsError::check(verb, what(raw))
-            } else {
-                Err(VerbsError::new(verb, libc::EINVAL))
-            }
-        })
-    }
-
-    /// The same with a verb that wants a queue pair, and so a device.
-    fn with_queue(
-        &self,
-        verb: &'static str,
-        what: impl FnOnce(*mut sys::rdma_cm_id) -> c_int,
-    ) -> Result<(), VerbsError> {
-        self.with(|raw| {
-            // SAFETY: ours. Only identifiers with a device get a queue pair.
-            let has_queue = !unsafe { (*raw).qp }.is_null();
-            if has_queue {
-                VerbsError::check(verb, what(raw))
-            } else {
-                Err(VerbsError::new(verb, libc::EINVAL))
-            }
+            let is_missing = unsafe { (*raw).verbs.is_null() || needs_queue && (*raw).qp.is_null() };
+            VerbsError::check(verb, if is_missing { libc::EINVAL } else { what(raw) })
         })
     }
 
@@ -168,7 +134,7 @@ impl IdInner {
         let (first, second) = if is_first { (&from, to) } else { (to, &from) };
         let (_first, _second) = (first.lock(), second.lock());
         // SAFETY: ours, both channels are alive, and no event of them is being taken.
-        VerbsError::check("rdma_migrate_id", unsafe { sys::rdma_migrate_id(self.raw, to.raw()) })?;
+        VerbsError::check("rdma_migrate_id", unsafe { sys::rdma_migrate_id(self.raw, to.raw) })?;
         *channel = Arc::clone(to);
         Ok(())
     }
@@ -199,10 +165,10 @@ impl CmId {
         let token = CmToken::next();
         let mut raw = ptr::null_mut();
         let space = sys::rdma_port_space::RDMA_PS_TCP;
-        let inner = channel.inner();
+        let inner = &channel.inner;
         // SAFETY: the channel is alive, and kept; the pointer is written.
         VerbsError::check("rdma_create_id", unsafe {
-            sys::rdma_create_id(inner.raw(), &raw mut raw, token.context(), space)
+            sys::rdma_create_id(inner.raw, &raw mut raw, token.context(), space)
         })?;
         let channel = Mutex::new(Arc::clone(inner));
         Ok(CmId { inner: Arc::new(IdInner { raw, token, channel }), _not_sync: PhantomData })
@@ -226,20 +192,11 @@ impl CmId {
         self.inner.token
     }
 
-    /// Listen for connections; they come as events. IPv4 and IPv6 are apart: the same port can have both.
-    /// Port 0 takes any; [`CmId::local_address`] says which.
+    /// Take an address, to listen on it by [`CmId::listen`]. IPv4 and IPv6 are apart: the same port can have
+    /// both. Port 0 takes any; [`CmId::local_address`] says which.
     ///
     /// # Errors
-    /// The address is taken, or not of this machine.
-    pub fn listen(&self, address: SocketAddr, backlog: u32) -> Result<(), VerbsError> {
-        self.bind(address)?;
-        self.listen_bound(backlog)
-    }
-
-    /// Take an address, and listen later: [`CmId::listen_bound`].
-    ///
-    /// # Errors
-    /// [`VerbsError`]: the address is in use, or no RDMA device has it.
+    /// The address is in use, or no RDMA device has it.
     pub fn bind(&self, address: SocketAddr) -> Result<(), VerbsError> {
         let is_v6 = address.is_ipv6();
         let mut address = RawAddress::new(address);
@@ -257,20 +214,14 @@ impl CmId {
         })
     }
 
-    /// Listen on the address that is taken.
-    ///
-    /// # Errors
-    /// [`VerbsError`].
-    pub fn listen_bound(&self, backlog: u32) -> Result<(), VerbsError> {
+    /// Listen on the address that is taken. Requests come as events of the channel.
+    pub fn listen(&self, backlog: u32) -> Result<(), VerbsError> {
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
         // SAFETY: ours.
         self.inner.with(|raw| VerbsError::check("rdma_listen", unsafe { sys::rdma_listen(raw, backlog) }))
     }
 
     /// Find the device that leads to `to`. Ends in `AddressResolved` or `AddressError`.
-    ///
-    /// # Errors
-    /// It cannot be begun.
     pub fn resolve_address(
         &self,
         from: Option<SocketAddr>,
@@ -290,13 +241,11 @@ impl CmId {
     }
 
     /// Find the way, after the address. Ends in `RouteResolved` or `RouteError`.
-    ///
-    /// # Errors
-    /// It cannot be begun.
     pub fn resolve_route(&self, timeout: Duration) -> Result<(), VerbsError> {
         let timeout = milliseconds(timeout);
         // SAFETY: has a device.
-        self.inner.with_device("rdma_resolve_route", |raw| unsafe { sys::rdma_resolve_route(raw, timeout) })
+        self.inner
+            .with_parts("rdma_resolve_route", false, |raw| unsafe { sys::rdma_resolve_route(raw, timeout) })
     }
 
     /// Which of these devices it is bound to.
@@ -336,11 +285,8 @@ impl CmId {
     }
 
     /// From now on its events, also those that wait already, come out of another channel.
-    ///
-    /// # Errors
-    /// The library failed.
     pub fn migrate(&self, channel: &CmChannel) -> Result<(), VerbsError> {
-        self.inner.migrate(channel.inner())
+        self.inner.migrate(&channel.inner)
     }
 
     /// Make its queue pair, on the device that it is bound to. It may receive at once, and send when the
@@ -353,20 +299,7 @@ impl CmId {
         device: &Arc<Device>,
         config: &QueuePairConfig<'_>,
     ) -> Result<QueuePair, VerbsError> {
-        self.create_queue_pair_by(device, config, Road::Best)
-    }
-
-    /// The same, with a choice of how work requests are posted: for tests.
-    ///
-    /// # Errors
-    /// As [`CmId::create_queue_pair`].
-    pub fn create_queue_pair_by(
-        &self,
-        device: &Arc<Device>,
-        config: &QueuePairConfig<'_>,
-        road: Road,
-    ) -> Result<QueuePair, VerbsError> {
-        QueuePair::new(&self.inner, device, config, road)
+        QueuePair::new(&self.inner, device, config)
     }
 
     /// Connect, after the route. Ends in `Established`, `Rejected`, `Unreachable` or `ConnectError`.
@@ -377,7 +310,7 @@ impl CmId {
         const VERB: &str = "rdma_connect";
         let mut parameters = parameters.raw(VERB)?;
         // SAFETY: has a queue pair; the parameters are read.
-        self.inner.with_queue(VERB, |raw| unsafe { sys::rdma_connect(raw, &raw mut parameters) })
+        self.inner.with_parts(VERB, true, |raw| unsafe { sys::rdma_connect(raw, &raw mut parameters) })
     }
 
     /// Accept a connection request. Ends in `Established`.
@@ -388,7 +321,7 @@ impl CmId {
         const VERB: &str = "rdma_accept";
         let mut parameters = parameters.raw(VERB)?;
         // SAFETY: has a queue pair; the parameters are read.
-        self.inner.with_queue(VERB, |raw| unsafe { sys::rdma_accept(raw, &raw mut parameters) })
+        self.inner.with_parts(VERB, true, |raw| unsafe { sys::rdma_accept(raw, &raw mut parameters) })
     }
 
     /// Refuse a connection request.

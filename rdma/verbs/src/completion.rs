@@ -107,9 +107,7 @@ impl CompletionChannel {
     pub fn new(device: &Arc<Device>) -> Result<CompletionChannel, VerbsError> {
         // SAFETY: an open context.
         let raw = unsafe { sys::ibv_create_comp_channel(device.context()) };
-        if raw.is_null() {
-            return Err(VerbsError::last("ibv_create_comp_channel"));
-        }
+        let raw = VerbsError::made("ibv_create_comp_channel", raw)?;
         let inner = Arc::new(ChannelInner { raw, device: Arc::clone(device) });
         // SAFETY: ours.
         set_nonblocking(unsafe { (*raw).fd })?;
@@ -145,25 +143,15 @@ impl AsFd for CompletionChannel {
 
 #[derive(Debug)]
 pub(crate) struct QueueInner {
-    raw: *mut sys::ibv_cq,
+    pub(crate) raw: *mut sys::ibv_cq,
     _channel: Option<Arc<ChannelInner>>,
-    device: Arc<Device>,
+    pub(crate) device: Arc<Device>,
 }
 
 // SAFETY: libibverbs is thread-safe. Only the one handle polls.
 unsafe impl Send for QueueInner {}
 // SAFETY: as above.
 unsafe impl Sync for QueueInner {}
-
-impl QueueInner {
-    pub(crate) fn raw(&self) -> *mut sys::ibv_cq {
-        self.raw
-    }
-
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-}
 
 impl Drop for QueueInner {
     fn drop(&mut self) {
@@ -175,7 +163,7 @@ impl Drop for QueueInner {
 /// Where work requests of many queue pairs complete.
 #[derive(Debug)]
 pub struct CompletionQueue {
-    inner: Arc<QueueInner>,
+    pub(crate) inner: Arc<QueueInner>,
     entries: u32,
     is_broken: bool,
     _not_sync: PhantomData<Cell<()>>,
@@ -210,9 +198,7 @@ impl CompletionQueue {
         // SAFETY: an open context, and a channel of it that the queue keeps.
         let raw =
             unsafe { sys::ibv_create_cq(device.context(), count, ptr::null_mut(), raw_channel, vector) };
-        if raw.is_null() {
-            return Err(VerbsError::last(VERB));
-        }
+        let raw = VerbsError::made(VERB, raw)?;
         // SAFETY: the verb has just made it.
         let granted = unsafe { (*raw).cqe };
         let channel = channel.map(|channel| Arc::clone(&channel.inner));
@@ -243,9 +229,6 @@ impl CompletionQueue {
 
     /// Have the channel told of the next completion, once. To sleep without missing one: arm, then poll
     /// until there is none, then wait.
-    ///
-    /// # Errors
-    /// The device failed.
     pub fn arm(&mut self) -> Result<(), VerbsError> {
         // SAFETY: ours.
         VerbsError::check("ibv_req_notify_cq", unsafe { sys::ibv_req_notify_cq(self.inner.raw, 0) })
@@ -272,10 +255,6 @@ impl CompletionQueue {
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.is_broken
-    }
-
-    pub(crate) fn inner(&self) -> &Arc<QueueInner> {
-        &self.inner
     }
 }
 

@@ -219,9 +219,6 @@ impl Device {
     /// All devices. Empty lists where there is no RDMA at all (no module, nothing in `/dev/infiniband`): that
     /// is no error. Called again, it gives the same devices as long as they are held, and new ones, but none
     /// that is lost.
-    ///
-    /// # Errors
-    /// The library cannot be asked.
     pub fn find() -> Result<Found, VerbsError> {
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut count = 0;
@@ -293,10 +290,7 @@ impl Device {
         let usable = std::fs::metadata(&usable).ok().map(|entry| (usable.into(), entry.ino()));
         set_nonblocking(async_fd)?;
         // SAFETY: an open context.
-        let domain = unsafe { sys::ibv_alloc_pd(context) };
-        if domain.is_null() {
-            return Err(VerbsError::last("ibv_alloc_pd"));
-        }
+        let domain = VerbsError::made("ibv_alloc_pd", unsafe { sys::ibv_alloc_pd(context) })?;
         let limits = DeviceLimits::new(&attributes, vectors, is_iwarp);
         let is_soft_roce = attributes.vendor_id == SOFT_ROCE_VENDOR;
         SEEN.lock().unwrap_or_else(PoisonError::into_inner).extend(entry);
@@ -362,7 +356,7 @@ impl Device {
 
     /// The kernel's soft-RoCE (rxe), for tests. With rdma-core 44, `ibv_wr_set_sge_list` there takes all
     /// segments to be as long as the first (and its source, in the version that was read, miscounts a full
-    /// queue). [`crate::Road::Best`] knows.
+    /// queue). No [`crate::Posting`] is chosen that has it.
     #[must_use]
     pub fn is_soft_roce(&self) -> bool {
         self.is_soft_roce

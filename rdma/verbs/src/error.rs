@@ -33,6 +33,11 @@ impl VerbsError {
         VerbsError { verb, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) }
     }
 
+    /// What a verb has made; null means `errno`.
+    pub(crate) fn made<T>(verb: &'static str, made: *mut T) -> Result<*mut T, VerbsError> {
+        if made.is_null() { Err(VerbsError::last(verb)) } else { Ok(made) }
+    }
+
     /// What a verb returned as a number: 0 is success, -1 means `errno`, others are the reason itself.
     pub(crate) fn check(verb: &'static str, returned: c_int) -> Result<(), VerbsError> {
         match returned {
@@ -40,22 +45,6 @@ impl VerbsError {
             -1 => Err(VerbsError::last(verb)),
             other => Err(VerbsError { verb, errno: other.saturating_abs() }),
         }
-    }
-}
-
-/// Not all of a batch was posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{error}, after {posted} work requests")]
-pub struct SubmitError {
-    /// Why the next one was not.
-    pub error: VerbsError,
-    /// How many of the batch's work requests were posted, from its begin. They complete as any other.
-    pub posted: u32,
-}
-
-impl From<SubmitError> for VerbsError {
-    fn from(error: SubmitError) -> VerbsError {
-        error.error
     }
 }
 
@@ -67,8 +56,6 @@ mod tests {
     fn an_error_names_the_verb_and_the_reason() {
         let error = VerbsError::new("ibv_create_qp", libc::ENOMEM);
         assert_eq!(error.to_string(), "ibv_create_qp: Cannot allocate memory (12)");
-        let error = SubmitError { error, posted: 3 };
-        assert_eq!(error.to_string(), "ibv_create_qp: Cannot allocate memory (12), after 3 work requests");
     }
 
     #[test]

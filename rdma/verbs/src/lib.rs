@@ -49,14 +49,14 @@ mod memory;
 mod queue_pair;
 mod receive;
 
-pub use batch::{SendBatch, SendData};
+pub use batch::{Operation, SendBatch, SendData};
 pub use cm_channel::{CmChannel, CmEvent, CmEventKind, PRIVATE_DATA_BYTES_MAX};
 pub use cm_id::{CmId, CmToken, ConnectParams};
 pub use completion::{CompletionChannel, CompletionQueue, POLL_BATCH, WcStatus, WorkCompletion};
 pub use device::{AsyncEvent, Device, DeviceLimits, Found};
-pub use error::{SubmitError, VerbsError};
+pub use error::VerbsError;
 pub use memory::{Access, MemoryRegion, Sge};
-pub use queue_pair::{LIST_BATCH, QueuePair, QueuePairConfig, RNR_0_64_MS, Road};
+pub use queue_pair::{LIST_BATCH, Posting, QueuePair, QueuePairConfig, RNR_0_64_MS};
 pub use receive::SharedReceiveQueue;
 
 #[cfg(test)]

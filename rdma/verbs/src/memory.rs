@@ -98,9 +98,6 @@ unsafe impl Sync for MemoryRegion {}
 
 impl Device {
     /// Register all of an area.
-    ///
-    /// # Errors
-    /// As [`Device::register_part`].
     pub fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<MemoryRegion, VerbsError> {
         let bytes = area.bytes();
         self.register_part(area, 0, bytes, access)
@@ -134,7 +131,7 @@ impl Device {
             let raw = unsafe {
                 sys::ibv_reg_mr_iova2(self.domain(), base.cast(), bytes, base.addr() as u64, flags)
             };
-            if raw.is_null() { Err(VerbsError::last(VERB)) } else { Ok(raw) }
+            VerbsError::made(VERB, raw)
         };
         let (made, is_refused) = relaxed_first(access.0, self.is_relaxed(), register);
         if is_refused {

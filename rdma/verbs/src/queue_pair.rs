@@ -16,17 +16,15 @@ use crate::batch::SendBatch;
 use crate::cm_id::IdInner;
 use crate::completion::{CompletionQueue, QueueInner};
 use crate::device::Device;
-use crate::error::{SubmitError, VerbsError};
+use crate::error::VerbsError;
 use crate::memory::Sge;
 use crate::receive::{self, SharedInner, SharedReceiveQueue};
 
 /// What a queue pair is made of.
 #[derive(Debug, Clone, Copy)]
 pub struct QueuePairConfig<'a> {
-    /// Where sends complete.
-    pub send_cq: &'a CompletionQueue,
-    /// Where receives complete.
-    pub recv_cq: &'a CompletionQueue,
+    /// Where sends and receives complete.
+    pub cq: &'a CompletionQueue,
     /// Where receives come from; without, it has its own queue.
     pub srq: Option<&'a SharedReceiveQueue>,
     /// Work requests that the send queue has room for.
@@ -39,13 +37,14 @@ pub struct QueuePairConfig<'a> {
     pub recv_sge: u32,
     /// Bytes that a send may carry in itself; a wish, see [`QueuePair::inline_bytes`].
     pub inline_bytes: u32,
+    /// How work requests are posted. `None`: by `ibv_wr_*` where the device has it and does it well, else as
+    /// a list.
+    pub posting: Option<Posting>,
 }
 
 /// How work requests are posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Road {
-    /// `ibv_wr_*` where the device has it and does it well, a list otherwise.
-    Best,
+pub enum Posting {
     /// By `ibv_wr_*`: straight into the device's queue.
     Extended,
     /// A linked list, and `ibv_post_send`.
@@ -84,8 +83,7 @@ pub struct QueuePair {
     number: u32,
     recv_sge: u32,
     srq: Option<Arc<SharedInner>>,
-    _send_cq: Arc<QueueInner>,
-    _recv_cq: Arc<QueueInner>,
+    _cq: Arc<QueueInner>,
     _device: Arc<Device>,
     /// Let go last.
     id: Arc<IdInner>,
@@ -97,7 +95,7 @@ unsafe impl Send for QueuePair {}
 
 impl std::fmt::Debug for QueuePair {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("QueuePair").field("number", &self.number).field("road", &self.road()).finish()
+        f.debug_struct("QueuePair").field("number", &self.number).field("posting", &self.posting()).finish()
     }
 }
 
@@ -108,26 +106,24 @@ impl QueuePair {
         id: &Arc<IdInner>,
         device: &Arc<Device>,
         config: &QueuePairConfig<'_>,
-        road: Road,
     ) -> Result<QueuePair, VerbsError> {
         config.check(device)?;
-        let roads: &[Road] = match road {
-            Road::Best if device.is_soft_roce() => &[Road::List],
-            Road::Best => &[Road::Extended, Road::List],
-            Road::Extended => &[Road::Extended],
-            Road::List => &[Road::List],
+        let postings: &[Posting] = match &config.posting {
+            None if device.is_soft_roce() => &[Posting::List],
+            None => &[Posting::Extended, Posting::List],
+            Some(posting) => std::slice::from_ref(posting),
         };
         let inlines: &[u32] = if config.inline_bytes > 0 { &[config.inline_bytes, 0] } else { &[0] };
         let mut outcome = Err(VerbsError::new(VERB, libc::EINVAL));
         for inline_bytes in inlines {
-            for road in roads {
+            for posting in postings {
                 outcome = id.with(|raw| {
-                    let mut attributes = config.attributes(device, *inline_bytes, *road);
+                    let mut attributes = config.attributes(device, *inline_bytes, *posting);
                     // SAFETY: alive, and under its lock; all in the attributes belongs to this device.
                     unsafe { create(raw, device, &mut attributes) }
                 });
                 if let Ok((raw, cap)) = outcome {
-                    let srq = config.srq.map(|srq| Arc::clone(srq.inner()));
+                    let srq = config.srq.map(|srq| Arc::clone(&srq.inner));
                     let mut queue_pair = QueuePair {
                         raw,
                         post: Post::Extended(ptr::null_mut()),
@@ -139,20 +135,19 @@ impl QueuePair {
                         number: unsafe { (*raw).qp_num },
                         recv_sge: config.recv_sge,
                         srq,
-                        _send_cq: Arc::clone(config.send_cq.inner()),
-                        _recv_cq: Arc::clone(config.recv_cq.inner()),
+                        _cq: Arc::clone(&config.cq.inner),
                         _device: Arc::clone(device),
                         id: Arc::clone(id),
                         _not_sync: PhantomData,
                     };
-                    queue_pair.post = match road {
-                        Road::List => {
+                    queue_pair.post = match posting {
+                        Posting::List => {
                             let inline_bytes = queue_pair.inline_bytes;
                             Post::List(List::new(queue_pair.send_wr, config.send_sge, inline_bytes))
                         }
-                        Road::Best | Road::Extended => match extended(raw) {
+                        Posting::Extended => match extended(raw) {
                             Some(extended) => Post::Extended(extended),
-                            None if roads.len() > 1 => continue,
+                            None if postings.len() > 1 => continue,
                             None => return Err(VerbsError::new("ibv_qp_to_qp_ex", libc::EOPNOTSUPP)),
                         },
                     };
@@ -187,12 +182,12 @@ impl QueuePair {
         self.send_sge
     }
 
-    /// How it posts: never [`Road::Best`].
+    /// How it posts.
     #[must_use]
-    pub fn road(&self) -> Road {
+    pub fn posting(&self) -> Posting {
         match self.post {
-            Post::Extended(_) => Road::Extended,
-            Post::List(_) => Road::List,
+            Post::Extended(_) => Posting::Extended,
+            Post::List(_) => Posting::List,
         }
     }
 
@@ -212,13 +207,13 @@ impl QueuePair {
     /// Post receives of one segment each to its own queue, with one doorbell for every 32 of them.
     ///
     /// # Errors
-    /// It has a shared receive queue, or no room for all. It says how many were posted.
+    /// It has a shared receive queue, or no room for all. Some may have been posted.
     pub fn post_receives(
         &mut self,
         receives: impl IntoIterator<Item = (u64, Sge)>,
-    ) -> Result<(), SubmitError> {
+    ) -> Result<(), VerbsError> {
         if self.srq.is_some() {
-            return Err(SubmitError { error: VerbsError::new("ibv_post_recv", libc::EINVAL), posted: 0 });
+            return Err(VerbsError::new("ibv_post_recv", libc::EINVAL));
         }
         // SAFETY: alive.
         unsafe { receive::post_own_batch(self.raw, receives) }
@@ -237,27 +232,28 @@ impl QueuePair {
     /// # Errors
     /// The device does not change it.
     pub fn set_min_rnr_timer(&mut self, code: u8) -> Result<(), VerbsError> {
-        // SAFETY: numbers.
-        let mut attributes: sys::ibv_qp_attr = unsafe { mem::zeroed() };
-        attributes.min_rnr_timer = code;
-        // One that was forgotten would still hold the device's lock.
-        drop(self.batch());
-        let mask = sys::ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0.cast_signed();
-        // SAFETY: alive; the attributes are read.
-        VerbsError::check("ibv_modify_qp", unsafe { sys::ibv_modify_qp(self.raw, &raw mut attributes, mask) })
+        let mask = sys::ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER;
+        self.modify(mask, |attributes| attributes.min_rnr_timer = code)
     }
 
     /// Move to the error state. What is posted completes as flushed, as does all that is posted after.
-    ///
-    /// # Errors
-    /// The device failed.
     pub fn set_error(&mut self) -> Result<(), VerbsError> {
+        let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE;
+        self.modify(mask, |attributes| attributes.qp_state = sys::ibv_qp_state::IBV_QPS_ERR)
+    }
+
+    /// Change what is in the mask.
+    fn modify(
+        &mut self,
+        mask: sys::ibv_qp_attr_mask,
+        set: impl FnOnce(&mut sys::ibv_qp_attr),
+    ) -> Result<(), VerbsError> {
         // SAFETY: numbers.
         let mut attributes: sys::ibv_qp_attr = unsafe { mem::zeroed() };
-        attributes.qp_state = sys::ibv_qp_state::IBV_QPS_ERR;
+        set(&mut attributes);
         // One that was forgotten would still hold the device's lock.
         drop(self.batch());
-        let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
+        let mask = mask.0.cast_signed();
         // SAFETY: alive; the attributes are read.
         VerbsError::check("ibv_modify_qp", unsafe { sys::ibv_modify_qp(self.raw, &raw mut attributes, mask) })
     }
@@ -276,27 +272,25 @@ impl QueuePairConfig<'_> {
         let limits = device.limits();
         let is_same = |other: &Arc<Device>| ptr::eq(Arc::as_ptr(other), device);
         let is_own = self.srq.is_none();
-        let is_right = is_same(self.send_cq.inner().device())
-            && is_same(self.recv_cq.inner().device())
-            && self.srq.is_none_or(|srq| is_same(srq.inner().device()))
+        let is_right = is_same(&self.cq.inner.device)
+            && self.srq.is_none_or(|srq| is_same(&srq.inner.device))
             && (1..=limits.send_wr).contains(&self.send_wr)
             && (1..=limits.sge).contains(&self.send_sge)
             && (!is_own || self.recv_wr <= limits.send_wr && self.recv_sge <= limits.sge);
         if is_right { Ok(()) } else { Err(VerbsError::new(VERB, libc::EINVAL)) }
     }
 
-    fn attributes(&self, device: &Device, inline_bytes: u32, road: Road) -> sys::ibv_qp_init_attr_ex {
+    fn attributes(&self, device: &Device, inline_bytes: u32, posting: Posting) -> sys::ibv_qp_init_attr_ex {
         use sys::ibv_qp_create_send_ops_flags as op;
         use sys::ibv_qp_init_attr_mask as mask;
         // SAFETY: numbers and pointers.
         let mut attributes: sys::ibv_qp_init_attr_ex = unsafe { mem::zeroed() };
-        attributes.send_cq = self.send_cq.inner().raw();
-        attributes.recv_cq = self.recv_cq.inner().raw();
+        (attributes.send_cq, attributes.recv_cq) = (self.cq.inner.raw, self.cq.inner.raw);
         attributes.cap.max_send_wr = self.send_wr;
         attributes.cap.max_send_sge = self.send_sge;
         attributes.cap.max_inline_data = inline_bytes;
         match self.srq {
-            Some(srq) => attributes.srq = srq.inner().raw(),
+            Some(srq) => attributes.srq = srq.inner.raw,
             None => {
                 attributes.cap.max_recv_wr = self.recv_wr;
                 attributes.cap.max_recv_sge = self.recv_sge;
@@ -305,7 +299,7 @@ impl QueuePairConfig<'_> {
         attributes.qp_type = sys::ibv_qp_type::IBV_QPT_RC;
         attributes.pd = device.domain();
         attributes.comp_mask = mask::IBV_QP_INIT_ATTR_PD.0;
-        if road == Road::Extended {
+        if posting == Posting::Extended {
             attributes.comp_mask |= mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
             let ops = op::IBV_QP_EX_WITH_RDMA_READ
                 | op::IBV_QP_EX_WITH_RDMA_WRITE

@@ -12,29 +12,19 @@ use std::sync::Arc;
 use rdma_sys as sys;
 
 use crate::device::Device;
-use crate::error::{SubmitError, VerbsError};
+use crate::error::VerbsError;
 use crate::memory::Sge;
 
 #[derive(Debug)]
 pub(crate) struct SharedInner {
-    raw: *mut sys::ibv_srq,
-    device: Arc<Device>,
+    pub(crate) raw: *mut sys::ibv_srq,
+    pub(crate) device: Arc<Device>,
 }
 
 // SAFETY: libibverbs is thread-safe.
 unsafe impl Send for SharedInner {}
 // SAFETY: as above.
 unsafe impl Sync for SharedInner {}
-
-impl SharedInner {
-    pub(crate) fn raw(&self) -> *mut sys::ibv_srq {
-        self.raw
-    }
-
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-}
 
 impl Drop for SharedInner {
     fn drop(&mut self) {
@@ -46,7 +36,7 @@ impl Drop for SharedInner {
 /// Receives for many queue pairs. Which of them takes one is told by its completion.
 #[derive(Debug)]
 pub struct SharedReceiveQueue {
-    inner: Arc<SharedInner>,
+    pub(crate) inner: Arc<SharedInner>,
     entries: u32,
     sge: u32,
     _not_sync: PhantomData<Cell<()>>,
@@ -73,9 +63,7 @@ impl SharedReceiveQueue {
         let mut attributes = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: our domain; the attributes are read and written.
         let raw = unsafe { sys::ibv_create_srq(device.domain(), &raw mut attributes) };
-        if raw.is_null() {
-            return Err(VerbsError::last(VERB));
-        }
+        let raw = VerbsError::made(VERB, raw)?;
         let inner = Arc::new(SharedInner { raw, device: Arc::clone(device) });
         Ok(SharedReceiveQueue { inner, entries, sge, _not_sync: PhantomData })
     }
@@ -98,10 +86,6 @@ impl SharedReceiveQueue {
         VerbsError::check(VERB_SHARED, unsafe {
             sys::ibv_post_srq_recv(self.inner.raw, &raw mut request, &raw mut bad)
         })
-    }
-
-    pub(crate) fn inner(&self) -> &Arc<SharedInner> {
-        &self.inner
     }
 }
 
@@ -132,7 +116,7 @@ pub(crate) unsafe fn post_own(
 pub(crate) unsafe fn post_own_batch(
     queue_pair: *mut sys::ibv_qp,
     receives: impl IntoIterator<Item = (u64, Sge)>,
-) -> Result<(), SubmitError> {
+) -> Result<(), VerbsError> {
     // SAFETY: alive by contract; requests and segments are read before this returns.
     batch(receives, VERB_OWN, |first, bad| unsafe { sys::ibv_post_recv(queue_pair, first, bad) })
 }
@@ -154,9 +138,8 @@ fn batch(
     receives: impl IntoIterator<Item = (u64, Sge)>,
     verb: &'static str,
     mut post: impl FnMut(*mut sys::ibv_recv_wr, *mut *mut sys::ibv_recv_wr) -> libc::c_int,
-) -> Result<(), SubmitError> {
+) -> Result<(), VerbsError> {
     let mut receives = receives.into_iter();
-    let mut posted = 0;
     loop {
         let mut segments = [Sge { address: 0, bytes: 0, key: 0 }; POST_BATCH];
         let mut ids = [0_u64; POST_BATCH];
@@ -179,22 +162,11 @@ fn batch(
             unsafe { first.add(index).write(sys::ibv_recv_wr { wr_id: *id, next, sg_list, num_sge: 1 }) };
         }
         let mut bad = ptr::null_mut();
-        let returned = post(first, &raw mut bad);
-        if let Err(error) = VerbsError::check(verb, returned) {
-            return Err(SubmitError { error, posted: posted + before(first, bad, count) });
-        }
-        posted += u32::try_from(count).unwrap_or(u32::MAX);
+        VerbsError::check(verb, post(first, &raw mut bad))?;
         if count < POST_BATCH {
             return Ok(());
         }
     }
-}
-
-/// How many of a chain in an array of `count` come before the one that failed.
-pub(crate) fn before<T>(first: *const T, bad: *const T, count: usize) -> u32 {
-    let bytes = (bad as usize).checked_sub(first as usize);
-    let index = bytes.map_or(0, |bytes| bytes / size_of::<T>());
-    if index < count { u32::try_from(index).unwrap_or(0) } else { 0 }
 }
 
 #[cfg(test)]
@@ -232,22 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_does_not_fit_says_how_many_were_posted() {
-        let mut left = 40;
-        let receives = (0..70).map(|id| (id, sge(id)));
-        let error = batch(receives, VERB_OWN, |first, bad| {
-            for _ in 0..walk(first).len() {
-                if left == 0 {
-                    // SAFETY: given by `batch`; the ninth of the second chain.
-                    unsafe { *bad = first.add(8) };
-                    return libc::ENOMEM;
-                }
-                left -= 1;
-            }
-            0
-        })
-        .expect_err("no room");
-        assert_eq!(error, SubmitError { error: VerbsError::new(VERB_OWN, libc::ENOMEM), posted: 40 });
+    fn a_batch_ends_with_the_chain_that_does_not_fit() {
+        let mut chains = 0;
+        let receives = (0..100).map(|id| (id, sge(id)));
+        let error = batch(receives, VERB_OWN, |_, _| {
+            chains += 1;
+            if chains == 2 { libc::ENOMEM } else { 0 }
+        });
+        assert_eq!((error, chains), (Err(VerbsError::new(VERB_OWN, libc::ENOMEM)), 2));
     }
 
     #[test]
@@ -255,13 +219,5 @@ mod tests {
         assert!(one(1, &[sge(0); 3], 3, VERB_OWN).is_ok());
         let error = one(1, &[sge(0); 4], 3, VERB_OWN).map(|_| ()).expect_err("refused");
         assert_eq!(error, VerbsError::new(VERB_OWN, libc::EINVAL));
-    }
-
-    #[test]
-    fn a_bad_pointer_that_is_none_of_the_chain_s_counts_as_none_posted() {
-        let chain = [0_u64; 4];
-        assert_eq!(before(chain.as_ptr(), &raw const chain[2], 4), 2);
-        assert_eq!(before(chain.as_ptr(), ptr::null(), 4), 0);
-        assert_eq!(before(chain.as_ptr(), usize::MAX as *const u64, 4), 0);
     }
 }

@@ -17,9 +17,6 @@ pub struct Area {
 impl Area {
     /// Zeroed memory of its own, at least `bytes` rounded up to pages: for queues that a device and its
     /// driver share. From the memory node that is given, if that has any.
-    ///
-    /// # Errors
-    /// [`RegionError`], with the system's reason.
     pub fn of_pages(bytes: usize, node: Option<u32>) -> Result<Area, RegionError> {
         let region = Region::map_pages(bytes)?;
         if let Some(node) = node {
@@ -29,9 +26,6 @@ impl Area {
     }
 
     /// Zeroed memory of its own, at least `bytes`, aligned to 2 MiB.
-    ///
-    /// # Errors
-    /// [`RegionError`], with the system's reason.
     pub fn map(bytes: usize, pages: Pages) -> Result<Area, RegionError> {
         Ok(Area::of(&Arc::new(Region::map(bytes, pages)?)))
     }

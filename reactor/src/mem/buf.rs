@@ -6,16 +6,15 @@
 //! UNSAFETY: turns addresses of a region into slices; the homes vouch for exclusiveness.
 #![expect(unsafe_code, reason = "slices over arena memory")]
 
+use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
 use super::area::Area;
 use super::cache::CacheCore;
-use super::copies::note_copied;
 use super::frames::{FrameCore, PagePosition};
-use super::pool::PoolCore;
-use super::share::Owner;
+use super::pool::{Owner, PoolCore};
 use super::unmaps::unmaps;
 
 /// Most segments that one buffer has: a transfer of 2 MiB in frames of 4 KiB, and one more for each ragged
@@ -49,6 +48,86 @@ pub(super) struct Tail(pub(super) Vec<Segment>);
 impl Tail {
     pub(super) fn with_capacity(segments: usize) -> Tail {
         Tail(Vec::with_capacity(segments))
+    }
+}
+
+/// Boxes for buffers of several segments, used again and again.
+pub(super) struct Tails {
+    #[expect(clippy::vec_box, reason = "the box itself is what is recycled")]
+    boxes: RefCell<Vec<Box<Tail>>>,
+    /// Segments for which a new one has room.
+    segments: usize,
+}
+
+impl Tails {
+    /// With so many boxes from the start; more are made as they are needed.
+    pub(super) fn new(boxes: usize, segments: usize) -> Tails {
+        let boxes = (0..boxes).map(|_| Box::new(Tail::with_capacity(segments))).collect();
+        Tails { boxes: RefCell::new(boxes), segments }
+    }
+
+    pub(super) fn take(&self) -> Box<Tail> {
+        self.boxes.borrow_mut().pop().unwrap_or_else(|| Box::new(Tail::with_capacity(self.segments)))
+    }
+
+    pub(super) fn put(&self, mut tail: Box<Tail>) {
+        tail.0.clear();
+        self.boxes.borrow_mut().push(tail);
+    }
+}
+
+/// Collects the segments of a buffer, joining those that lie side by side.
+pub(super) struct Builder<'a> {
+    tails: &'a Tails,
+    head: Option<Segment>,
+    tail: Option<Box<Tail>>,
+    bytes: u32,
+}
+
+impl Builder<'_> {
+    pub(super) fn new(tails: &Tails) -> Builder<'_> {
+        Builder { tails, head: None, tail: None, bytes: 0 }
+    }
+
+    /// Joined to the last where it follows that in memory. (The zeroes end where no frame begins: frame 0 of
+    /// a store is never handed out.)
+    #[inline]
+    pub(super) fn push(&mut self, segment: Segment) {
+        self.add(segment, |last| {
+            let is_beside = last.end() == segment.addr.as_ptr() as usize;
+            is_beside.then(|| Segment { bytes: last.bytes + segment.bytes, ..*last })
+        });
+    }
+
+    /// Zeroes all begin at one address, so a run of them is one longer segment.
+    #[inline]
+    pub(super) fn push_zeroes(&mut self, bytes: u32) {
+        self.add(zeroes(bytes), |last| {
+            let is_room = last.is_zeroes() && last.bytes + bytes <= ZEROES_BYTES;
+            is_room.then(|| zeroes(last.bytes + bytes))
+        });
+    }
+
+    /// `join`: the segment so far and this one as one, if they can be.
+    #[inline]
+    fn add(&mut self, segment: Segment, join: impl FnOnce(&Segment) -> Option<Segment>) {
+        self.bytes += segment.bytes;
+        let Some(head) = &mut self.head else {
+            self.head = Some(segment);
+            return;
+        };
+        let last = self.tail.as_mut().and_then(|tail| tail.0.last_mut()).unwrap_or(head);
+        match join(last) {
+            Some(joined) => *last = joined,
+            None => self.tail.get_or_insert_with(|| self.tails.take()).0.push(segment),
+        }
+    }
+
+    pub(super) fn build(self, home: Home, is_writable: bool) -> Buf {
+        match self.head {
+            Some(head) => Buf { head, tail: self.tail, bytes: self.bytes, is_writable, home },
+            None => Buf::zeroes(0),
+        }
     }
 }
 
@@ -89,6 +168,29 @@ impl Segment {
     pub(super) fn is_zeroes(&self) -> bool {
         self.addr == NonNull::from(&ZEROES.0).cast()
     }
+}
+
+#[cfg(feature = "count-copies")]
+thread_local! {
+    static COPIED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Bytes of data that the calling thread has copied, for tests that assert that it copies none: in
+/// [`Buf::copy_in`] and [`Buf::copy_out`], the rest of a page beside what a write covers, what stays behind
+/// of a received batch. Headers are not data.
+#[cfg(feature = "count-copies")]
+#[must_use]
+pub fn copied_bytes() -> u64 {
+    COPIED.with(std::cell::Cell::get)
+}
+
+/// Data was copied, elsewhere than in a [`Buf`]'s own functions.
+#[inline(always)]
+pub fn note_copied(bytes: usize) {
+    #[cfg(feature = "count-copies")]
+    COPIED.with(|copied| copied.set(copied.get() + bytes as u64));
+    #[cfg(not(feature = "count-copies"))]
+    let _ = bytes;
 }
 
 /// An owned piece of data-path memory. See the module.

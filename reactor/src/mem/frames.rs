@@ -44,16 +44,12 @@ use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use super::area::Area;
-use super::buf::{Buf, Home, Segment, Tail, ZEROES_BYTES, zeroes};
-use super::copies::note_copied;
-use super::nontemporal::copy_nontemporal;
-use super::prefetch::prefetch;
+use super::buf::{Buf, Builder, Home, Segment, Tail, Tails, note_copied, zeroes};
+use super::cpu_cache::{copy_nontemporal, prefetch};
 use super::region::{Pages, Region, RegionError};
-use extents::{EXTENT_PAGES, Extents};
-use layout::Layout;
+use extents::{EXTENT_PAGES, Extents, Layout};
 
 mod extents;
-mod layout;
 mod publish;
 
 /// Bytes of a frame.
@@ -254,7 +250,7 @@ impl FrameStore {
             store: Arc::clone(self),
             free: RefCell::new(Vec::with_capacity((HOARD_MAX + FRESH_BATCH) as usize + super::SEGMENTS_MAX)),
             torn: Cell::new((0, 0)),
-            tails: RefCell::new(Vec::new()),
+            tails: Tails::new(0, super::SEGMENTS_MAX),
         })
     }
 
@@ -396,9 +392,7 @@ pub struct FrameCore {
     /// What is left of a spare extent of which small writes had frames: the first, and the one behind the
     /// last.
     torn: Cell<(u32, u32)>,
-    /// Boxes for buffers of several segments, used again and again.
-    #[expect(clippy::vec_box, reason = "the box itself is what is recycled")]
-    tails: RefCell<Vec<Box<Tail>>>,
+    tails: Tails,
 }
 
 impl Drop for FrameCore {
@@ -410,55 +404,11 @@ impl Drop for FrameCore {
     }
 }
 
-/// Collects segments, joining those that lie side by side.
-struct Builder<'a> {
-    core: &'a FrameCore,
-    head: Option<Segment>,
-    tail: Option<Box<Tail>>,
-}
-
-impl Builder<'_> {
-    /// The segment so far, if any, that the next may be joined to.
-    fn last(&mut self) -> Option<&mut Segment> {
-        let head = self.head.as_mut()?;
-        Some(self.tail.as_mut().and_then(|tail| tail.0.last_mut()).unwrap_or(head))
-    }
-
-    #[inline]
-    fn push(&mut self, segment: Segment) {
-        let core = self.core;
-        match self.last() {
-            None => self.head = Some(segment),
-            // Frames that lie side by side. (The zeroes end where no frame begins: frame 0 is never handed
-            // out.)
-            Some(last) if last.end() == segment.addr.as_ptr() as usize => last.bytes += segment.bytes,
-            Some(_) => self.tail.get_or_insert_with(|| core.take_tail()).0.push(segment),
-        }
-    }
-
-    /// Zeroes all begin at one address, so a run of them is one longer segment.
-    #[inline]
-    fn push_zeroes(&mut self, bytes: u32) {
-        let core = self.core;
-        match self.last() {
-            None => self.head = Some(zeroes(bytes)),
-            Some(last) if last.is_zeroes() && last.bytes + bytes <= ZEROES_BYTES => {
-                *last = zeroes(last.bytes + bytes)
-            }
-            Some(_) => self.tail.get_or_insert_with(|| core.take_tail()).0.push(zeroes(bytes)),
-        }
-    }
-}
-
 impl FrameCore {
     /// The store behind it.
     #[must_use]
     pub fn store(&self) -> &Arc<FrameStore> {
         &self.store
-    }
-
-    fn take_tail(&self) -> Box<Tail> {
-        self.tails.borrow_mut().pop().unwrap_or_else(|| Box::new(Tail::with_capacity(super::SEGMENTS_MAX)))
     }
 
     fn check(&self, offset: u64, bytes: u32) {
@@ -501,9 +451,9 @@ impl FrameCore {
             let is_written = frame != NONE;
             let skip = u32::from(place.skip);
             let head = if is_written { self.store.piece(frame, skip, bytes) } else { zeroes(bytes) };
-            return self.buf(head, None, place, bytes, false);
+            return Buf { head, tail: None, bytes, is_writable: false, home: self.home(place) };
         }
-        let mut builder = Builder { core: self, head: None, tail: None };
+        let mut builder = Builder::new(&self.tails);
         for (page, skip, step) in Self::pages(offset, bytes) {
             let frame = self.store.pin(page);
             if frame == NONE {
@@ -512,7 +462,7 @@ impl FrameCore {
                 builder.push(self.store.piece(frame, skip, step));
             }
         }
-        self.finish(builder, offset, bytes, false)
+        builder.build(self.home(place), false)
     }
 
     /// The page of `offset`, if there is one, is looked up soon.
@@ -524,25 +474,8 @@ impl FrameCore {
         }
     }
 
-    fn finish(self: &Rc<Self>, builder: Builder<'_>, offset: u64, bytes: u32, is_writable: bool) -> Buf {
-        let Builder { head, tail, .. } = builder;
-        match head {
-            Some(head) => self.buf(head, tail, PagePosition::of(offset), bytes, is_writable),
-            None => Buf::zeroes(0),
-        }
-    }
-
-    #[inline]
-    fn buf(
-        self: &Rc<Self>,
-        head: Segment,
-        tail: Option<Box<Tail>>,
-        place: PagePosition,
-        bytes: u32,
-        is_writable: bool,
-    ) -> Buf {
-        let home = Home::Frames(Rc::clone(self), place.page, place.skip);
-        Buf { head, tail, bytes, is_writable, home }
+    fn home(self: &Rc<Self>, place: PagePosition) -> Home {
+        Home::Frames(Rc::clone(self), place.page, place.skip)
     }
 
     /// A writable buffer of fresh frames for the bytes of `offset .. offset + bytes`, to be filled and then
@@ -564,7 +497,7 @@ impl FrameCore {
             drop(free);
             return self.take_torn(offset, bytes, count);
         }
-        let mut builder = Builder { core: self, head: None, tail: None };
+        let mut builder = Builder::new(&self.tails);
         let start = free.len() - count;
         for ((page, skip, step), frame) in Self::pages(offset, bytes).zip(free.drain(start..)) {
             // What `write` will change, while the frame is being filled.
@@ -572,18 +505,18 @@ impl FrameCore {
             builder.push(self.store.piece(frame, skip, step));
         }
         drop(free);
-        Some(self.finish(builder, offset, bytes, true))
+        Some(builder.build(self.home(PagePosition::of(offset)), true))
     }
 
     /// [`FrameCore::take`] of less than an extent when no small frames are left.
     #[cold]
     fn take_torn(self: &Rc<Self>, offset: u64, bytes: u32, count: usize) -> Option<Buf> {
         let frames = self.torn_frames(count)?;
-        let mut builder = Builder { core: self, head: None, tail: None };
+        let mut builder = Builder::new(&self.tails);
         for ((_, skip, step), frame) in Self::pages(offset, bytes).zip(frames) {
             builder.push(self.store.piece(frame, skip, step));
         }
-        Some(self.finish(builder, offset, bytes, true))
+        Some(builder.build(self.home(PagePosition::of(offset)), true))
     }
 
     /// Frames of spare extents for pages that are no whole extent. Each extent is whole again when all of it
@@ -654,7 +587,7 @@ impl FrameCore {
             free = self.free.borrow_mut();
         }
         let is_torn = !torn.is_empty();
-        let mut builder = Builder { core: self, head: None, tail: None };
+        let mut builder = Builder::new(&self.tails);
         let left = if is_torn { free.len() } else { free.len() - count };
         let mut ends = if is_torn { 0 } else { left };
         for (page, skip, step) in Self::pages(offset, bytes) {
@@ -673,7 +606,7 @@ impl FrameCore {
         }
         free.truncate(left);
         drop(free);
-        Some(self.finish(builder, offset, bytes, true))
+        Some(builder.build(self.home(PagePosition::of(offset)), true))
     }
 
     /// Fill the list to at least `count` from what other cores spilled, then from frames never used.
@@ -753,13 +686,13 @@ impl FrameCore {
             return;
         }
         self.give_back_segment(place.offset(), head, is_writable);
-        if let Some(mut tail) = tail {
+        if let Some(tail) = tail {
             let mut at = place.offset() + u64::from(head.bytes);
-            for segment in tail.0.drain(..) {
+            for segment in tail.0.iter().copied() {
                 self.give_back_segment(at, segment, is_writable);
                 at += u64::from(segment.bytes);
             }
-            self.tails.borrow_mut().push(tail);
+            self.tails.put(tail);
         }
     }
 

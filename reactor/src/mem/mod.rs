@@ -20,26 +20,21 @@
 mod area;
 mod buf;
 mod cache;
-mod copies;
+mod cpu_cache;
 mod frames;
-mod nontemporal;
 mod pool;
-mod prefetch;
 mod region;
-mod share;
 mod unmaps;
 
 pub use area::Area;
-pub use buf::{Buf, SEGMENTS_MAX};
+#[cfg(feature = "count-copies")]
+pub use buf::copied_bytes;
+pub use buf::{Buf, SEGMENTS_MAX, note_copied};
 pub use cache::{
     AtomicWord, CacheCore, CacheFrames, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Look, Pin, Shard,
 };
-#[cfg(feature = "count-copies")]
-pub use copies::copied_bytes;
-pub use copies::note_copied;
+pub use cpu_cache::prefetch;
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
-pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, can_serve};
-pub use prefetch::prefetch;
+pub use pool::{PIECES_MAX, Pool, PoolError, SHARE_BYTES, Share, ZoneSpec, can_serve};
 pub use region::{PageSizes, Pages, Region, RegionError};
-pub use share::SHARE_BYTES;
 pub use unmaps::{News, UNMAPS_KEPT, Unmaps, Watch, unmaps};

@@ -17,9 +17,8 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 
 use super::area::Area;
-use super::buf::{Buf, Home, Segment, Tail};
+use super::buf::{Buf, Home, Segment, Tail, Tails};
 use super::region::{Pages, Region, RegionError};
-use super::share::{Owner, Shares};
 use super::unmaps::unmaps;
 use crate::affinity::current_node;
 use crate::slab::Slot;
@@ -29,6 +28,67 @@ use crate::slab::Slot;
 pub const PIECES_MAX: usize = 32;
 /// Most zones of a pool.
 const ZONES_MAX: usize = 16;
+
+/// Who is charged for a buffer: an entry of a slab, as a connection is. One without an entry in the table is
+/// not charged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner(pub(super) Slot);
+
+impl Owner {
+    /// No slab has such an entry.
+    pub(super) const NOBODY: Owner = Owner(Slot::from_wire(u16::MAX as u32));
+}
+
+/// What the last owner of an entry holds.
+#[derive(Clone, Copy)]
+struct Held {
+    owner: Owner,
+    bytes: u64,
+}
+
+/// Bytes that each owner holds; the rule that comes of it is [`Share`]'s. What an owner leaves behind when it
+/// goes (a disk may still have its buffers) is not held against the next of its entry.
+#[derive(Default)]
+pub(super) struct Shares(RefCell<Vec<Cell<Held>>>);
+
+impl Shares {
+    /// Entries are only ever added: what is held is counted.
+    pub(super) fn set_owners(&self, owners: usize) {
+        let mut table = self.0.borrow_mut();
+        if owners > table.len() {
+            table.resize(owners, Cell::new(Held { owner: Owner::NOBODY, bytes: 0 }));
+        }
+    }
+
+    #[inline]
+    pub(super) fn held(&self, owner: Owner) -> u64 {
+        let held = self.0.borrow().get(owner.0.index()).map(Cell::get);
+        held.filter(|held| held.owner == owner).map_or(0, |held| held.bytes)
+    }
+
+    #[inline]
+    pub(super) fn take(&self, owner: Owner, bytes: u64) {
+        if let Some(entry) = self.0.borrow().get(owner.0.index()) {
+            let held = entry.get();
+            let before = if held.owner == owner { held.bytes } else { 0 };
+            entry.set(Held { owner, bytes: before + bytes });
+        }
+    }
+
+    #[inline]
+    pub(super) fn give_back(&self, owner: Owner, bytes: u64) {
+        let table = self.0.borrow();
+        let Some(entry) = table.get(owner.0.index()) else { return };
+        let held = entry.get();
+        if held.owner == owner {
+            debug_assert!(held.bytes >= bytes, "given back twice, or taken before there was a table");
+            entry.set(Held { owner, bytes: held.bytes.saturating_sub(bytes) });
+        }
+    }
+}
+
+/// Bytes of the table for each owner.
+pub const SHARE_BYTES: usize = size_of::<Held>();
 
 /// Size and number of the buffers of one zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,9 +129,7 @@ pub(super) struct PoolCore {
     pub(super) shares: Shares,
     /// Zones from this one on are kept for the request that waits longest.
     kept_from: Cell<usize>,
-    /// Boxes for buffers of several pieces, used again and again.
-    #[expect(clippy::vec_box, reason = "the box itself is what is recycled")]
-    tails: RefCell<Vec<Box<Tail>>>,
+    tails: Tails,
 }
 
 impl PoolCore {
@@ -113,9 +171,9 @@ impl PoolCore {
 
     /// Each piece goes to the zone that it lies in.
     #[cold]
-    fn put_tail(&self, mut tail: Box<Tail>) -> u64 {
-        let bytes = tail.0.drain(..).map(|piece| self.put_one(self.zone_of(piece.addr), piece.addr)).sum();
-        self.tails.borrow_mut().push(tail);
+    fn put_tail(&self, tail: Box<Tail>) -> u64 {
+        let bytes = tail.0.iter().map(|piece| self.put_one(self.zone_of(piece.addr), piece.addr)).sum();
+        self.tails.put(tail);
         bytes
     }
 
@@ -139,8 +197,7 @@ impl PoolCore {
         let zones = self.zones[..smaller.min(end)].iter().map(|zone| (zone.spec.buffer_bytes, free(zone)));
         let plan = plan(bytes, zones)?;
         let mut head: Option<(Segment, usize)> = None;
-        let mut tail =
-            self.tails.borrow_mut().pop().unwrap_or_else(|| Box::new(Tail::with_capacity(PIECES_MAX)));
+        let mut tail = self.tails.take();
         let (mut left, mut charged) = (bytes, 0);
         for (index, count) in plan {
             let zone = &self.zones[index];
@@ -401,7 +458,7 @@ impl Pool {
             free_bytes: Cell::new(bytes as u64),
             shares: Shares::default(),
             kept_from: Cell::new(usize::MAX),
-            tails: RefCell::new(Vec::new()),
+            tails: Tails::new(0, PIECES_MAX),
             zones,
         })))
     }

@@ -73,9 +73,6 @@ pub(super) const HUGE_BYTES: usize = 2 << 20;
 
 impl Region {
     /// Map `bytes`, rounded up to 2 MiB. Nothing is touched yet.
-    ///
-    /// # Errors
-    /// [`RegionError`] with the system's reason.
     pub fn map(bytes: usize, pages: Pages) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
         if pages == Pages::Huge
@@ -114,9 +111,6 @@ impl Region {
     }
 
     /// Map `bytes`, rounded up to base pages and on one. Nothing is touched yet.
-    ///
-    /// # Errors
-    /// [`RegionError`] with the system's reason.
     pub(super) fn map_pages(bytes: usize) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(page_bytes());
         let base = map_anonymous(bytes, 0).map_err(|source| RegionError { bytes, source })?;
@@ -179,15 +173,8 @@ impl Region {
     /// # Errors
     /// The system's: it has none, or is older than Linux 5.14.
     pub(super) fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
-        assert!(
-            offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
-            "populate outside of the region"
-        );
-        // SAFETY: in range (asserted), and our mapping for as long as `self` is. Contents are not changed,
-        // also while other threads read or write them.
-        let failed =
-            unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, libc::MADV_POPULATE_WRITE) };
-        if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        let is_done = self.advise(offset, bytes, libc::MADV_POPULATE_WRITE);
+        if is_done { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Have all of its pages, and where transparent huge pages were asked for, bring the small ones together
@@ -221,15 +208,21 @@ impl Region {
         }
     }
 
-    /// True: all pieces of 2 MiB there lie on huge pages.
+    /// True: all pieces of 2 MiB there lie on huge pages. A page that a device has is not moved.
     fn collapse(&self, offset: usize, bytes: usize) -> bool {
+        self.advise(offset, bytes, libc::MADV_COLLAPSE)
+    }
+
+    /// True when the kernel takes the advice. All but [`Region::release`] leave what the pages hold, also
+    /// while other threads read or write them.
+    fn advise(&self, offset: usize, bytes: usize, advice: libc::c_int) -> bool {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
-            "collapse outside of the region"
+            "advice for what is outside of the region"
         );
-        // SAFETY: in range (asserted), and our mapping for as long as `self` is. Contents are not changed,
-        // and a page that a device has is not moved.
-        unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, libc::MADV_COLLAPSE) == 0 }
+        // SAFETY: in range (asserted), and our mapping for as long as `self` is. Who releases pages owns them
+        // and holds no reference into them.
+        unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, advice) == 0 }
     }
 
     /// From now on its pages stay where they are: a device has their addresses. Returns when no release is
@@ -263,8 +256,7 @@ impl Region {
         if !self.is_registered.load(Ordering::SeqCst) {
             decided();
             unmaps().tell(self.base.as_ptr().addr() + offset, bytes);
-            // SAFETY: in range (asserted); the callers own the range and hold no reference into it.
-            unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, libc::MADV_DONTNEED) };
+            self.advise(offset, bytes, libc::MADV_DONTNEED);
         }
         self.releases.fetch_sub(1, Ordering::SeqCst);
     }

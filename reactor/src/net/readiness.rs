@@ -78,9 +78,6 @@ impl fmt::Debug for Readiness {
 
 impl Readiness {
     /// An empty set.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn new() -> io::Result<Readiness> {
         let fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
@@ -94,25 +91,16 @@ impl Readiness {
     }
 
     /// Watch `source`, told as `key`.
-    ///
-    /// # Errors
-    /// The system's, as when it is watched already.
     pub fn add(&self, source: impl AsFd, key: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::add(&self.fd, source, epoll::EventData::new_u64(key), interest.flags())?)
     }
 
     /// Watch `source` for something else, or told as another key.
-    ///
-    /// # Errors
-    /// The system's, as when it is not watched.
     pub fn change(&self, source: impl AsFd, key: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::modify(&self.fd, source, epoll::EventData::new_u64(key), interest.flags())?)
     }
 
     /// Watch `source` no longer. (Closing its last handle does the same.)
-    ///
-    /// # Errors
-    /// The system's, as when it is not watched.
     pub fn remove(&self, source: impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.fd, source)?)
     }
@@ -120,9 +108,6 @@ impl Readiness {
     /// Replace `ready` by what has something to do, at most what it has room for without growing (and 256).
     /// Waits for the first at most `timeout`, rounded up to milliseconds; `None` waits for ever, zero never.
     /// A signal ends the wait early with nothing.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn poll(&mut self, timeout: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<usize> {
         ready.clear();
         // No more is asked for than there is room for: the kernel tells in turn, and what was told goes to
@@ -152,18 +137,12 @@ pub struct Watcher {
 
 impl Watcher {
     /// As [`Readiness::add`].
-    ///
-    /// # Errors
-    /// The system's, as when it is watched already.
     pub fn add(&self, source: impl AsFd, key: u32, interest: Interest) -> io::Result<()> {
         let key = self.base + u64::from(key);
         Ok(epoll::add(&self.fd, source, epoll::EventData::new_u64(key), interest.flags())?)
     }
 
     /// As [`Readiness::remove`].
-    ///
-    /// # Errors
-    /// The system's, as when it is not watched.
     pub fn remove(&self, source: impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.fd, source)?)
     }
@@ -181,9 +160,6 @@ pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
     /// A waker that is not raised.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn new() -> io::Result<Waker> {
         Ok(Waker(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }

@@ -67,9 +67,6 @@ impl Socket {
     }
 
     /// Begin to connect to `address`: bytes go once [`Socket::is_connected`].
-    ///
-    /// # Errors
-    /// The system's.
     pub fn begin_connect(address: SocketAddr) -> io::Result<Socket> {
         let fd = stream_socket(&address)?;
         match connect(&fd, &address) {
@@ -92,9 +89,6 @@ impl Socket {
     }
 
     /// Wait until there is room for bytes, or the connection has failed, at most `timeout`. True when so.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn wait_writable(&self, timeout: Duration) -> io::Result<bool> {
         is_writable(&self.fd, timeout)
     }
@@ -138,9 +132,6 @@ impl Socket {
     }
 
     /// Send small pieces at once instead of waiting for an acknowledgement (`TCP_NODELAY`).
-    ///
-    /// # Errors
-    /// The system's.
     pub fn set_nodelay(&self, is_on: bool) -> io::Result<()> {
         Ok(sockopt::set_tcp_nodelay(&self.fd, is_on)?)
     }
@@ -156,18 +147,12 @@ impl Socket {
 
     /// Give up after sent bytes were not acknowledged for `ms` (`TCP_USER_TIMEOUT`); 0 is the system's
     /// default.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn set_user_timeout(&self, ms: u32) -> io::Result<()> {
         Ok(sockopt::set_tcp_user_timeout(&self.fd, ms)?)
     }
 
     /// Ask an idle peer after `idle`, then each `interval`, and give up after `count` unanswered; whole
     /// seconds.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn set_keepalive(&self, idle: Duration, interval: Duration, count: u32) -> io::Result<()> {
         sockopt::set_socket_keepalive(&self.fd, true)?;
         sockopt::set_tcp_keepidle(&self.fd, idle)?;
@@ -177,9 +162,6 @@ impl Socket {
 
     /// Ask for kernel buffers of so many bytes; the system doubles them and has its own upper bound. 0 leaves
     /// one as it is.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn set_buffers(&self, send: usize, recv: usize) -> io::Result<()> {
         if send > 0 {
             sockopt::set_socket_send_buffer_size(&self.fd, send)?;
@@ -192,17 +174,11 @@ impl Socket {
 
     /// Close by a reset (`SO_LINGER` 0): the kernel drops what the peer has not acknowledged, instead of
     /// sending it after the close. This holds for every close, also when the process is killed.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn set_reset_on_close(&self, is_on: bool) -> io::Result<()> {
         Ok(sockopt::set_socket_linger(&self.fd, is_on.then_some(Duration::ZERO))?)
     }
 
     /// Say that no more is sent; the peer reads to the end. A connection that is gone already is no error.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn shutdown_write(&self) -> io::Result<()> {
         match shutdown(&self.fd, Shutdown::Write) {
             Ok(()) | Err(Errno::NOTCONN) => Ok(()),
@@ -211,9 +187,6 @@ impl Socket {
     }
 
     /// Our address.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(SocketAddr::try_from(getsockname(&self.fd)?)?)
     }

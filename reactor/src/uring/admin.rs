@@ -62,7 +62,7 @@ impl Namespace {
         let device = device.as_fd();
         let id = namespace_id(device)?;
         let mut identify = Box::new([0; IDENTIFY_BYTES]);
-        read(device, IDENTIFY, id, CNS_NAMESPACE, &mut identify)?;
+        ask(device, id, CNS_NAMESPACE, &mut identify)?;
         Namespace::parse(id, identify)
             .map_err(|what| PassError::System(io::Error::new(io::ErrorKind::InvalidData, what)))
     }
@@ -111,12 +111,9 @@ impl std::fmt::Debug for Namespace {
 }
 
 /// What the controller behind `device` says it is: Identify Controller.
-///
-/// # Errors
-/// [`PassError`]: what the drive said, or the system.
 pub fn identify_controller(device: impl AsFd) -> Result<Box<[u8; IDENTIFY_BYTES]>, PassError> {
     let mut identify = Box::new([0; IDENTIFY_BYTES]);
-    read(device.as_fd(), IDENTIFY, 0, CNS_CONTROLLER, &mut identify)?;
+    ask(device.as_fd(), 0, CNS_CONTROLLER, &mut identify)?;
     Ok(identify)
 }
 
@@ -131,15 +128,14 @@ pub fn namespace_id(device: impl AsFd) -> io::Result<u32> {
 }
 
 /// Give Identify to the admin queue behind `device`, and wait until its answer is in `data`.
-fn read(
+fn ask(
     device: BorrowedFd<'_>,
-    opcode: u8,
     nsid: u32,
     cns: u32,
     data: &mut [u8; IDENTIFY_BYTES],
 ) -> Result<(), PassError> {
     let mut admin = AdminCommand {
-        opcode,
+        opcode: IDENTIFY,
         nsid,
         addr: data.as_mut_ptr() as usize as u64,
         data_len: 4096,

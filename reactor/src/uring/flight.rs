@@ -1,4 +1,5 @@
-//! [`Flight`]: one operation from the moment it is taken until it comes back.
+//! [`Flight`]: one operation from the moment it is taken until it comes back; [`Device`]: what makes the
+//! entry for it, and knows what the kernel's answer means.
 //!
 //! ```text
 //!   taken ── entry ──> in the kernel ── on_result ──> Ended
@@ -9,154 +10,108 @@
 use std::io;
 use std::ops::Range;
 
-use io_uring::{opcode, squeue, types};
-use rustix::io::Errno;
+use io_uring::{cqueue, squeue};
 
-use super::{FileIndex, Target};
 use crate::mem::{Buf, PIECES_MAX, SEGMENTS_MAX};
 
-/// How often the kernel may say "not now" to one operation before that is its result.
-pub(super) const RETRIES_MAX: u8 = 16;
+/// What the operations of a ring are of.
+pub trait Device {
+    /// An entry of its submission queue.
+    type Submission: squeue::EntryMarker;
+    /// An entry of its completion queue.
+    type Completion: cqueue::EntryMarker + Into<cqueue::Entry>;
+    /// What is done, and where.
+    type Operation;
+    /// Why it was not done.
+    type Error: From<io::Error>;
 
-/// What is done.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
-    Read,
-    Write { dsync: bool },
-    Fsync { data_only: bool },
-    Fallocate { mode: i32, len: u64 },
+    /// The entry for what is left of an operation.
+    fn entry(&self, flight: &Flight<Self::Operation>, data: &Data, user_data: u64) -> Self::Submission;
+
+    /// The kernel's answer to the last entry, unless it is "not now".
+    fn on_result(flight: &mut Flight<Self::Operation>, result: i32) -> Step<Self::Error>;
 }
 
 /// What a result means for the operation.
-pub(super) enum Step {
+pub enum Step<E> {
     /// Some of it is left to do.
     Again,
-    Ended(io::Result<()>),
+    /// It is over.
+    Ended(Result<(), E>),
 }
 
 /// An operation in flight. It owns its buffer.
-pub(super) struct Flight {
+pub struct Flight<O> {
     pub(super) token: u64,
-    pub(super) file: FileIndex,
-    kind: Kind,
-    offset: u64,
-    /// Bytes done by earlier rounds.
-    done: usize,
-    retries: u8,
-    buf: Option<Buf>,
+    pub(super) operation: O,
+    pub(super) buf: Option<Buf>,
+    /// The bytes of the buffer that are left to do.
+    pub(super) left: Range<usize>,
+    is_read: bool,
+    pub(super) retries: u8,
 }
 
-impl Flight {
-    pub(super) fn new(token: u64, file: FileIndex, kind: Kind, offset: u64, buf: Option<Buf>) -> Flight {
-        Flight { token, file, kind, offset, done: 0, retries: 0, buf }
+/// Where the data of an entry are.
+pub struct Data {
+    /// Of bytes, or with `is_vectors` of io vectors.
+    pub(super) addr: *mut u8,
+    /// How many of them.
+    pub(super) count: u32,
+    pub(super) is_vectors: bool,
+    /// It is all that is left, not only the beginning.
+    pub(super) is_whole: bool,
+    /// The number under which the kernel knows the memory.
+    pub(super) fixed: Option<u16>,
+}
+
+impl<O> Flight<O> {
+    /// Without data.
+    pub(super) fn bare(token: u64, operation: O) -> Flight<O> {
+        Flight { token, operation, buf: None, left: 0..0, is_read: false, retries: 0 }
     }
 
-    pub(super) fn into_buf(self) -> Option<Buf> {
-        self.buf
+    /// A read into `left` of the buffer.
+    ///
+    /// # Panics
+    /// When the buffer is shared.
+    pub(super) fn read(token: u64, operation: O, buf: Buf, left: Range<usize>) -> Flight<O> {
+        assert!(buf.is_writable(), "a shared buffer is not read into");
+        Flight { token, operation, buf: Some(buf), left, is_read: true, retries: 0 }
     }
 
-    /// Where its buffer lies, and in which zone of a pool, if it is in one piece and of a pool.
-    pub(super) fn memory(&mut self) -> Option<(usize, u8)> {
-        let (addr, zone) = self.buf.as_mut().filter(|buf| buf.is_contiguous())?.device_target();
-        Some((addr.as_ptr() as usize, zone?))
+    /// A write of `left` of the buffer.
+    pub(super) fn write(token: u64, operation: O, buf: Buf, left: Range<usize>) -> Flight<O> {
+        Flight { token, operation, buf: Some(buf), left, is_read: false, retries: 0 }
     }
 
-    /// The entry for what is left of it. Io vectors, if it needs them, are written to `vectors`. `fixed` is
-    /// the number under which the kernel knows its memory.
-    pub(super) fn entry(
+    /// Where what is left of its data lies. `registered` tells the kernel's number of memory in a zone of a
+    /// pool. Io vectors, if there is a need of them, are written to `vectors`.
+    pub(super) fn data(
         &mut self,
-        target: Target,
         vectors: &mut Vec<libc::iovec>,
-        fixed: Option<u16>,
-    ) -> squeue::Entry {
-        let fd = types::Fd(target.number);
-        let entry = match self.kind {
-            Kind::Read | Kind::Write { .. } => self.transfer(fd, vectors, fixed),
-            Kind::Fsync { data_only } => {
-                let flags = if data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
-                opcode::Fsync::new(fd).flags(flags).build()
+        registered: impl FnOnce(usize, u8) -> Option<u16>,
+    ) -> Data {
+        let (mut addr, mut fixed, mut is_whole) = (std::ptr::null_mut(), None, true);
+        let mut count = self.left.len();
+        let is_vectors = self.buf.as_ref().is_some_and(|buf| !buf.is_contiguous());
+        match &mut self.buf {
+            Some(buf) if is_vectors => {
+                is_whole = fill(vectors, buf, &self.left, self.is_read);
+                (addr, count) = (vectors.as_mut_ptr().cast(), vectors.len());
             }
-            Kind::Fallocate { mode, len } => {
-                opcode::Fallocate::new(fd, len).offset(self.offset).mode(mode).build()
+            Some(buf) => {
+                let (start, zone) = buf.device_target();
+                fixed = zone.and_then(|zone| registered(start.as_ptr() as usize, zone));
+                addr = start.as_ptr().wrapping_add(self.left.start);
             }
-        };
-        entry.flags(target.flags)
-    }
-
-    fn transfer(
-        &mut self,
-        fd: types::Fd,
-        vectors: &mut Vec<libc::iovec>,
-        fixed: Option<u16>,
-    ) -> squeue::Entry {
-        let offset = self.offset.saturating_add(self.done as u64);
-        let (is_read, flags) = match self.kind {
-            Kind::Write { dsync: true } => (false, libc::RWF_DSYNC),
-            Kind::Write { dsync: false } => (false, 0),
-            Kind::Read | Kind::Fsync { .. } | Kind::Fallocate { .. } => (true, 0),
-        };
-        let Some(buf) = self.buf.as_mut() else { return opcode::Nop::new().build() };
-        if !buf.is_contiguous() {
-            let left = self.done..buf.len();
-            fill(vectors, buf, left, is_read);
-            let (first, count) = (vectors.as_ptr(), u32::try_from(vectors.len()).unwrap_or(0));
-            return if is_read {
-                opcode::Readv::new(fd, first, count).offset(offset).build()
-            } else {
-                opcode::Writev::new(fd, first, count).offset(offset).rw_flags(flags).build()
-            };
+            None => {}
         }
-        let left = u32::try_from(buf.len() - self.done).unwrap_or(0);
-        let (addr, _) = buf.device_target();
-        let addr = addr.as_ptr().wrapping_add(self.done);
-        match (is_read, fixed) {
-            (true, Some(fixed)) => opcode::ReadFixed::new(fd, addr, left, fixed).offset(offset).build(),
-            (true, None) => opcode::Read::new(fd, addr, left).offset(offset).build(),
-            (false, Some(fixed)) => {
-                opcode::WriteFixed::new(fd, addr, left, fixed).offset(offset).rw_flags(flags).build()
-            }
-            (false, None) => opcode::Write::new(fd, addr, left).offset(offset).rw_flags(flags).build(),
-        }
-    }
-
-    /// The kernel's answer to the last entry.
-    pub(super) fn on_result(&mut self, result: i32) -> Step {
-        let Ok(bytes) = usize::try_from(result) else {
-            return self.on_error(Errno::from_raw_os_error(result.saturating_neg()));
-        };
-        let Some(buf) = &self.buf else { return Step::Ended(Ok(())) };
-        self.done = self.done.saturating_add(bytes);
-        if self.done >= buf.len() {
-            return Step::Ended(Ok(()));
-        }
-        match (bytes, self.kind) {
-            (0, Kind::Write { .. }) => Step::Ended(Err(io::ErrorKind::WriteZero.into())),
-            (0, Kind::Read | Kind::Fsync { .. } | Kind::Fallocate { .. }) => Step::Ended(Err(end_of_file())),
-            (_, _) => Step::Again,
-        }
-    }
-
-    fn on_error(&mut self, errno: Errno) -> Step {
-        let is_for_now = matches!(errno, Errno::INTR | Errno::AGAIN);
-        if is_for_now && self.retries < RETRIES_MAX {
-            self.retries += 1;
-            return Step::Again;
-        }
-        // Direct reads stop at the file's end, which may lie inside of a sector; the kernel refuses to go on
-        // from there.
-        let is_ragged_end =
-            errno == Errno::INVAL && matches!(self.kind, Kind::Read) && !self.done.is_multiple_of(512);
-        Step::Ended(Err(if is_ragged_end { end_of_file() } else { errno.into() }))
+        Data { addr, count: u32::try_from(count).unwrap_or(0), is_vectors, is_whole, fixed }
     }
 }
 
-fn end_of_file() -> io::Error {
-    io::ErrorKind::UnexpectedEof.into()
-}
-
-/// The pieces of the bytes `part` of `buf`, as many as fit; of a file's transfer a longer list is a short
-/// one, and goes on from there.
-pub(super) fn fill(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, part: Range<usize>, is_read: bool) {
+/// The pieces of the bytes `part` of `buf`, as many as fit; true when all do.
+fn fill(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, part: &Range<usize>, is_read: bool) -> bool {
     vectors.clear();
     // The first time in this slot; its capacity is kept. A pool's buffers have few pieces.
     let pieces = buf.segments().take(PIECES_MAX + 1).count();
@@ -176,50 +131,5 @@ pub(super) fn fill(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, part: Range<us
     } else {
         buf.segments().for_each(|piece| push(piece.as_ptr().cast_mut(), piece.len()));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::mem::{Pages, Pool, ZoneSpec};
-
-    fn flight(kind: Kind) -> Flight {
-        let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 1 }], Pages::Base).expect("pool");
-        Flight::new(1, FileIndex(0), kind, 0, pool.take(4096))
-    }
-
-    fn errno(step: Step) -> Option<Errno> {
-        match step {
-            Step::Again | Step::Ended(Ok(())) => None,
-            Step::Ended(Err(error)) => Errno::from_io_error(&error),
-        }
-    }
-
-    #[test]
-    fn not_now_is_asked_again_but_not_for_ever() {
-        let mut flight = flight(Kind::Read);
-        for _ in 0..RETRIES_MAX {
-            assert!(matches!(flight.on_result(-libc::EAGAIN), Step::Again));
-        }
-        assert_eq!(errno(flight.on_result(-libc::EAGAIN)), Some(Errno::AGAIN));
-    }
-
-    #[test]
-    fn short_transfers_add_up_and_nothing_is_an_end() {
-        let mut read = flight(Kind::Read);
-        assert!(matches!(read.on_result(1000), Step::Again));
-        assert!(matches!(read.on_result(3096), Step::Ended(Ok(()))));
-        let mut read = flight(Kind::Read);
-        assert!(matches!(read.on_result(4095), Step::Again));
-        let end =
-            |step| matches!(step, Step::Ended(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof);
-        assert!(end(read.on_result(-libc::EINVAL)), "a direct read does not go on inside of a sector");
-        assert!(end(read.on_result(0)));
-        let mut write = flight(Kind::Write { dsync: false });
-        assert!(matches!(write.on_result(512), Step::Again));
-        assert_eq!(errno(write.on_result(-libc::EINVAL)), Some(Errno::INVAL));
-        assert!(
-            matches!(write.on_result(0), Step::Ended(Err(error)) if error.kind() == io::ErrorKind::WriteZero)
-        );
-    }
+    left == 0
 }

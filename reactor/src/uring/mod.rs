@@ -1,21 +1,21 @@
-//! [`FileRing`]: reads and writes of files and block devices that complete later (io_uring).
+//! [`Ring`]: reads, writes and other operations that complete later (io_uring): of files and block devices
+//! ([`FileRing`]), and of an NVMe namespace whose commands the kernel passes on ([`PassRing`]).
 //!
 //! What it is: a ring that *owns* the buffer of every operation while it is in flight, so that no drop, abort
 //! or panic can free memory that a device writes to. Operations are queued, leave with one system call a
 //! turn, and come back with the caller's token and buffer.
 //!
 //! ```text
-//!   read | write | fsync | fallocate -> queued -> submit (once a turn) -> in flight -> poll -> Completion
-//!                                         ^                                              |
-//!                                         └──────────── short: the remainder ────────────┘
+//!   read | write | ... -> queued -> submit (once a turn) -> in flight -> poll -> Completion
+//!                           ^                                              |
+//!                           └──── short: the remainder; or "not now" ──────┘
 //! ```
 //!
 //! Files, and the pool's memory as it is used, are registered with the kernel where it allows that; where it
 //! does not (locked memory is limited without privilege) the ring works without.
 //!
-//! A ring that polls ([`FileRing::polled`]) asks the device itself for what has ended, in every
-//! [`FileRing::poll`], and no interrupt comes. It does reads and writes only, of block devices that poll,
-//! past the page cache.
+//! A ring that polls asks the device itself for what has ended, in every [`Ring::poll`], and no interrupt
+//! comes. One of files does reads and writes only then, of block devices that poll, past the page cache.
 //!
 //! What it does not do: it orders nothing. A flush covers the writes that have *completed* before it was
 //! queued.
@@ -27,14 +27,13 @@
 #![expect(unsafe_code, reason = "hands owned memory to the kernel")]
 
 pub mod admin;
+mod file;
 mod flight;
 mod pass;
 mod pieces;
-#[cfg(test)]
-mod tests;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use io_uring::{IoUring, Submitter, cqueue, squeue};
 use rustix::io::Errno;
@@ -42,128 +41,62 @@ use rustix::io::Errno;
 use crate::affinity::{available_cores, cores_without_pollers};
 use crate::mem::{Buf, Pool};
 use crate::slab::{Slab, Slot};
-use flight::{Flight, Kind, Step};
+use flight::{Device, Flight, Step};
 use pieces::{BufferLocation, Pieces};
 
+pub use file::{FileIndex, FileRing};
 pub use pass::{PassCommand, PassDone, PassError, PassRing};
 
 /// Largest number of operations in flight.
 pub const RING_ENTRIES_MAX: u32 = 4096;
-/// Files that are registered; the kernel's table is made for so many.
-const FILES_REGISTERED_MAX: u16 = 64;
-
-/// A file of one ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FileIndex(u16);
-
-/// So many operations are in flight that this one is not taken: here is its buffer, try again after a
-/// completion.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Full<B>(pub B);
+/// How often the kernel may say "not now" to one operation before that is its result.
+const RETRIES_MAX: u8 = 16;
 
 /// An operation that has ended.
 #[derive(Debug)]
-pub struct Completion {
+pub struct Completion<E = io::Error> {
     /// The caller's own name for it.
     pub token: u64,
-    /// All of it was done, or why not. A read past the end of the file is [`io::ErrorKind::UnexpectedEof`].
-    pub result: io::Result<()>,
-    /// The buffer of a read or write.
+    /// All of it was done, or why not. A read past the end of a file is [`io::ErrorKind::UnexpectedEof`].
+    pub result: Result<(), E>,
+    /// The buffer of an operation with data.
     pub buf: Option<Buf>,
 }
 
-struct File {
-    fd: OwnedFd,
-    is_registered: bool,
-}
-
-/// What an entry of the submission queue names as its file.
-#[derive(Debug, Clone, Copy)]
-struct Target {
-    number: i32,
-    flags: squeue::Flags,
-}
-
-/// A ring for files. See the module.
-pub struct FileRing {
-    ring: IoUring,
-    flights: Slab<Flight>,
+/// A ring for the operations of `D`. See the module.
+pub struct Ring<D: Device> {
+    ring: IoUring<D::Submission, D::Completion>,
+    flights: Slab<Flight<D::Operation>>,
     /// Io vectors of the slots, by index; made when a slot first needs them, then kept.
     vectors: Box<[Vec<libc::iovec>]>,
-    files: Vec<File>,
-    has_file_table: bool,
+    device: D,
     pieces: Pieces,
     /// Keeps the registered memory mapped: an address in `pieces` is this pool's as long as the ring lives.
-    pool: Option<Pool>,
+    _pool: Option<Pool>,
     is_queued: bool,
     is_draining: bool,
     /// Completions come only when they are asked for.
     is_polled: bool,
 }
 
-impl FileRing {
-    /// A ring for `entries` operations in flight. The memory of `pool` is registered piece by piece, each
-    /// when a buffer in it is first used, if the kernel allows that: until then it takes none.
-    ///
-    /// # Errors
-    /// The system's, as where io_uring is disabled; `InvalidInput` for 0 or more than [`RING_ENTRIES_MAX`]
-    /// entries.
-    pub fn new(entries: u32, pool: &Pool) -> io::Result<FileRing> {
-        FileRing::without_registered_buffers(entries)?.with_pool(pool)
-    }
-
-    /// A ring as [`FileRing::new`] makes it, that polls the device. It does not become readable: a caller
-    /// with operations in flight must not sleep.
-    ///
-    /// # Errors
-    /// As [`FileRing::new`].
-    pub fn polled(entries: u32, pool: &Pool) -> io::Result<FileRing> {
-        FileRing::make(entries, true)?.with_pool(pool)
-    }
-
-    fn with_pool(mut self, pool: &Pool) -> io::Result<FileRing> {
-        (self.pieces, self.pool) = register_pool(&self.ring.submitter(), pool);
-        Ok(self)
-    }
-
-    /// A ring that takes buffers as they come.
-    ///
-    /// # Errors
-    /// As [`FileRing::new`].
-    pub fn without_registered_buffers(entries: u32) -> io::Result<FileRing> {
-        FileRing::make(entries, false)
-    }
-
-    fn make(entries: u32, is_polled: bool) -> io::Result<FileRing> {
+impl<D: Device> Ring<D> {
+    /// The memory of `pool` is registered piece by piece, each when a buffer in it is first used, if the
+    /// kernel allows that: until then it takes none.
+    fn make(entries: u32, pool: &Pool, is_polled: bool, device: D) -> io::Result<Ring<D>> {
         let ring = set_up(entries, is_polled)?;
-        let has_file_table = ring.submitter().register_files_sparse(u32::from(FILES_REGISTERED_MAX)).is_ok();
+        let (pieces, pool) = register_pool(&ring.submitter(), pool);
         let entries = entries as usize;
-        Ok(FileRing {
+        Ok(Ring {
             ring,
             flights: Slab::with_capacity(entries),
             vectors: (0..entries).map(|_| Vec::new()).collect(),
-            files: Vec::new(),
-            has_file_table,
-            pieces: Pieces::default(),
-            pool: None,
+            device,
+            pieces,
+            _pool: pool,
             is_queued: false,
             is_draining: false,
             is_polled,
         })
-    }
-
-    /// Take `fd` for operations of this ring. It is closed when the ring is dropped.
-    ///
-    /// # Panics
-    /// At the 65536th file.
-    pub fn register_file(&mut self, fd: OwnedFd) -> FileIndex {
-        let index = self.files.len();
-        let name = u16::try_from(index).expect("at most 65535 files in a ring");
-        let is_registered = self.has_file_table
-            && name < FILES_REGISTERED_MAX
-            && self.ring.submitter().register_files_update(u32::from(name), &[fd.as_raw_fd()]).is_ok();
-        self.files.push(File { fd, is_registered });
-        FileIndex(name)
     }
 
     /// Operations that were taken and have not come back.
@@ -173,96 +106,25 @@ impl FileRing {
         self.flights.len()
     }
 
-    /// Operations that may be in flight.
-    #[must_use]
-    pub fn capacity(&self) -> usize {
-        self.flights.capacity()
-    }
-
-    /// Read as many bytes as `buf` has from `offset` on.
-    ///
-    /// # Errors
-    /// [`Full`] with the buffer.
-    ///
-    /// # Panics
-    /// When `buf` is shared, or `file` is not of this ring: bugs of the caller.
-    pub fn read(&mut self, token: u64, file: FileIndex, offset: u64, buf: Buf) -> Result<(), Full<Buf>> {
-        assert!(buf.is_writable(), "a shared buffer is not read into");
-        self.take(Flight::new(token, file, Kind::Read, offset, Some(buf))).map_err(with_buffer)
-    }
-
-    /// Write the bytes of `buf` at `offset`; with `dsync` they are on the medium when it completes (FUA).
-    ///
-    /// # Errors
-    /// [`Full`] with the buffer.
-    ///
-    /// # Panics
-    /// When `file` is not of this ring.
-    pub fn write(
-        &mut self,
-        token: u64,
-        file: FileIndex,
-        offset: u64,
-        buf: Buf,
-        dsync: bool,
-    ) -> Result<(), Full<Buf>> {
-        self.take(Flight::new(token, file, Kind::Write { dsync }, offset, Some(buf))).map_err(with_buffer)
-    }
-
-    /// Bring what was written to the medium; with `data_only` not what is only about the file (fdatasync).
-    ///
-    /// # Errors
-    /// [`Full`].
-    ///
-    /// # Panics
-    /// When `file` is not of this ring.
-    pub fn fsync(&mut self, token: u64, file: FileIndex, data_only: bool) -> Result<(), Full<()>> {
-        self.take(Flight::new(token, file, Kind::Fsync { data_only }, 0, None)).map_err(without_buffer)
-    }
-
-    /// Take, free or zero the space of `offset .. offset + len`, as `mode` of fallocate(2) says.
-    ///
-    /// # Errors
-    /// [`Full`].
-    ///
-    /// # Panics
-    /// When `file` is not of this ring.
-    pub fn fallocate(
-        &mut self,
-        token: u64,
-        file: FileIndex,
-        mode: rustix::fs::FallocateFlags,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), Full<()>> {
-        let mode = i32::from_ne_bytes(mode.bits().to_ne_bytes());
-        self.take(Flight::new(token, file, Kind::Fallocate { mode, len }, offset, None))
-            .map_err(without_buffer)
-    }
-
-    fn take(&mut self, flight: Flight) -> Result<(), Full<Option<Buf>>> {
-        assert!(usize::from(flight.file.0) < self.files.len(), "a file of another ring");
-        let slot = self.flights.insert(flight).map_err(|flight| Full(flight.into_buf()))?;
+    fn take(&mut self, flight: Flight<D::Operation>) {
+        let Ok(slot) = self.flights.insert(flight) else {
+            panic!("more operations than the ring has entries")
+        };
         self.queue(slot);
-        Ok(())
     }
 
     /// Queue what is left of the operation in `slot`.
     fn queue(&mut self, slot: Slot) {
         let Some(flight) = self.flights.get_mut(slot) else { return };
-        let fixed = flight
-            .memory()
-            .and_then(|(addr, zone)| registered(&self.ring.submitter(), &mut self.pieces, addr, zone));
-        let file = &self.files[usize::from(flight.file.0)];
-        let target = if file.is_registered {
-            Target { number: i32::from(flight.file.0), flags: squeue::Flags::FIXED_FILE }
-        } else {
-            Target { number: file.fd.as_raw_fd(), flags: squeue::Flags::empty() }
-        };
-        let entry = flight.entry(target, &mut self.vectors[slot.index()], fixed);
-        let entry = entry.user_data(u64::from(slot.to_wire()));
+        let submitter = self.ring.submitter();
+        let data = flight.data(&mut self.vectors[slot.index()], |addr, zone| {
+            registered(&submitter, &mut self.pieces, addr, zone)
+        });
+        let entry = self.device.entry(flight, &data, u64::from(slot.to_wire()));
         // SAFETY: the entry's memory is the flight's buffer and the slot's vectors; both are kept, unmoved,
-        // until the completion is seen (`remove` in `on_result`), or for ever (`drop`).
+        // until the completion is seen (`remove` in `on_result`), or for ever (`drop`). No more is moved than
+        // `data` has: of files the kernel is told its length; a command to a drive was made for just its
+        // bytes.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "the queue holds an entry for each operation in flight");
         self.is_queued = true;
@@ -296,7 +158,7 @@ impl FileRing {
     /// Give each operation that has come back to `each`, at most as many as can be in flight; returns how
     /// many.
     #[inline]
-    pub fn poll(&mut self, mut each: impl FnMut(Completion)) -> usize {
+    pub fn poll(&mut self, mut each: impl FnMut(Completion<D::Error>)) -> usize {
         if self.flights.is_empty() {
             return 0;
         }
@@ -305,6 +167,7 @@ impl FileRing {
         for _ in 0..self.flights.capacity() {
             // One at a time: if `each` panics, the others are still in the queue and the drop finds them.
             let Some(entry) = self.ring.completion().next() else { break };
+            let entry: cqueue::Entry = entry.into();
             if let Some(completion) = self.on_result(entry.user_data(), entry.result()) {
                 count += 1;
                 each(completion);
@@ -323,31 +186,39 @@ impl FileRing {
         }
     }
 
-    fn on_result(&mut self, user_data: u64, result: i32) -> Option<Completion> {
+    fn on_result(&mut self, user_data: u64, result: i32) -> Option<Completion<D::Error>> {
         let slot = Slot::from_wire(u32::try_from(user_data).unwrap_or(0));
         let flight = self.flights.get_mut(slot)?;
-        let result = match flight.on_result(result) {
+        let is_for_now = [-libc::EINTR, -libc::EAGAIN].contains(&result);
+        let step = if is_for_now && flight.retries < RETRIES_MAX {
+            flight.retries += 1;
+            Step::Again
+        } else {
+            D::on_result(flight, result)
+        };
+        let result = match step {
             Step::Again if !self.is_draining => {
                 self.queue(slot);
                 return None;
             }
-            Step::Again => Err(io::Error::from(io::ErrorKind::Interrupted)),
+            Step::Again => Err(io::Error::from(io::ErrorKind::Interrupted).into()),
             Step::Ended(result) => result,
         };
-        let flight = self.flights.remove(slot)?;
-        Some(Completion { token: flight.token, result, buf: flight.into_buf() })
+        let Flight { token, buf, .. } = self.flights.remove(slot)?;
+        Some(Completion { token, result, buf })
     }
 }
 
-impl AsFd for FileRing {
-    /// Readable (for [`Readiness`](crate::net::Readiness)) when [`FileRing::poll`] has something to give.
+impl<D: Device> AsFd for Ring<D> {
+    /// Readable (for [`Readiness`](crate::net::Readiness)) when [`Ring::poll`] has something to give, unless
+    /// the ring polls.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring owns its descriptor and outlives the borrow.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }
 
-impl Drop for FileRing {
+impl<D: Device> Drop for Ring<D> {
     /// Waits for all operations in flight: a device may still write to their buffers.
     fn drop(&mut self) {
         self.is_draining = true;
@@ -362,30 +233,15 @@ impl Drop for FileRing {
             self.poll(drop);
         }
         // Closing a ring lets go of its files some time later; a lock on one would outlive this value.
-        if self.has_file_table {
-            let _ = self.ring.submitter().unregister_files();
-        }
+        let _ = self.ring.submitter().unregister_files();
     }
 }
 
-impl std::fmt::Debug for FileRing {
+impl<D: Device> std::fmt::Debug for Ring<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "FileRing({} of {} in flight, {} files)",
-            self.in_flight(),
-            self.capacity(),
-            self.files.len()
-        )
+        let polls = if self.is_polled { ", polls" } else { "" };
+        write!(f, "Ring({} of {} in flight{polls})", self.in_flight(), self.flights.capacity())
     }
-}
-
-fn with_buffer(Full(buf): Full<Option<Buf>>) -> Full<Buf> {
-    Full(buf.unwrap_or_else(|| Buf::zeroes(0)))
-}
-
-fn without_buffer(_: Full<Option<Buf>>) -> Full<()> {
-    Full(())
 }
 
 /// Send what is queued, and wait for so many completions.

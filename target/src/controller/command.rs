@@ -10,7 +10,8 @@ use nvme_spec::status::Status;
 use nvme_spec::vendor::{END_FORMER_ASSOCIATIONS, EndFormerAssociations};
 
 use super::limits::ABORTS_MAX;
-use super::{Context, Controller, Failure, Kind, Need, Outcome, field};
+use super::{Context, Controller, Kind, Need, Outcome};
+use crate::refusal::{Refusal, field};
 
 /// An admin command that this kind of controller knows.
 pub(super) enum Command<'a> {
@@ -29,13 +30,13 @@ const IDENTIFY_DATA_BYTES: u32 = 4096;
 const _: () = assert!(IDENTIFY_BYTES == IDENTIFY_DATA_BYTES as usize);
 
 impl Controller {
-    pub(super) fn parse<'a>(&self, cx: &Context<'_>, sqe: &'a Sqe) -> Result<Command<'a>, Failure> {
+    pub(super) fn parse<'a>(&self, cx: &Context<'_>, sqe: &'a Sqe) -> Result<Command<'a>, Refusal> {
         if !self.state.is_ready() {
-            return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
+            return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
         }
         let is_sgl = matches!(sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL);
         if !is_sgl || sqe.fuse() != Fuse::NONE {
-            return Err(Failure::invalid(field::FLAGS));
+            return Err(Refusal::invalid(field::FLAGS));
         }
         let command = match sqe.admin_opcode() {
             AdminOpcode::IDENTIFY => Command::Identify(Identify::new(sqe)),
@@ -48,33 +49,33 @@ impl Controller {
             END_FORMER_ASSOCIATIONS if self.kind == Kind::Io => {
                 Command::EndFormer(EndFormerAssociations::new(sqe))
             }
-            _ => return Err(Failure::of(Status::INVALID_OPCODE.dnr(), Some(field::OPCODE))),
+            _ => return Err(Refusal::at(Status::INVALID_OPCODE, field::OPCODE)),
         };
         self.check(cx, &command)?;
         Ok(command)
     }
 
-    fn check(&self, cx: &Context<'_>, command: &Command<'_>) -> Result<(), Failure> {
+    fn check(&self, cx: &Context<'_>, command: &Command<'_>) -> Result<(), Refusal> {
         match command {
             Command::Identify(identify) => self.check_identify(*identify),
             Command::GetLogPage(log) => self.check_log(cx, *log),
             Command::GetFeatures(get) => self.check_get(cx, *get),
             Command::SetFeatures(set) => self.check_set(cx, *set),
-            Command::EndFormer(end) if end.token() == 0 => Err(Failure::invalid(field::CDW10)),
+            Command::EndFormer(end) if end.token() == 0 => Err(Refusal::invalid(field::CDW10)),
             Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive | Command::EndFormer(_) => {
                 Ok(())
             }
         }
     }
 
-    pub(super) fn need_of(&self, command: &Command<'_>) -> Result<Need, Failure> {
+    pub(super) fn need_of(&self, command: &Command<'_>) -> Result<Need, Refusal> {
         match command {
-            Command::Identify(_) => Ok(Need::ToHost { bytes: IDENTIFY_DATA_BYTES }),
+            Command::Identify(_) => Ok(Need::to_host(IDENTIFY_DATA_BYTES)),
             Command::GetLogPage(log) => self.need_log(*log),
             Command::GetFeatures(get) => Ok(Self::need_get(*get)),
             Command::SetFeatures(set) => Ok(Self::need_set(*set)),
             Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive | Command::EndFormer(_) => {
-                Ok(Need::None)
+                Ok(Need::NONE)
             }
         }
     }
@@ -84,11 +85,11 @@ impl Controller {
         cx: &Context<'_>,
         command: &Command<'_>,
         data: &mut [u8],
-    ) -> Result<Outcome, Failure> {
+    ) -> Result<Outcome, Refusal> {
         let need = self.need_of(command)?;
         // Too short is the caller's mistake, or a configuration that changed in between: nothing is done.
-        let data = usize::try_from(need.bytes()).ok().and_then(|bytes| data.get_mut(..bytes));
-        let data = data.ok_or(Failure::of(Status::INTERNAL_ERROR, None))?;
+        let data = usize::try_from(need.bytes).ok().and_then(|bytes| data.get_mut(..bytes));
+        let data = data.ok_or(Refusal::of(Status::INTERNAL_ERROR, None))?;
         match command {
             Command::Identify(identify) => self.identify(cx, *identify, data).map(|()| Outcome::success(0)),
             Command::GetLogPage(log) => self.get_log(cx, *log, data).map(|()| Outcome::success(0)),
@@ -99,7 +100,7 @@ impl Controller {
                 if self.events.hold() {
                     return Ok(Outcome::HoldAsyncEvent);
                 }
-                Err(Failure::of(Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr(), Some(field::OPCODE)))
+                Err(Refusal::at(Status::ASYNC_EVENT_LIMIT_EXCEEDED, field::OPCODE))
             }
             // The traffic is noted already.
             Command::KeepAlive => Ok(Outcome::success(0)),
@@ -107,9 +108,9 @@ impl Controller {
         }
     }
 
-    fn abort(&mut self, abort: Abort<'_>) -> Result<Outcome, Failure> {
+    fn abort(&mut self, abort: Abort<'_>) -> Result<Outcome, Refusal> {
         if self.aborts >= ABORTS_MAX {
-            return Err(Failure::of(Status::ABORT_LIMIT_EXCEEDED, Some(field::OPCODE)));
+            return Err(Refusal::of(Status::ABORT_LIMIT_EXCEEDED, Some(field::OPCODE)));
         }
         self.aborts += 1;
         Ok(Outcome::Abort { sqid: abort.sqid(), cid: abort.cid() })

@@ -5,7 +5,6 @@
 //! outlive by trying again (all identifiers taken, the controller just reset) comes without DNR, since Linux
 //! gives up for good on DNR.
 
-use std::fmt;
 use std::sync::Arc;
 
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, Connect, ConnectData, ConnectInvalid, ConnectResult};
@@ -14,22 +13,26 @@ use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_transport::Limits;
 
-use super::{Context, Controller};
+use super::{Context, Controller, Kind};
 use crate::shared::{ControllerShared, IO_QUEUES_MAX};
 use crate::snapshot::Subsystem;
 
 /// A queue was made.
 #[derive(Debug)]
-pub enum Connected {
-    /// The admin queue, and a controller with it.
-    Admin {
-        /// The controller, owned by the admin queue.
-        controller: Box<Controller>,
-        /// Entries of the queue.
-        entries: u16,
-        /// SQ flow control is off: SQHD is FFFFh in every completion.
-        sq_flow_off: bool,
-    },
+pub struct Connected {
+    /// Which.
+    pub queue: ConnectedQueue,
+    /// Its entries.
+    pub entries: u16,
+    /// SQ flow control is off: SQHD is FFFFh in every completion.
+    pub is_sq_flow_off: bool,
+}
+
+/// The queue that a Connect has made.
+#[derive(Debug)]
+pub enum ConnectedQueue {
+    /// The admin queue, and its own controller with it.
+    Admin(Box<Controller>),
     /// An I/O queue of a controller that was made before. Its `qid` is claimed; give it back with
     /// [`ControllerShared::release_queue`].
     Io {
@@ -37,10 +40,6 @@ pub enum Connected {
         shared: Arc<ControllerShared>,
         /// The queue's identifier, 1 and up.
         qid: u16,
-        /// Entries of the queue.
-        entries: u16,
-        /// SQ flow control is off.
-        sq_flow_off: bool,
         /// HOSTID is another than that of the admin queue, for the first time; that one is kept.
         has_other_id: bool,
     },
@@ -48,69 +47,56 @@ pub enum Connected {
 
 /// Why a Connect was refused. `Display` names the field and what is allowed; [`ConnectRefusal::about`] adds
 /// the names in its data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// RECFMT is not 0.
+    #[error("recfmt = {0}: 0 is allowed")]
     Format(u16),
     /// SQSIZE is 0 or too large: its value, the largest allowed.
+    #[error("sqsize = {0}: 1 to {1} are allowed")]
     QueueSize(u16, u16),
     /// QID is too large: its value, the largest allowed.
+    #[error("qid = {0}: 0 to {1} are allowed")]
     QueueId(u16, u16),
     /// An I/O queue of a discovery controller.
+    #[error("qid = {0}: a discovery controller has queue 0 only")]
     DiscoveryQueue(u16),
     /// SUBNQN is not a name.
+    #[error("subnqn: {0}")]
     SubsystemName(NqnError),
     /// HOSTNQN is not a name.
+    #[error("hostnqn: {0}")]
     HostName(NqnError),
     /// There is no such subsystem on this listener.
+    #[error("subnqn: names of subsystems on this listener are allowed")]
     Subsystem,
     /// The host is not in the subsystem's list.
+    #[error("hostnqn: the subsystem's hosts are allowed")]
     HostNotAllowed,
     /// An admin Connect asks for a controller by its identifier.
+    #[error("cntlid = {0:#x}: {CNTLID_DYNAMIC:#x} is allowed on the admin queue")]
     StaticController(u16),
     /// An I/O Connect names a controller that is not there.
+    #[error("cntlid = {0:#x}: live controllers of the subsystem are allowed")]
     Controller(u16),
     /// KATO is too long: its value, the longest allowed, in ms.
+    #[error("kato = {0} ms: 0 to {1} ms are allowed")]
     KeepAlive(u32, u32),
     /// All controller identifiers of the range are taken.
+    #[error("no controller identifier is free in {0} to {1}")]
     Busy(u16, u16),
     /// HOSTNQN is not that of the controller's admin queue.
+    #[error("hostnqn: controller {0:#x} belongs to another host")]
     OtherHost(u16),
     /// The controller is not enabled, or on its way out.
+    #[error("cntlid = {0:#x}: enabled controllers (CC.EN 1) are allowed")]
     NotReady(u16),
     /// The queue is there already.
+    #[error("qid = {0}: queues that do not exist yet are allowed")]
     QueueLive(u16),
-    /// Commands of the host's former association are still at a disk. Not said to the host: it waits.
+    /// Not said to the host: it waits.
+    #[error("commands of this host's former association are at a disk")]
     OrphanedCommands,
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Reason::Format(value) => write!(f, "recfmt = {value}: 0 is allowed"),
-            Reason::QueueSize(value, max) => write!(f, "sqsize = {value}: 1 to {max} are allowed"),
-            Reason::QueueId(value, max) => write!(f, "qid = {value}: 0 to {max} are allowed"),
-            Reason::DiscoveryQueue(qid) => write!(f, "qid = {qid}: a discovery controller has queue 0 only"),
-            Reason::SubsystemName(error) => write!(f, "subnqn: {error}"),
-            Reason::HostName(error) => write!(f, "hostnqn: {error}"),
-            Reason::Subsystem => f.write_str("subnqn: names of subsystems on this listener are allowed"),
-            Reason::HostNotAllowed => f.write_str("hostnqn: the subsystem's hosts are allowed"),
-            Reason::StaticController(id) => {
-                write!(f, "cntlid = {id:#x}: {CNTLID_DYNAMIC:#x} is allowed on the admin queue")
-            }
-            Reason::Controller(id) => {
-                write!(f, "cntlid = {id:#x}: live controllers of the subsystem are allowed")
-            }
-            Reason::KeepAlive(ms, max) => write!(f, "kato = {ms} ms: 0 to {max} ms are allowed"),
-            Reason::Busy(low, high) => write!(f, "no controller identifier is free in {low} to {high}"),
-            Reason::OtherHost(id) => write!(f, "hostnqn: controller {id:#x} belongs to another host"),
-            Reason::NotReady(id) => write!(f, "cntlid = {id:#x}: enabled controllers (CC.EN 1) are allowed"),
-            Reason::OrphanedCommands => {
-                f.write_str("commands of this host's former association are at a disk")
-            }
-            Reason::QueueLive(qid) => write!(f, "qid = {qid}: queues that do not exist yet are allowed"),
-        }
-    }
 }
 
 /// A Connect that was refused: the completion, and the reason for the log.
@@ -125,18 +111,14 @@ pub struct ConnectRefusal {
     pub reason: Reason,
 }
 
-/// [`ConnectRefusal::about`].
-#[derive(Debug, Clone, Copy)]
-pub struct About<'a> {
-    refusal: ConnectRefusal,
-    data: &'a ConnectData,
-}
-
 impl ConnectRefusal {
-    /// The reason and the names in the host's data, for the log.
+    /// The reason and the names in the host's data, for the log. Names that are not well formed are left out:
+    /// they are a peer's bytes.
     #[must_use]
-    pub fn about<'a>(&self, data: &'a ConnectData) -> About<'a> {
-        About { refusal: *self, data }
+    pub fn about(&self, data: &ConnectData) -> String {
+        let named = |field, name: Result<Nqn, _>| name.map(|name| format!("; {field} = {name}"));
+        let names = [named("subnqn", data.subnqn()), named("hostnqn", data.hostnqn())];
+        [self.reason.to_string()].into_iter().chain(names.into_iter().flatten()).collect()
     }
 
     fn invalid(reason: Reason, field: ConnectInvalid) -> ConnectRefusal {
@@ -154,20 +136,6 @@ impl ConnectRefusal {
     }
 }
 
-impl fmt::Display for About<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.refusal.reason)?;
-        // Names that are not well formed are not printed: they are a peer's bytes.
-        if let Ok(name) = self.data.subnqn() {
-            write!(f, "; subnqn = {name}")?;
-        }
-        if let Ok(name) = self.data.hostnqn() {
-            write!(f, "; hostnqn = {name}")?;
-        }
-        Ok(())
-    }
-}
-
 /// A Connect command that was found well formed.
 struct Asked {
     subsystem_nqn: Nqn,
@@ -177,7 +145,7 @@ struct Asked {
     qid: u16,
     entries: u16,
     kato_ms: u32,
-    sq_flow_off: bool,
+    is_sq_flow_off: bool,
 }
 
 /// Make a queue: the answer to a Connect command.
@@ -193,23 +161,19 @@ pub fn connect(
     limits: &Limits,
 ) -> Result<(Connected, u32), ConnectRefusal> {
     let asked = parse(cx, sqe, data, limits)?;
-    let connected = match (asked.subsystem_nqn.is_discovery(), asked.qid) {
-        (true, 0) => connect_discovery(cx, &asked, limits)?,
-        (true, qid) => return Err(ConnectRefusal::invalid(Reason::DiscoveryQueue(qid), ConnectInvalid::QID)),
-        (false, 0) => connect_admin(cx, &asked, limits)?,
-        (false, _) => connect_io(cx, &asked)?,
+    let queue = match asked.qid {
+        0 => connect_admin(cx, &asked, limits)?,
+        qid if asked.subsystem_nqn.is_discovery() => {
+            return Err(ConnectRefusal::invalid(Reason::DiscoveryQueue(qid), ConnectInvalid::QID));
+        }
+        _ => connect_io(cx, &asked)?,
     };
-    let cntlid = match &connected {
-        Connected::Admin { controller, .. } => controller.shared.cntlid,
-        Connected::Io { shared, .. } => shared.cntlid,
+    let cntlid = match &queue {
+        ConnectedQueue::Admin(controller) => controller.shared.cntlid,
+        ConnectedQueue::Io { shared, .. } => shared.cntlid,
     };
+    let connected = Connected { queue, entries: asked.entries, is_sq_flow_off: asked.is_sq_flow_off };
     Ok((connected, ConnectResult::new().with_cntlid(cntlid).into_bits()))
-}
-
-/// True when this Connect asks for an admin queue, and so for a controller.
-#[must_use]
-pub fn is_admin_connect(sqe: &Sqe) -> bool {
-    Connect::new(sqe).qid() == 0
 }
 
 /// Most entries of a queue on this connection: MQES + 1.
@@ -246,7 +210,7 @@ fn parse(cx: &Context<'_>, sqe: &Sqe, data: &ConnectData, limits: &Limits) -> Re
         qid: command.qid(),
         entries: sqsize_z + 1,
         kato_ms: command.kato(),
-        sq_flow_off: command.cattr().disable_sq_flow_control(),
+        is_sq_flow_off: command.cattr().disable_sq_flow_control(),
     })
 }
 
@@ -267,66 +231,41 @@ fn find_subsystem<'a>(cx: &Context<'a>, asked: &Asked) -> Result<&'a Arc<Subsyst
     Ok(subsystem)
 }
 
-fn check_dynamic(asked: &Asked) -> Result<(), ConnectRefusal> {
-    if asked.cntlid == CNTLID_DYNAMIC {
-        return Ok(());
+/// The admin queue of a new controller, of a subsystem or of the discovery service.
+fn connect_admin(cx: &Context<'_>, asked: &Asked, limits: &Limits) -> Result<ConnectedQueue, ConnectRefusal> {
+    let configured = &cx.snapshot.limits;
+    let (kind, range, io_queues) = if asked.subsystem_nqn.is_discovery() {
+        (Kind::Discovery, (1, CNTLID_MAX), 0)
+    } else {
+        let subsystem = find_subsystem(cx, asked)?;
+        (Kind::Io, subsystem.cntlid_range, subsystem.io_queues_max.clamp(1, IO_QUEUES_MAX))
+    };
+    if asked.cntlid != CNTLID_DYNAMIC {
+        return Err(ConnectRefusal::invalid(Reason::StaticController(asked.cntlid), ConnectInvalid::CNTLID));
     }
-    Err(ConnectRefusal::invalid(Reason::StaticController(asked.cntlid), ConnectInvalid::CNTLID))
-}
-
-fn check_keep_alive(cx: &Context<'_>, asked: &Asked) -> Result<(), ConnectRefusal> {
-    let max = cx.snapshot.limits.keep_alive_ms_max;
-    if asked.kato_ms <= max {
-        return Ok(());
+    if asked.kato_ms > configured.keep_alive_ms_max {
+        let reason = Reason::KeepAlive(asked.kato_ms, configured.keep_alive_ms_max);
+        return Err(ConnectRefusal::invalid(reason, ConnectInvalid::KATO));
     }
-    Err(ConnectRefusal::invalid(Reason::KeepAlive(asked.kato_ms, max), ConnectInvalid::KATO))
-}
-
-fn make_controller(
-    cx: &Context<'_>,
-    asked: &Asked,
-    range: (u16, u16),
-) -> Result<Arc<ControllerShared>, ConnectRefusal> {
+    let busy = |reason| ConnectRefusal::with_status(reason, Status::CONNECT_CONTROLLER_BUSY);
+    // Last of all, so that a Connect which would be refused does not wait.
+    if kind == Kind::Io && cx.registry.has_orphans(&asked.subsystem_nqn, &asked.host_nqn, &asked.host_id) {
+        return Err(busy(Reason::OrphanedCommands));
+    }
     // 0 is no identifier that hosts expect, FFF0h and above are reserved.
     let range = (range.0.max(1), range.1.min(CNTLID_MAX));
-    cx.registry.create(asked.subsystem_nqn, range, asked.host_nqn, asked.host_id, cx.core).map_err(|_| {
-        ConnectRefusal::with_status(Reason::Busy(range.0, range.1), Status::CONNECT_CONTROLLER_BUSY)
-    })
+    let shared = cx
+        .registry
+        .create(asked.subsystem_nqn, range, asked.host_nqn, asked.host_id, cx.core)
+        .ok_or(busy(Reason::Busy(range.0, range.1)))?;
+    // A host that asks for no time-out of the discovery service reads the log and goes; one that asks for one
+    // stays (a persistent controller).
+    let is_default = kind == Kind::Discovery && asked.kato_ms == 0;
+    let kato_ms = if is_default { configured.discovery_keep_alive_ms } else { asked.kato_ms };
+    Ok(ConnectedQueue::Admin(Box::new(Controller::new(cx, shared, kind, kato_ms, limits, io_queues))))
 }
 
-fn connect_admin(cx: &Context<'_>, asked: &Asked, limits: &Limits) -> Result<Connected, ConnectRefusal> {
-    let subsystem = find_subsystem(cx, asked)?;
-    check_dynamic(asked)?;
-    check_keep_alive(cx, asked)?;
-    // Last of all, so that a Connect which would be refused does not wait.
-    if cx.registry.has_orphans(&asked.subsystem_nqn, &asked.host_nqn, &asked.host_id) {
-        return Err(ConnectRefusal::with_status(Reason::OrphanedCommands, Status::CONNECT_CONTROLLER_BUSY));
-    }
-    let shared = make_controller(cx, asked, subsystem.cntlid_range)?;
-    let controller = Controller::new_io(cx, shared, asked.kato_ms, limits, subsystem.io_queues_max);
-    Ok(Connected::Admin {
-        controller: Box::new(controller),
-        entries: asked.entries,
-        sq_flow_off: asked.sq_flow_off,
-    })
-}
-
-fn connect_discovery(cx: &Context<'_>, asked: &Asked, limits: &Limits) -> Result<Connected, ConnectRefusal> {
-    check_dynamic(asked)?;
-    check_keep_alive(cx, asked)?;
-    let shared = make_controller(cx, asked, (1, CNTLID_MAX))?;
-    // A host that asks for no time-out reads the log and goes; one that asks for one stays (a persistent
-    // controller).
-    let kato_ms = if asked.kato_ms == 0 { cx.snapshot.limits.discovery_keep_alive_ms } else { asked.kato_ms };
-    let controller = Controller::new_discovery(cx, shared, kato_ms, limits);
-    Ok(Connected::Admin {
-        controller: Box::new(controller),
-        entries: asked.entries,
-        sq_flow_off: asked.sq_flow_off,
-    })
-}
-
-fn connect_io(cx: &Context<'_>, asked: &Asked) -> Result<Connected, ConnectRefusal> {
+fn connect_io(cx: &Context<'_>, asked: &Asked) -> Result<ConnectedQueue, ConnectRefusal> {
     let subsystem = find_subsystem(cx, asked)?;
     let cntlid = asked.cntlid;
     let shared =
@@ -353,11 +292,5 @@ fn connect_io(cx: &Context<'_>, asked: &Asked) -> Result<Connected, ConnectRefus
     // Base 2.0 wants the HOSTID of the admin queue here too. Initiators exist that make a new one for each
     // queue; nvmet and SPDK's target compare the name alone, and so it is here.
     let has_other_id = shared.host_id != asked.host_id && shared.note_other_host_id();
-    Ok(Connected::Io {
-        shared,
-        qid: asked.qid,
-        entries: asked.entries,
-        sq_flow_off: asked.sq_flow_off,
-        has_other_id,
-    })
+    Ok(ConnectedQueue::Io { shared, qid: asked.qid, has_other_id })
 }

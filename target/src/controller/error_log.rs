@@ -33,7 +33,7 @@ pub(super) struct ErrorLog {
     /// Oldest first.
     ring: VecDeque<ErrorRecord>,
     /// Entries ever made; the newest's number.
-    count: u64,
+    pub(super) count: u64,
 }
 
 /// Bytes of an entry.
@@ -55,11 +55,6 @@ impl ErrorLog {
             Kind::Discovery => 0,
         };
         ErrorLog { ring: VecDeque::with_capacity(capacity), count: 0 }
-    }
-
-    /// Entries ever made.
-    pub(super) fn count(&self) -> u64 {
-        self.count
     }
 
     /// False when it is counted but not kept.

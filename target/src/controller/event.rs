@@ -29,7 +29,7 @@ pub enum Kind {
     DiscoveryChanged,
 }
 
-/// All kinds, in the order in which they are told.
+/// All kinds, in their order: that in which they are told.
 const KINDS: [Kind; 5] =
     [Kind::Reliability, Kind::Temperature, Kind::Spare, Kind::NamespaceChanged, Kind::DiscoveryChanged];
 
@@ -105,8 +105,10 @@ enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Events {
     states: [State; KINDS.len()],
-    enabled: u32,
-    parked_aers: u8,
+    /// What the host lets through.
+    pub(super) enabled: u32,
+    /// Requests that are held.
+    pub(super) parked_aers: u8,
 }
 
 impl Events {
@@ -114,12 +116,6 @@ impl Events {
     #[must_use]
     pub fn new(enabled: u32) -> Events {
         Events { states: [State::Quiet; KINDS.len()], enabled, parked_aers: 0 }
-    }
-
-    /// What the host lets through.
-    #[must_use]
-    pub fn enabled(&self) -> u32 {
-        self.enabled
     }
 
     /// The host chooses; what it does not want any more is forgotten.
@@ -145,12 +141,6 @@ impl Events {
     /// A held request was aborted.
     pub fn unhold(&mut self) {
         self.parked_aers = self.parked_aers.saturating_sub(1);
-    }
-
-    /// How many requests are held.
-    #[must_use]
-    pub fn parked_aers(&self) -> u8 {
-        self.parked_aers
     }
 
     /// It happened.
@@ -194,14 +184,7 @@ impl Events {
     }
 
     fn state(&mut self, kind: Kind) -> &mut State {
-        let [reliability, temperature, spare, namespace, discovery] = &mut self.states;
-        match kind {
-            Kind::Reliability => reliability,
-            Kind::Spare => spare,
-            Kind::Temperature => temperature,
-            Kind::NamespaceChanged => namespace,
-            Kind::DiscoveryChanged => discovery,
-        }
+        &mut self.states[kind as usize]
     }
 }
 
@@ -229,7 +212,7 @@ mod tests {
         assert!(events.hold());
         assert!(events.take().is_some());
         assert!(events.hold());
-        assert_eq!((events.take(), events.parked_aers()), (None, 1));
+        assert_eq!((events.take(), events.parked_aers), (None, 1));
     }
 
     #[test]
@@ -284,6 +267,6 @@ mod tests {
         assert!(events.hold());
         events.reset(0);
         events.unhold();
-        assert_eq!((events.parked_aers(), events.enabled()), (0, 0));
+        assert_eq!((events.parked_aers, events.enabled), (0, 0));
     }
 }

@@ -12,9 +12,8 @@ use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_reactor::clock::Nanos;
 
 use super::limits::TEMPERATURE_WARNING_KELVIN;
-use super::{
-    Context, Controller, Failure, Kind, Need, Window, event, field, identify, identify_controller, keep_alive,
-};
+use super::{Context, Controller, Kind, Need, Window, event, identify, identify_controller, keep_alive};
+use crate::refusal::{Refusal, field};
 use crate::shared::ControllerShared;
 use crate::snapshot::NSID_MAX;
 
@@ -41,56 +40,40 @@ const ORIGIN_SET: u8 = 1;
 /// The timestamp has 48 bits.
 const TIMESTAMP_BITS: u32 = 48;
 
-/// Bytes of the data structures of features.
-const TIMESTAMP_BYTES: u32 = 8;
-const HOST_BEHAVIOR_BYTES: u32 = 512;
-const HOST_ID_BYTES: u32 = 16;
-
-/// A feature and what may be done with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Feature {
-    /// FID.
-    pub(super) id: FeatureId,
-    capabilities: FeatureCapabilities,
-}
-
-const fn feature(id: FeatureId, is_namespace_specific: bool, is_changeable: bool) -> Feature {
-    let capabilities = FeatureCapabilities::new()
-        .with_namespace_specific(is_namespace_specific)
-        .with_changeable(is_changeable);
-    Feature { id, capabilities }
-}
-
-impl Feature {
-    pub(super) fn is_namespace_specific(self) -> bool {
-        self.capabilities.namespace_specific()
-    }
-}
-
 /// Features of an I/O controller.
-const IO_FEATURES: [Feature; 13] = [
-    feature(FeatureId::ARBITRATION, false, true),
-    feature(FeatureId::POWER_MANAGEMENT, false, true),
-    feature(FeatureId::TEMPERATURE_THRESHOLD, false, true),
-    feature(FeatureId::ERROR_RECOVERY, true, true),
-    feature(FeatureId::VOLATILE_WRITE_CACHE, false, true),
-    feature(FeatureId::NUMBER_OF_QUEUES, false, true),
-    feature(FeatureId::WRITE_ATOMICITY, false, true),
-    feature(FeatureId::ASYNC_EVENT_CONFIG, false, true),
-    feature(FeatureId::TIMESTAMP, false, true),
-    feature(FeatureId::KEEP_ALIVE_TIMER, false, true),
-    feature(FeatureId::HOST_BEHAVIOR, false, true),
-    feature(FeatureId::IO_COMMAND_SET_PROFILE, false, true),
-    // Over Fabrics the host identifier comes with Connect and stays.
-    feature(FeatureId::HOST_IDENTIFIER, false, false),
+const IO_FEATURES: [FeatureId; 13] = [
+    FeatureId::ARBITRATION,
+    FeatureId::POWER_MANAGEMENT,
+    FeatureId::TEMPERATURE_THRESHOLD,
+    FeatureId::ERROR_RECOVERY,
+    FeatureId::VOLATILE_WRITE_CACHE,
+    FeatureId::NUMBER_OF_QUEUES,
+    FeatureId::WRITE_ATOMICITY,
+    FeatureId::ASYNC_EVENT_CONFIG,
+    FeatureId::TIMESTAMP,
+    FeatureId::KEEP_ALIVE_TIMER,
+    FeatureId::HOST_BEHAVIOR,
+    FeatureId::IO_COMMAND_SET_PROFILE,
+    FeatureId::HOST_IDENTIFIER,
 ];
 
 /// Features of a discovery controller.
-const DISCOVERY_FEATURES: [Feature; 2] =
-    [feature(FeatureId::ASYNC_EVENT_CONFIG, false, true), feature(FeatureId::KEEP_ALIVE_TIMER, false, true)];
+const DISCOVERY_FEATURES: [FeatureId; 2] = [FeatureId::ASYNC_EVENT_CONFIG, FeatureId::KEEP_ALIVE_TIMER];
+
+/// The feature has a value for each namespace.
+pub(super) fn is_namespace_specific(id: FeatureId) -> bool {
+    id == FeatureId::ERROR_RECOVERY
+}
+
+/// What may be done with a feature. Over Fabrics the host identifier comes with Connect and stays.
+fn capabilities(id: FeatureId) -> FeatureCapabilities {
+    FeatureCapabilities::new()
+        .with_namespace_specific(is_namespace_specific(id))
+        .with_changeable(id != FeatureId::HOST_IDENTIFIER)
+}
 
 /// All features of this kind of controller.
-pub(super) fn all(kind: Kind) -> &'static [Feature] {
+pub(super) fn all(kind: Kind) -> &'static [FeatureId] {
     match kind {
         Kind::Io => &IO_FEATURES,
         Kind::Discovery => &DISCOVERY_FEATURES,
@@ -209,30 +192,26 @@ impl Features {
 }
 
 impl Controller {
-    /// The feature, if this controller has it now.
-    fn find_feature(&self, cx: &Context<'_>, id: FeatureId) -> Result<Feature, Failure> {
-        let found = all(self.kind).iter().find(|feature| feature.id == id).copied();
-        let feature = found.ok_or(Failure::invalid(field::CDW10))?;
+    /// The controller has this feature now.
+    fn check_feature(&self, cx: &Context<'_>, id: FeatureId) -> Result<(), Refusal> {
         // Base 2.0 section 5.27.1.4: without a volatile write cache the feature is not there.
-        if id == FeatureId::VOLATILE_WRITE_CACHE
-            && !identify_controller::has_volatile_cache(self.subsystem(cx)?)
-        {
-            return Err(Failure::invalid(field::CDW10));
-        }
-        Ok(feature)
+        let is_there = all(self.kind).contains(&id)
+            && (id != FeatureId::VOLATILE_WRITE_CACHE
+                || identify_controller::has_volatile_cache(self.subsystem(cx)?));
+        if is_there { Ok(()) } else { Err(Refusal::invalid(field::CDW10)) }
     }
 
-    pub(super) fn check_get(&self, cx: &Context<'_>, get: GetFeatures<'_>) -> Result<(), Failure> {
-        let feature = self.find_feature(cx, get.fid())?;
+    pub(super) fn check_get(&self, cx: &Context<'_>, get: GetFeatures<'_>) -> Result<(), Refusal> {
+        self.check_feature(cx, get.fid())?;
         let select = get.select();
         if select > FeatureSelect::SUPPORTED {
-            return Err(Failure::invalid(field::CDW10));
+            return Err(Refusal::invalid(field::CDW10));
         }
         if select == FeatureSelect::SUPPORTED {
             return Ok(());
         }
         let nsid = get.sqe().nsid();
-        if feature.is_namespace_specific() && nsid != NSID_ALL {
+        if is_namespace_specific(get.fid()) && nsid != NSID_ALL {
             identify::find_active(self.subsystem(cx)?, nsid)?;
         }
         match get.fid() {
@@ -240,26 +219,19 @@ impl Controller {
                 let asked = TemperatureThreshold::from_bits(get.argument());
                 let is_known =
                     asked.sensor() == SENSOR_COMPOSITE && asked.threshold_type() <= THRESHOLD_UNDER;
-                if is_known { Ok(()) } else { Err(Failure::invalid(field::CDW11)) }
+                if is_known { Ok(()) } else { Err(Refusal::invalid(field::CDW11)) }
             }
             // Every host here has 128 bits.
             FeatureId::HOST_IDENTIFIER if !HostIdentifier::from_bits(get.argument()).extended() => {
-                Err(Failure::of(Status::HOST_ID_INCONSISTENT_FORMAT.dnr(), Some(field::CDW11)))
+                Err(Refusal::at(Status::HOST_ID_INCONSISTENT_FORMAT, field::CDW11))
             }
             _ => Ok(()),
         }
     }
 
     pub(super) fn need_get(get: GetFeatures<'_>) -> Need {
-        if get.select() == FeatureSelect::SUPPORTED {
-            return Need::None;
-        }
-        match get.fid() {
-            FeatureId::TIMESTAMP => Need::ToHost { bytes: TIMESTAMP_BYTES },
-            FeatureId::HOST_BEHAVIOR => Need::ToHost { bytes: HOST_BEHAVIOR_BYTES },
-            FeatureId::HOST_IDENTIFIER => Need::ToHost { bytes: HOST_ID_BYTES },
-            _ => Need::None,
-        }
+        let has_data = get.select() != FeatureSelect::SUPPORTED;
+        if has_data { Need::to_host(data_bytes(get.fid())) } else { Need::NONE }
     }
 
     pub(super) fn get_feature(
@@ -267,13 +239,12 @@ impl Controller {
         cx: &Context<'_>,
         get: GetFeatures<'_>,
         data: &mut [u8],
-    ) -> Result<u32, Failure> {
-        let feature = self.find_feature(cx, get.fid())?;
+    ) -> Result<u32, Refusal> {
         match get.select() {
-            FeatureSelect::SUPPORTED => Ok(feature.capabilities.into_bits()),
+            FeatureSelect::SUPPORTED => Ok(capabilities(get.fid()).into_bits()),
             FeatureSelect::CURRENT => {
                 let cache = write_cache(&self.shared);
-                let (events, kato) = (self.events.enabled(), self.keep_alive.timeout_ms());
+                let (events, kato) = (self.events.enabled, self.keep_alive.timeout_ms);
                 Ok(self.feature_value(&self.features, (cache, events, kato), cx, get, data))
             }
             // Nothing is saved, so what is saved is the default.
@@ -327,29 +298,29 @@ impl Controller {
         }
     }
 
-    pub(super) fn check_set(&self, cx: &Context<'_>, set: SetFeatures<'_>) -> Result<(), Failure> {
-        let feature = self.find_feature(cx, set.fid())?;
+    pub(super) fn check_set(&self, cx: &Context<'_>, set: SetFeatures<'_>) -> Result<(), Refusal> {
+        self.check_feature(cx, set.fid())?;
         if set.save() {
-            return Err(Failure::of(Status::FEATURE_NOT_SAVEABLE.dnr(), Some(field::CDW10)));
+            return Err(Refusal::at(Status::FEATURE_NOT_SAVEABLE, field::CDW10));
         }
-        if feature.id == FeatureId::HOST_IDENTIFIER {
+        if set.fid() == FeatureId::HOST_IDENTIFIER {
             // Base 2.0 section 5.27.1.25: over Fabrics it comes with Connect, and setting it is out of
             // sequence.
-            return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), Some(field::CDW10)));
+            return Err(Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::CDW10));
         }
         let nsid = set.sqe().nsid();
-        if feature.is_namespace_specific() {
+        if is_namespace_specific(set.fid()) {
             if nsid != NSID_ALL {
                 identify::find_active(self.subsystem(cx)?, nsid)?;
             }
         } else if nsid != 0 && nsid != NSID_ALL {
-            return Err(Failure::of(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.dnr(), Some(field::NSID)));
+            return Err(Refusal::at(Status::FEATURE_NOT_NAMESPACE_SPECIFIC, field::NSID));
         }
         self.check_value(set)
     }
 
     /// Is the value (dword 11) one that the feature can have?
-    fn check_value(&self, set: SetFeatures<'_>) -> Result<(), Failure> {
+    fn check_value(&self, set: SetFeatures<'_>) -> Result<(), Refusal> {
         let value = set.value();
         let is_allowed = match set.fid() {
             FeatureId::ARBITRATION => value & !arbitration_mask() == 0,
@@ -379,7 +350,7 @@ impl Controller {
             }
             // Base 2.0 section 5.27.1.5: only before the first I/O queue.
             FeatureId::NUMBER_OF_QUEUES if self.shared.live_queues() > 0 => {
-                return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
+                return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
             }
             FeatureId::NUMBER_OF_QUEUES => {
                 // The same section: 65,536 queues of a kind are refused, everything less is cut.
@@ -388,24 +359,20 @@ impl Controller {
             }
             FeatureId::ASYNC_EVENT_CONFIG => value & !async_events_allowed(self.kind) == 0,
             FeatureId::KEEP_ALIVE_TIMER if value > self.keep_alive_ms_max => {
-                return Err(Failure::of(Status::KEEP_ALIVE_TIMEOUT_INVALID.dnr(), Some(field::CDW11)));
+                return Err(Refusal::at(Status::KEEP_ALIVE_TIMEOUT_INVALID, field::CDW11));
             }
             FeatureId::IO_COMMAND_SET_PROFILE if value != 0 => {
-                return Err(Failure::of(
-                    Status::IO_COMMAND_SET_COMBINATION_REJECTED.dnr(),
-                    Some(field::CDW11),
-                ));
+                return Err(Refusal::at(Status::IO_COMMAND_SET_COMBINATION_REJECTED, field::CDW11));
             }
             _ => true,
         };
-        if is_allowed { Ok(()) } else { Err(Failure::invalid(field::CDW11)) }
+        if is_allowed { Ok(()) } else { Err(Refusal::invalid(field::CDW11)) }
     }
 
     pub(super) fn need_set(set: SetFeatures<'_>) -> Need {
-        match set.fid() {
-            FeatureId::TIMESTAMP => Need::FromHost { bytes: TIMESTAMP_BYTES },
-            FeatureId::HOST_BEHAVIOR => Need::FromHost { bytes: HOST_BEHAVIOR_BYTES },
-            _ => Need::None,
+        match data_bytes(set.fid()) {
+            0 => Need::NONE,
+            bytes => Need::from_host(bytes),
         }
     }
 
@@ -414,7 +381,7 @@ impl Controller {
         cx: &Context<'_>,
         set: SetFeatures<'_>,
         data: &[u8],
-    ) -> Result<u32, Failure> {
+    ) -> Result<u32, Refusal> {
         let value = set.value();
         match set.fid() {
             FeatureId::ARBITRATION => self.features.arbitration = value,
@@ -450,8 +417,8 @@ impl Controller {
         self.look_at_health_anew(cx);
     }
 
-    fn set_timestamp(&mut self, cx: &Context<'_>, data: &[u8]) -> Result<(), Failure> {
-        let time = Timestamp::read_from_bytes(data).map_err(|_| Failure::of(Status::INTERNAL_ERROR, None))?;
+    fn set_timestamp(&mut self, cx: &Context<'_>, data: &[u8]) -> Result<(), Refusal> {
+        let time = Timestamp::read_from_bytes(data).map_err(|_| Refusal::of(Status::INTERNAL_ERROR, None))?;
         self.features.clock = Clock { milliseconds: time.milliseconds(), at: cx.now, origin: ORIGIN_SET };
         Ok(())
     }
@@ -465,19 +432,29 @@ impl Controller {
 
     /// Advanced command retry is accepted (it asks for nothing while CRDT is 0); the others are not
     /// supported.
-    fn set_host_behavior(&mut self, data: &[u8]) -> Result<(), Failure> {
+    fn set_host_behavior(&mut self, data: &[u8]) -> Result<(), Refusal> {
         let behavior =
-            HostBehavior::ref_from_bytes(data).map_err(|_| Failure::of(Status::INTERNAL_ERROR, None))?;
+            HostBehavior::ref_from_bytes(data).map_err(|_| Refusal::of(Status::INTERNAL_ERROR, None))?;
         let is_known = behavior.acre <= 1
             && behavior.etdas == 0
             && behavior.lbafee == 0
             && behavior.hdisns == 0
             && behavior.cdfe.get() == 0;
         if !is_known {
-            return Err(Failure::of(Status::INVALID_FIELD.dnr(), None));
+            return Err(Refusal::of(Status::INVALID_FIELD.dnr(), None));
         }
         self.features.acre = behavior.acre;
         Ok(())
+    }
+}
+
+/// Bytes of a feature's data structure; 0: all of it is in a dword.
+fn data_bytes(id: FeatureId) -> u32 {
+    match id {
+        FeatureId::TIMESTAMP => 8,
+        FeatureId::HOST_BEHAVIOR => 512,
+        FeatureId::HOST_IDENTIFIER => 16,
+        _ => 0,
     }
 }
 

@@ -12,7 +12,8 @@ use nvme_spec::zerocopy::little_endian::{U16, U32, U64, U128};
 use nvme_spec::zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::limits::{COPY_RANGES_MAX, PREFERRED_BYTES, copy_blocks_max, copy_range_blocks_max};
-use super::{Context, Controller, Failure, Kind, Window, field};
+use super::{Context, Controller, Kind, Window};
+use crate::refusal::{Refusal, field};
 use crate::snapshot::{NSID_MAX, Namespace, Subsystem};
 
 /// CNTID that means the controller that is asked.
@@ -20,13 +21,13 @@ const CNTID_SELF: u16 = 0xffff;
 
 impl Controller {
     /// The subsystem; it may be gone from a new snapshot before its controllers know.
-    pub(super) fn subsystem<'a>(&self, cx: &Context<'a>) -> Result<&'a Subsystem, Failure> {
+    pub(super) fn subsystem<'a>(&self, cx: &Context<'a>) -> Result<&'a Subsystem, Refusal> {
         let subsystem = cx.snapshot.subsystem(&self.shared.subsystem_nqn);
-        subsystem.map(AsRef::as_ref).ok_or(Failure::of(Status::INTERNAL_ERROR, None))
+        subsystem.map(AsRef::as_ref).ok_or(Refusal::of(Status::INTERNAL_ERROR, None))
     }
 
     /// Is this a data structure that the controller has?
-    pub(super) fn check_identify(&self, identify: Identify<'_>) -> Result<(), Failure> {
+    pub(super) fn check_identify(&self, identify: Identify<'_>) -> Result<(), Refusal> {
         let is_known = match (self.kind, identify.cns()) {
             (_, Cns::CONTROLLER) => true,
             (
@@ -39,13 +40,13 @@ impl Controller {
             ) => true,
             (Kind::Io, Cns::CSI_NAMESPACE | Cns::CSI_CONTROLLER | Cns::CSI_ACTIVE_NAMESPACE_LIST) => {
                 if identify.csi() != Csi::NVM {
-                    return Err(Failure::invalid(field::CDW11_TOP));
+                    return Err(Refusal::invalid(field::CDW11_TOP));
                 }
                 true
             }
             _ => false,
         };
-        if is_known { Ok(()) } else { Err(Failure::invalid(field::CDW10)) }
+        if is_known { Ok(()) } else { Err(Refusal::invalid(field::CDW10)) }
     }
 
     pub(super) fn identify(
@@ -53,7 +54,7 @@ impl Controller {
         cx: &Context<'_>,
         identify: Identify<'_>,
         data: &mut [u8],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Refusal> {
         let nsid = identify.sqe().nsid();
         match (self.kind, identify.cns()) {
             (Kind::Io, Cns::CONTROLLER) => self.identify_io(self.subsystem(cx)?, view(data)?),
@@ -78,7 +79,7 @@ impl Controller {
             }
             (_, Cns::NAMESPACE_DESCRIPTORS) => descriptors(find_active(self.subsystem(cx)?, nsid)?, data),
             (_, Cns::IO_COMMAND_SETS) => self.command_sets(cx, identify.cntid(), view(data)?)?,
-            _ => return Err(Failure::invalid(field::CDW10)),
+            _ => return Err(Refusal::invalid(field::CDW10)),
         }
         Ok(())
     }
@@ -118,10 +119,10 @@ impl Controller {
     }
 
     /// CNS 1Ch: the NVM command set, in one combination.
-    fn command_sets(&self, cx: &Context<'_>, cntid: u16, sets: &mut IoCommandSets) -> Result<(), Failure> {
+    fn command_sets(&self, cx: &Context<'_>, cntid: u16, sets: &mut IoCommandSets) -> Result<(), Refusal> {
         let is_self = cntid == CNTID_SELF || cntid == self.shared.cntlid;
         if !is_self && cx.registry.find(&self.shared.subsystem_nqn, cntid).is_none() {
-            return Err(Failure::invalid(field::CDW10_HIGH));
+            return Err(Refusal::invalid(field::CDW10_HIGH));
         }
         if let Some(first) = sets.vector.first_mut() {
             *first = U64::new(IO_COMMAND_SET_NVM);
@@ -139,10 +140,10 @@ fn independent(namespace: &Namespace, id: &mut IdentifyNamespaceIndependent) {
 }
 
 /// CNS 02h and 07h: active namespaces above `nsid`, ascending.
-fn active_list(subsystem: &Subsystem, nsid: u32, list: &mut NamespaceList) -> Result<(), Failure> {
+fn active_list(subsystem: &Subsystem, nsid: u32, list: &mut NamespaceList) -> Result<(), Refusal> {
     // Base 2.0 section 5.17.2.2: FFFFFFFEh and FFFFFFFFh have nothing above them and are refused.
     if nsid >= NSID_ALL - 1 {
-        return Err(Failure::namespace());
+        return Err(Refusal::namespace());
     }
     let above = subsystem.active().map(|namespace| namespace.nsid).filter(|other| *other > nsid);
     for (entry, active) in list.nsid.iter_mut().zip(above) {
@@ -187,22 +188,22 @@ fn blocks_used(namespace: &Namespace, block_count: u64, block_bytes: u32, can_de
 }
 
 /// The namespace; `None` where the number is allowed but not in use.
-fn find_or_inactive(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespace>, Failure> {
+fn find_or_inactive(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespace>, Refusal> {
     if nsid == 0 || nsid > NSID_MAX {
-        return Err(Failure::namespace());
+        return Err(Refusal::namespace());
     }
     Ok(subsystem.namespace(nsid).map(AsRef::as_ref))
 }
 
 /// The namespace; a number that is not in use fails.
-pub(super) fn find_active(subsystem: &Subsystem, nsid: u32) -> Result<&Namespace, Failure> {
-    subsystem.namespace(nsid).map(AsRef::as_ref).ok_or(Failure::namespace())
+pub(super) fn find_active(subsystem: &Subsystem, nsid: u32) -> Result<&Namespace, Refusal> {
+    subsystem.namespace(nsid).map(AsRef::as_ref).ok_or(Refusal::namespace())
 }
 
 /// The data buffer as the structure that it is to hold.
-pub(super) fn view<T>(data: &mut [u8]) -> Result<&mut T, Failure>
+pub(super) fn view<T>(data: &mut [u8]) -> Result<&mut T, Refusal>
 where
     T: FromBytes + IntoBytes + KnownLayout + Immutable,
 {
-    T::mut_from_bytes(data).map_err(|_| Failure::of(Status::INTERNAL_ERROR, None))
+    T::mut_from_bytes(data).map_err(|_| Refusal::of(Status::INTERNAL_ERROR, None))
 }

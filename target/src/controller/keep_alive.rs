@@ -5,15 +5,16 @@
 
 use spindle_reactor::clock::Nanos;
 
+use super::Expired;
 use super::limits::{ASSOCIATION_TIMEOUT, KEEP_ALIVE_STEP_MS};
 
 /// A controller's timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepAlive {
     /// What was granted, in ms; 0: the timer is off.
-    timeout_ms: u32,
+    pub(super) timeout_ms: u32,
     /// When the timer rings; `None`: never.
-    deadline: Option<Nanos>,
+    pub(super) deadline: Option<Nanos>,
     /// The controller is not enabled: ring when the association is to be given up, whatever the traffic.
     is_idle: bool,
 }
@@ -24,34 +25,11 @@ pub fn granted_ms(asked_ms: u32) -> u32 {
     asked_ms.div_ceil(KEEP_ALIVE_STEP_MS).saturating_mul(KEEP_ALIVE_STEP_MS)
 }
 
-/// What the timer says when it rings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ring {
-    /// There was a sign of life, or it is not yet time.
-    Alive,
-    /// No command came within this time, in ms.
-    Silent(u32),
-    /// The controller was not enabled for too long.
-    NeverEnabled,
-}
-
 impl KeepAlive {
     /// A timer for a fresh controller, which is not enabled yet.
     #[must_use]
     pub fn new(timeout_ms: u32, now: Nanos) -> KeepAlive {
         KeepAlive { timeout_ms, deadline: Some(now + ASSOCIATION_TIMEOUT), is_idle: true }
-    }
-
-    /// What was granted, in ms.
-    #[must_use]
-    pub fn timeout_ms(&self) -> u32 {
-        self.timeout_ms
-    }
-
-    /// When to look again.
-    #[must_use]
-    pub fn deadline(&self) -> Option<Nanos> {
-        self.deadline
     }
 
     /// The controller was enabled: the time runs from now.
@@ -74,22 +52,23 @@ impl KeepAlive {
         }
     }
 
-    /// Look at the time. `had_traffic` is asked only when the timer rings.
-    pub fn tick(&mut self, now: Nanos, had_traffic: impl FnOnce() -> bool) -> Ring {
-        let Some(deadline) = self.deadline.filter(|deadline| *deadline <= now) else { return Ring::Alive };
+    /// Look at the time; `None`: there was a sign of life, or it is not yet time. `had_traffic` is asked only
+    /// when the timer rings.
+    pub fn tick(&mut self, now: Nanos, had_traffic: impl FnOnce() -> bool) -> Option<Expired> {
+        let deadline = self.deadline.filter(|deadline| *deadline <= now)?;
         if self.is_idle {
             self.deadline = None;
-            return Ring::NeverEnabled;
+            return Some(Expired::NeverEnabled);
         }
         // Where the look itself is late, it was this process that slept (a paused machine, a debugger): what
         // hosts sent meanwhile has not been read yet, so they get a period in which it can be.
         let was_asleep = now - deadline >= Nanos::from_ms(u64::from(self.timeout_ms) / 2);
         if had_traffic() || was_asleep {
             self.start(now);
-            return Ring::Alive;
+            return None;
         }
         self.deadline = None;
-        Ring::Silent(self.timeout_ms)
+        Some(Expired::KeepAlive { timeout_ms: self.timeout_ms })
     }
 }
 
@@ -98,6 +77,7 @@ mod tests {
     use super::*;
 
     const S: fn(u64) -> Nanos = Nanos::from_secs;
+    const SILENT: Option<Expired> = Some(Expired::KeepAlive { timeout_ms: 5000 });
 
     #[test]
     fn a_timeout_is_rounded_up_to_whole_steps() {
@@ -109,46 +89,46 @@ mod tests {
     fn silence_for_a_whole_timeout_expires_once() {
         let mut timer = KeepAlive::new(5000, S(0));
         timer.start(S(1));
-        assert_eq!(timer.deadline(), Some(S(6)));
-        assert_eq!(timer.tick(S(5), || panic!("asked too early")), Ring::Alive);
-        assert_eq!(timer.tick(S(7), || false), Ring::Silent(5000));
-        assert_eq!((timer.tick(S(60), || false), timer.deadline()), (Ring::Alive, None));
+        assert_eq!(timer.deadline, Some(S(6)));
+        assert_eq!(timer.tick(S(5), || panic!("asked too early")), None);
+        assert_eq!(timer.tick(S(7), || false), SILENT);
+        assert_eq!((timer.tick(S(60), || false), timer.deadline), (None, None));
     }
 
     #[test]
     fn any_traffic_within_the_period_keeps_it_alive() {
         let mut timer = KeepAlive::new(5000, S(0));
         timer.start(S(0));
-        assert_eq!((timer.tick(S(5), || true), timer.deadline()), (Ring::Alive, Some(S(10))));
-        assert_eq!(timer.tick(S(10), || false), Ring::Silent(5000));
+        assert_eq!((timer.tick(S(5), || true), timer.deadline), (None, Some(S(10))));
+        assert_eq!(timer.tick(S(10), || false), SILENT);
     }
 
     #[test]
     fn a_host_is_not_given_up_for_the_time_in_which_this_process_slept() {
         let mut timer = KeepAlive::new(5000, S(0));
         timer.start(S(0));
-        assert_eq!((timer.tick(S(100), || false), timer.deadline()), (Ring::Alive, Some(S(105))));
-        assert_eq!(timer.tick(S(105), || false), Ring::Silent(5000));
+        assert_eq!((timer.tick(S(100), || false), timer.deadline), (None, Some(S(105))));
+        assert_eq!(timer.tick(S(105), || false), SILENT);
         timer.start(S(200));
-        assert_eq!((timer.tick(S(300), || true), timer.deadline()), (Ring::Alive, Some(S(305))));
+        assert_eq!((timer.tick(S(300), || true), timer.deadline), (None, Some(S(305))));
     }
 
     #[test]
     fn a_timeout_of_zero_never_expires_an_enabled_controller() {
         let mut timer = KeepAlive::new(0, S(0));
         timer.start(S(0));
-        assert_eq!((timer.tick(S(1_000_000), || false), timer.deadline()), (Ring::Alive, None));
+        assert_eq!((timer.tick(S(1_000_000), || false), timer.deadline), (None, None));
     }
 
     #[test]
     fn a_controller_that_is_not_enabled_is_given_up_in_the_end() {
         let mut timer = KeepAlive::new(0, S(0));
-        assert_eq!(timer.tick(S(119), || true), Ring::Alive);
-        assert_eq!(timer.tick(S(120), || true), Ring::NeverEnabled);
+        assert_eq!(timer.tick(S(119), || true), None);
+        assert_eq!(timer.tick(S(120), || true), Some(Expired::NeverEnabled));
         timer.start(S(200));
         timer.stop(S(300));
-        assert_eq!(timer.deadline(), Some(S(420)));
+        assert_eq!(timer.deadline, Some(S(420)));
         timer.set_timeout_ms(1000, S(310));
-        assert_eq!((timer.deadline(), timer.timeout_ms()), (Some(S(420)), 1000));
+        assert_eq!((timer.deadline, timer.timeout_ms), (Some(S(420)), 1000));
     }
 }

@@ -1,21 +1,24 @@
-//! Get Log Page (Base 2.0 section 5.16): which pages there are, which part the host asked for, and what
-//! reading clears.
+//! Get Log Page (Base 2.0 section 5.16): which pages there are, which part the host asked for ([`Window`]),
+//! what reading clears; and the pages that say what commands and features do (05h, 12h).
 
 use nvme_spec::identify::Csi;
 use nvme_spec::log::{
-    CHANGED_NAMESPACE_LIST_BYTES, FirmwareSlotLog, GetLogPage, LogId, SupportedLogPage, SupportedLogPages,
-    TransportType,
+    CHANGED_NAMESPACE_LIST_BYTES, CommandEffect, CommandEffects, FirmwareSlotLog, GetLogPage, LogId,
+    SupportedLogPage, SupportedLogPages,
 };
 use nvme_spec::nqn::padded_ascii;
+use nvme_spec::opcode::{AdminOpcode, IoOpcode};
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::status::Status;
+use nvme_spec::vendor::END_FORMER_ASSOCIATIONS;
 use nvme_spec::zerocopy::IntoBytes;
-use spindle_transport::TransportKind;
+use nvme_spec::zerocopy::little_endian::U32;
 
 use super::changed::ChangedNamespaces;
 use super::limits::FIRMWARE;
-use super::{Context, Controller, Failure, Kind, Need, Window, effects, error_log, field, identify, smart};
-use crate::discovery::DiscoveryLog;
+use super::{Context, Controller, Kind, Need, error_log, feature, identify, smart};
+use crate::discovery::{DiscoveryLog, transport_type};
+use crate::refusal::{Refusal, field};
 
 /// Pages of an I/O controller.
 const IO_PAGES: [LogId; 8] = [
@@ -43,35 +46,35 @@ impl Controller {
         }
     }
 
-    pub(super) fn check_log(&self, cx: &Context<'_>, log: GetLogPage<'_>) -> Result<(), Failure> {
+    pub(super) fn check_log(&self, cx: &Context<'_>, log: GetLogPage<'_>) -> Result<(), Refusal> {
         let lid = log.lid();
         if !self.pages().contains(&lid) {
-            return Err(Failure::of(Status::INVALID_LOG_PAGE.dnr(), Some(field::CDW10)));
+            return Err(Refusal::at(Status::INVALID_LOG_PAGE, field::CDW10));
         }
         let nsid = log.sqe().nsid();
         if nsid != 0 && nsid != NSID_ALL {
             // Only the SMART log has a namespace's own (LPA bit 0).
             if lid != LogId::SMART {
-                return Err(Failure::invalid(field::NSID));
+                return Err(Refusal::invalid(field::NSID));
             }
             identify::find_active(self.subsystem(cx)?, nsid)?;
         }
         if lid == LogId::COMMAND_EFFECTS && log.csi() != Csi::NVM {
-            return Err(Failure::invalid(field::CDW14));
+            return Err(Refusal::invalid(field::CDW14));
         }
         // OT 1 counts the offset in entries: of no page here.
         if log.ot() {
-            return Err(Failure::invalid(field::CDW14));
+            return Err(Refusal::invalid(field::CDW14));
         }
         if !log.lpo().is_multiple_of(DWORD_BYTES) || log.lpo() > self.log_bytes(cx, lid) {
-            return Err(Failure::invalid(field::CDW12));
+            return Err(Refusal::invalid(field::CDW12));
         }
         self.need_log(log).map(drop)
     }
 
-    pub(super) fn need_log(&self, log: GetLogPage<'_>) -> Result<Need, Failure> {
+    pub(super) fn need_log(&self, log: GetLogPage<'_>) -> Result<Need, Refusal> {
         let bytes = u32::try_from(log.bytes()).ok().filter(|bytes| *bytes <= self.transfer_bytes);
-        bytes.map(|bytes| Need::ToHost { bytes }).ok_or(Failure::invalid(field::CDW10_HIGH))
+        bytes.map(Need::to_host).ok_or(Refusal::invalid(field::CDW10_HIGH))
     }
 
     /// How long a page is; what is read beyond it is zero.
@@ -92,7 +95,7 @@ impl Controller {
         cx: &Context<'_>,
         log: GetLogPage<'_>,
         data: &mut [u8],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Refusal> {
         let mut window = Window::new(log.lpo(), data);
         match log.lid() {
             LogId::SUPPORTED_LOG_PAGES => window.put(0, supported(self.pages()).as_bytes()),
@@ -103,8 +106,8 @@ impl Controller {
             }
             LogId::FIRMWARE_SLOT => window.put(0, firmware().as_bytes()),
             LogId::CHANGED_NAMESPACES => self.changed.write(&mut window),
-            LogId::COMMAND_EFFECTS => window.put(0, effects::commands().as_bytes()),
-            LogId::FEATURE_EFFECTS => effects::write_features(self.kind, &mut window),
+            LogId::COMMAND_EFFECTS => window.put(0, command_effects().as_bytes()),
+            LogId::FEATURE_EFFECTS => write_feature_effects(self.kind, &mut window),
             LogId::DISCOVERY => {
                 DiscoveryLog::new(cx.snapshot, cx.peer, &self.shared.host_nqn).write(&mut window);
             }
@@ -137,10 +140,123 @@ fn firmware() -> FirmwareSlotLog {
     log
 }
 
-/// TRTYPE of a transport.
-pub(crate) fn transport_type(transport: TransportKind) -> TransportType {
-    match transport {
-        TransportKind::Tcp => TransportType::TCP,
-        TransportKind::Rdma => TransportType::RDMA,
+/// Scope: the command or feature is about a namespace.
+const SCOPE_NAMESPACE: u16 = 1 << 0;
+/// Scope: it is about the controller.
+const SCOPE_CONTROLLER: u16 = 1 << 1;
+
+/// Admin commands of an I/O controller. None changes what another command sees; Set Features changes the
+/// controller.
+const ADMIN_COMMANDS: [AdminOpcode; 8] = [
+    AdminOpcode::GET_LOG_PAGE,
+    AdminOpcode::IDENTIFY,
+    AdminOpcode::ABORT,
+    AdminOpcode::SET_FEATURES,
+    AdminOpcode::GET_FEATURES,
+    AdminOpcode::ASYNC_EVENT_REQUEST,
+    AdminOpcode::KEEP_ALIVE,
+    END_FORMER_ASSOCIATIONS,
+];
+
+/// I/O commands, and whether they change blocks.
+const IO_COMMANDS: [(IoOpcode, bool); 8] = [
+    (IoOpcode::FLUSH, false),
+    (IoOpcode::WRITE, true),
+    (IoOpcode::READ, false),
+    (IoOpcode::COMPARE, false),
+    (IoOpcode::WRITE_ZEROES, true),
+    (IoOpcode::DATASET_MANAGEMENT, true),
+    (IoOpcode::VERIFY, false),
+    (IoOpcode::COPY, true),
+];
+
+/// Log page 05h. The scope is left unreported: Linux takes any bit but CSUPP and LBCC of an I/O command for
+/// an unusual effect, and warns.
+fn command_effects() -> CommandEffects {
+    let mut log = CommandEffects::default();
+    for opcode in ADMIN_COMMANDS {
+        log.set_admin(opcode, CommandEffect::new().with_supported(true));
+    }
+    for (opcode, changes_blocks) in IO_COMMANDS {
+        let effect = CommandEffect::new().with_supported(true).with_logical_block_content(changes_blocks);
+        log.set_io(opcode, effect);
+    }
+    log
+}
+
+/// Log page 12h: a dword for each feature, with the bits of [`CommandEffect`].
+fn write_feature_effects(kind: Kind, window: &mut Window<'_>) {
+    for id in feature::all(kind) {
+        let scope = if feature::is_namespace_specific(*id) { SCOPE_NAMESPACE } else { SCOPE_CONTROLLER };
+        let effect = CommandEffect::new().with_supported(true).with_scope(scope);
+        window.put(u64::from(id.0) * 4, U32::from(effect).as_bytes());
+    }
+}
+
+/// The part `offset .. offset + length` of a log that the host asked for, zeroed before. Pieces of the log
+/// are put where they are in the whole; what is outside is dropped, so a log of any length is read at any
+/// offset without being built.
+pub(crate) struct Window<'a> {
+    offset: u64,
+    data: &'a mut [u8],
+}
+
+impl<'a> Window<'a> {
+    /// `data` shows the log from `offset`.
+    pub(crate) fn new(offset: u64, data: &'a mut [u8]) -> Window<'a> {
+        Window { offset, data }
+    }
+
+    /// True when any of `bytes` bytes at `at` is to be seen.
+    pub(crate) fn shows(&self, at: u64, bytes: u64) -> bool {
+        let end = self.offset.saturating_add(u64::try_from(self.data.len()).unwrap_or(u64::MAX));
+        at < end && at.saturating_add(bytes) > self.offset
+    }
+
+    /// The log has `bytes` at `at`.
+    pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
+        // One of the two is 0: what is cut off in front of the piece, or where the piece begins in the
+        // window.
+        let Ok(skip) = usize::try_from(self.offset.saturating_sub(at)) else { return };
+        let Ok(start) = usize::try_from(at.saturating_sub(self.offset)) else { return };
+        let (Some(from), Some(to)) = (bytes.get(skip..), self.data.get_mut(start..)) else { return };
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = *from;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_window_shows_exactly_its_part(
+            offset in 0_u64..80, length in 0_usize..80, at in 0_u64..80, piece in 0_usize..80
+        ) {
+            let piece: Vec<u8> = (1..=u8::try_from(piece).unwrap()).collect();
+            let mut whole = [0_u8; 400];
+            let start = usize::try_from(at).unwrap();
+            whole[start..start + piece.len()].copy_from_slice(&piece);
+            let mut data = vec![0; length];
+            let mut window = Window::new(offset, &mut data);
+            let shows = window.shows(at, u64::try_from(piece.len()).unwrap());
+            window.put(at, &piece);
+            let offset = usize::try_from(offset).unwrap();
+            prop_assert_eq!(&data[..], &whole[offset..offset + length]);
+            prop_assert_eq!(shows && length > 0 && !piece.is_empty(), data.iter().any(|byte| *byte != 0));
+        }
+    }
+
+    #[test]
+    fn pieces_far_away_are_dropped() {
+        let mut data = [0; 4];
+        let mut window = Window::new(u64::MAX - 4, &mut data);
+        window.put(0, &[1; 16]);
+        assert!(!window.shows(0, 16) && window.shows(u64::MAX - 2, 1));
+        window.put(u64::MAX - 2, &[7; 16]);
+        assert_eq!(data, [0, 0, 7, 7]);
     }
 }

@@ -2,7 +2,7 @@
 //! make it panic.
 //!
 //! ```text
-//!   Connect ──> connect() ──> Connected::Admin { controller } | Connected::Io { shared, qid }
+//!   Connect ──> connect() ──> ConnectedQueue::Admin(controller) | ConnectedQueue::Io { shared, qid }
 //!   Property Get/Set ──> Controller::property ──> reply, Effect (close I/O queues)
 //!   admin command ──> Controller::need (bytes, which way) ──> [buffer, data from the host]
 //!                 ──> Controller::execute ──> Outcome
@@ -19,12 +19,12 @@
 //! authentication, namespace management, firmware update nor directives: those commands, log pages and
 //! features are refused and not advertised.
 //!
-//! Limits: [`limits`], [`NSID_MAX`](crate::snapshot::NSID_MAX) namespaces, [`IO_QUEUES_MAX`] I/O queues.
+//! Limits: [`limits`], [`NSID_MAX`](crate::snapshot::NSID_MAX) namespaces,
+//! [`IO_QUEUES_MAX`](crate::shared::IO_QUEUES_MAX) I/O queues.
 
 mod changed;
 mod command;
 pub mod connect;
-mod effects;
 mod error_log;
 pub mod event;
 mod feature;
@@ -38,7 +38,6 @@ mod property;
 mod smart;
 #[cfg(test)]
 pub(crate) mod tests;
-mod window;
 
 use std::fmt;
 use std::sync::Arc;
@@ -50,19 +49,20 @@ use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
 use spindle_transport::{Limits, Peer, TransportKind};
 
-pub use self::connect::{ConnectRefusal, Connected, connect, is_admin_connect};
+pub use self::connect::{ConnectRefusal, Connected, ConnectedQueue, connect};
 pub use self::error_log::ErrorRecord;
 pub use self::lifetime::{Effect, State};
-pub(crate) use self::window::Window;
+pub(crate) use self::log::Window;
 
 use self::changed::ChangedNamespaces;
 use self::error_log::ErrorLog;
 use self::event::Events;
 use self::feature::Features;
-use self::keep_alive::{KeepAlive, Ring};
+use self::keep_alive::KeepAlive;
 use self::smart::HealthWatch;
 use crate::discovery;
-use crate::shared::{ControllerShared, IO_QUEUES_MAX, Registry};
+use crate::refusal::{Refusal, field};
+use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{Snapshot, Subsystem};
 
 /// What a controller looks at while it answers a command.
@@ -86,77 +86,25 @@ pub struct Context<'a> {
     pub cores: usize,
 }
 
-/// A command that fails, with the field that is to blame for the error log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Failure {
-    /// The answer.
-    pub status: Status,
-    /// Byte offset in the submission queue entry.
-    pub field: Option<u16>,
-}
-
-/// Byte offsets in the submission queue entry, for [`Failure::field`].
-pub(crate) mod field {
-    pub(crate) const OPCODE: u16 = 0;
-    pub(crate) const FLAGS: u16 = 1;
-    pub(crate) const NSID: u16 = 4;
-    pub(crate) const CDW10: u16 = 40;
-    /// CNTID of Identify, NUMDL of Get Log Page.
-    pub(crate) const CDW10_HIGH: u16 = 42;
-    pub(crate) const CDW11: u16 = 44;
-    /// CSI of Identify.
-    pub(crate) const CDW11_TOP: u16 = 47;
-    pub(crate) const CDW12: u16 = 48;
-    pub(crate) const CDW14: u16 = 56;
-    pub(crate) const PROPERTY_OFFSET: u16 = CDW11;
-    pub(crate) const PROPERTY_VALUE: u16 = CDW12;
-}
-
-impl Failure {
-    /// This status, blaming this field.
-    #[must_use]
-    pub const fn of(status: Status, field: Option<u16>) -> Failure {
-        Failure { status, field }
-    }
-
-    /// Invalid Field in Command, for good.
-    #[must_use]
-    pub const fn invalid(field: u16) -> Failure {
-        Failure { status: Status::INVALID_FIELD.dnr(), field: Some(field) }
-    }
-
-    /// Invalid Namespace or Format, for good.
-    #[must_use]
-    pub const fn namespace() -> Failure {
-        Failure { status: Status::INVALID_NAMESPACE_OR_FORMAT.dnr(), field: Some(field::NSID) }
-    }
-}
-
 /// Data that an admin command moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
-    /// None.
-    None,
+pub struct Need {
+    /// Length in bytes; 0: it moves none.
+    pub bytes: u32,
     /// From the controller to the host.
-    ToHost {
-        /// Length in bytes.
-        bytes: u32,
-    },
-    /// From the host to the controller.
-    FromHost {
-        /// Length in bytes.
-        bytes: u32,
-    },
+    pub is_to_host: bool,
 }
 
 impl Need {
-    /// Length in bytes.
-    #[must_use]
-    pub const fn bytes(self) -> u32 {
-        match self {
-            Need::None => 0,
-            Need::ToHost { bytes } | Need::FromHost { bytes } => bytes,
-        }
+    /// No data.
+    pub const NONE: Need = Need::to_host(0);
+
+    pub(crate) const fn to_host(bytes: u32) -> Need {
+        Need { bytes, is_to_host: true }
+    }
+
+    pub(crate) const fn from_host(bytes: u32) -> Need {
+        Need { bytes, is_to_host: false }
     }
 }
 
@@ -197,8 +145,8 @@ impl Outcome {
     }
 }
 
-impl From<Failure> for Outcome {
-    fn from(failure: Failure) -> Outcome {
+impl From<Refusal> for Outcome {
+    fn from(failure: Refusal) -> Outcome {
         Outcome::Reply { status: failure.status, result: 0, field: failure.field }
     }
 }
@@ -266,25 +214,6 @@ impl Controller {
         size_of::<Controller>() + size_of::<ControllerShared>() + error_log::memory_bytes()
     }
 
-    fn new_io(
-        cx: &Context<'_>,
-        shared: Arc<ControllerShared>,
-        kato_ms: u32,
-        limits: &Limits,
-        io_queues_max: u16,
-    ) -> Controller {
-        Controller::new(cx, shared, Kind::Io, kato_ms, limits, io_queues_max.clamp(1, IO_QUEUES_MAX))
-    }
-
-    fn new_discovery(
-        cx: &Context<'_>,
-        shared: Arc<ControllerShared>,
-        kato_ms: u32,
-        limits: &Limits,
-    ) -> Controller {
-        Controller::new(cx, shared, Kind::Discovery, kato_ms, limits, 0)
-    }
-
     fn new(
         cx: &Context<'_>,
         shared: Arc<ControllerShared>,
@@ -317,35 +246,11 @@ impl Controller {
         }
     }
 
-    /// True for a controller of the discovery service.
-    #[must_use]
-    pub fn is_discovery(&self) -> bool {
-        self.kind == Kind::Discovery
-    }
-
-    /// What it is for.
-    #[must_use]
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// Where it is in its life.
-    #[must_use]
-    pub fn state(&self) -> State {
-        self.state
-    }
-
-    /// The keep-alive time-out that was granted, in ms; 0 for none.
-    #[must_use]
-    pub fn keep_alive_ms(&self) -> u32 {
-        self.keep_alive.timeout_ms()
-    }
-
     /// How many data bytes an admin command (not a Fabrics command) moves, and which way.
     ///
     /// # Errors
     /// The command is refused, before any data moves.
-    pub fn need(&self, cx: &Context<'_>, sqe: &Sqe) -> Result<Need, Failure> {
+    pub fn need(&self, cx: &Context<'_>, sqe: &Sqe) -> Result<Need, Refusal> {
         let command = self.parse(cx, sqe)?;
         self.need_of(&command)
     }
@@ -364,7 +269,7 @@ impl Controller {
         let done = match sqe.fctype() {
             FabricsType::PROPERTY_GET => self.property_get(sqe).map(|value| (value, Effect::None)),
             FabricsType::PROPERTY_SET => self.property_set(cx, sqe).map(|effect| (0, effect)),
-            _ => Err(Failure::of(Status::INVALID_OPCODE.dnr(), Some(field::NSID))),
+            _ => Err(Refusal::at(Status::INVALID_OPCODE, field::NSID)),
         };
         match done {
             Ok((value, effect)) => (Outcome::success(value), effect),
@@ -381,12 +286,6 @@ impl Controller {
     /// A held Asynchronous Event Request was aborted.
     pub fn async_event_aborted(&mut self) {
         self.events.unhold();
-    }
-
-    /// How many Asynchronous Event Requests are held.
-    #[must_use]
-    pub fn parked_aers(&self) -> u8 {
-        self.events.parked_aers()
     }
 
     /// An Abort command was answered.
@@ -428,19 +327,9 @@ impl Controller {
     /// its queues.
     pub fn tick(&mut self, now: Nanos) -> Option<Expired> {
         let shared = &self.shared;
-        let expired = match self.keep_alive.tick(now, || shared.take_traffic()) {
-            Ring::Alive => return None,
-            Ring::Silent(timeout_ms) => Expired::KeepAlive { timeout_ms },
-            Ring::NeverEnabled => Expired::NeverEnabled,
-        };
+        let expired = self.keep_alive.tick(now, || shared.take_traffic())?;
         self.step(now, lifetime::Event::Expire);
         Some(expired)
-    }
-
-    /// When [`Controller::tick`] is to be called next; `None`: it need not be.
-    #[must_use]
-    pub fn deadline(&self) -> Option<Nanos> {
-        self.keep_alive.deadline()
     }
 
     /// The admin connection has ended: the identifier is free again, and no queue is added any more.
@@ -471,7 +360,7 @@ impl Controller {
             State::ShutDown => {
                 self.shared.set_ready(false);
                 self.keep_alive.stop(now);
-                self.events.reset(self.events.enabled());
+                self.events.reset(self.events.enabled);
                 self.aborts = 0;
             }
             State::Failed | State::Gone => self.shared.set_gone(),

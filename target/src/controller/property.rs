@@ -1,6 +1,6 @@
 //! Property Get and Set: the registers of a controller over Fabrics (Base 2.0 sections 3.1.3, 6.4 and 6.5).
 
-use nvme_spec::fabrics::{PropertyGet, PropertySet};
+use nvme_spec::fabrics::Property;
 use nvme_spec::register::{
     self, Cap, Cc, CommandSetSelected, Crto, Csts, ShutdownNotification, ShutdownStatus, Vs,
 };
@@ -9,7 +9,8 @@ use nvme_spec::status::Status;
 
 use super::lifetime::{Effect, Event, State};
 use super::limits::READY_TIMEOUT_UNITS;
-use super::{Context, Controller, Failure, Kind, field};
+use super::{Context, Controller, Kind};
+use crate::refusal::{Refusal, field};
 
 /// The version that controllers conform to.
 pub(super) const VERSION: Vs = Vs::V2_0;
@@ -61,36 +62,36 @@ impl Controller {
         Csts::new().with_rdy(rdy).with_cfs(self.state == State::Failed).with_shst(shst.0)
     }
 
-    pub(super) fn property_get(&self, sqe: &Sqe) -> Result<u64, Failure> {
-        let command = PropertyGet::new(sqe);
+    pub(super) fn property_get(&self, sqe: &Sqe) -> Result<u64, Refusal> {
+        let command = Property::new(sqe);
         let (value, bytes) =
-            self.property_value(command.offset()).ok_or(Failure::invalid(field::PROPERTY_OFFSET))?;
+            self.property_value(command.offset()).ok_or(Refusal::invalid(field::PROPERTY_OFFSET))?;
         if command.bytes() != Some(bytes) {
-            return Err(Failure::invalid(field::CDW10));
+            return Err(Refusal::invalid(field::CDW10));
         }
         Ok(value)
     }
 
-    pub(super) fn property_set(&mut self, cx: &Context<'_>, sqe: &Sqe) -> Result<Effect, Failure> {
-        let command = PropertySet::new(sqe);
+    pub(super) fn property_set(&mut self, cx: &Context<'_>, sqe: &Sqe) -> Result<Effect, Refusal> {
+        let command = Property::new(sqe);
         if command.offset() != register::CC {
-            return Err(Failure::invalid(field::PROPERTY_OFFSET));
+            return Err(Refusal::invalid(field::PROPERTY_OFFSET));
         }
         if command.bytes() != Some(4) {
-            return Err(Failure::invalid(field::CDW10));
+            return Err(Refusal::invalid(field::CDW10));
         }
         self.set_cc(cx, Cc::from_bits(command.value_u32()))
     }
 
     /// A write to CC: checked as a whole, then acted on bit by bit.
-    fn set_cc(&mut self, cx: &Context<'_>, new: Cc) -> Result<Effect, Failure> {
+    fn set_cc(&mut self, cx: &Context<'_>, new: Cc) -> Result<Effect, Refusal> {
         if self.state.is_over() {
-            return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
+            return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
         }
         self.check_cc(new)?;
         // Section 3.1.3.5: what a host gets that does not wait for RDY is not defined. It may try again.
         if new.en() && !self.cc.en() && self.is_settling {
-            return Err(Failure::of(Status::COMMAND_SEQUENCE_ERROR, Some(field::PROPERTY_VALUE)));
+            return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR, Some(field::PROPERTY_VALUE)));
         }
         let old = std::mem::replace(&mut self.cc, new);
         let mut effect = Effect::None;
@@ -107,8 +108,8 @@ impl Controller {
         Ok(effect)
     }
 
-    fn check_cc(&self, new: Cc) -> Result<(), Failure> {
-        let refused = Err(Failure::invalid(field::PROPERTY_VALUE));
+    fn check_cc(&self, new: Cc) -> Result<(), Refusal> {
+        let refused = Err(Refusal::invalid(field::PROPERTY_VALUE));
         let css = CommandSetSelected(new.css());
         let is_css_known = css == CommandSetSelected::NVM || css == CommandSetSelected::ALL;
         // CAP: MPSMIN and MPSMAX 0, AMS 0, CRIMS 0. What is reserved must be 0 too.

@@ -12,8 +12,9 @@ use spindle_disk::Health;
 use spindle_reactor::clock::Nanos;
 
 use super::limits::TEMPERATURE_KELVIN;
-use super::{Context, Controller, Failure, Kind, State, event, identify};
+use super::{Context, Controller, Kind, State, event, identify};
 use crate::counters::IoTotals;
+use crate::refusal::Refusal;
 
 /// Between two looks at the drives' warnings. They are asked for their own health less often than that.
 const HEALTH_PERIOD: Nanos = Nanos::from_secs(1);
@@ -23,13 +24,13 @@ const UNITS_PER_DATA_UNIT: u64 = 1000;
 const SPARE_PERCENT: u8 = 100;
 const SPARE_THRESHOLD_PERCENT: u8 = 10;
 
-pub(super) fn smart(controller: &mut Controller, cx: &Context<'_>, nsid: u32) -> Result<SmartLog, Failure> {
+pub(super) fn smart(controller: &mut Controller, cx: &Context<'_>, nsid: u32) -> Result<SmartLog, Refusal> {
     let subsystem = controller.subsystem(cx)?;
     let is_whole = nsid == 0 || nsid == NSID_ALL;
     let (totals, health) = if is_whole {
         let totals = subsystem.active().map(|namespace| namespace.counters.totals());
         let health = subsystem.active().filter_map(|namespace| namespace.source.health());
-        (totals.fold(IoTotals::default(), sum), worst(health))
+        (totals.fold(IoTotals::default(), IoTotals::with), worst(health))
     } else {
         let namespace = identify::find_active(subsystem, nsid)?;
         let health = worst(namespace.source.health().into_iter());
@@ -56,7 +57,7 @@ pub(super) fn smart(controller: &mut Controller, cx: &Context<'_>, nsid: u32) ->
         power_on_hours: wide(uptime.as_u64() / Nanos::from_secs(3600).as_u64()),
         unsafe_shutdowns: U128::new(health.unsafe_shutdowns),
         media_errors: U128::new(health.media_errors.saturating_add(u128::from(totals.media_errors))),
-        error_log_entries: wide(controller.errors.count()),
+        error_log_entries: wide(controller.errors.count),
         ..SmartLog::default()
     })
 }
@@ -93,7 +94,7 @@ impl Controller {
             return;
         }
         self.health.due = cx.now + HEALTH_PERIOD;
-        let wanted = AsyncEventConfig::from_bits(self.events.enabled()).critical_warnings();
+        let wanted = AsyncEventConfig::from_bits(self.events.enabled).critical_warnings();
         let Ok(subsystem) = self.subsystem(cx) else { return };
         if wanted == 0 || self.kind != Kind::Io {
             return;
@@ -150,18 +151,6 @@ fn worse(a: Health, b: Health) -> Health {
 
 fn wide(value: u64) -> U128 {
     U128::new(u128::from(value))
-}
-
-/// Of both; namespaces are busy at the same time.
-fn sum(a: IoTotals, b: IoTotals) -> IoTotals {
-    IoTotals {
-        units_read: a.units_read.saturating_add(b.units_read),
-        units_written: a.units_written.saturating_add(b.units_written),
-        reads: a.reads.saturating_add(b.reads),
-        writes: a.writes.saturating_add(b.writes),
-        media_errors: a.media_errors.saturating_add(b.media_errors),
-        busy_ns: a.busy_ns.max(b.busy_ns),
-    }
 }
 
 #[cfg(test)]

@@ -61,8 +61,10 @@ impl<T: Transport> Connections for TargetCore<T> {
         self.closed.pop()
     }
 
-    fn on_violation(&mut self, remote: SocketAddr, text: String) {
-        self.env.notice(Notice::Violation { remote, text });
+    fn on_violation(&mut self, id: Slot, text: String) {
+        if let Some(remote) = self.peer(id).map(|peer| peer.remote) {
+            self.env.notice(Notice::Violation { remote, text });
+        }
     }
 
     fn on_refused(&mut self, remote: SocketAddr, reason: String) {

@@ -7,28 +7,27 @@
 use nvme_spec::fabrics::{Connect, ConnectData};
 use nvme_spec::opcode::FabricsType;
 use nvme_spec::status::Status;
-use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_transport::{CloseReason, DataPointer, Transport};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
 use super::former::ConnectBlocked;
-use super::io::field;
-use super::request::{Refusal, State};
+use super::request::State;
 use super::{CONNECT_TIMEOUT, IoRole, Qpair, Role, Work};
-use crate::controller::{self, ConnectRefusal, Connected, Context, Effect, Need, Outcome, connect};
+use crate::controller::{
+    self, ConnectRefusal, Connected, ConnectedQueue, Context, Effect, Need, Outcome, connect,
+};
 use crate::env::{AbortFrom, Env, Message};
 use crate::notice::Notice;
 use crate::orphaned_commands::ORPHAN_MAX;
+use crate::refusal::{Refusal, field};
 use crate::shared::{ControllerShared, QueueEnds};
 
 /// Bytes of Connect's data.
 const CONNECT_BYTES: u32 = 1024;
 /// Connect's data.
 pub(super) type ConnectBytes = [u8; CONNECT_BYTES as usize];
-/// FCTYPE's byte in the submission queue entry.
-const FCTYPE: u16 = 4;
 
 /// The controller's view of the world: what hosts are shown.
 fn context<'a>(env: &'a Env, peer: &'a spindle_transport::Peer) -> Context<'a> {
@@ -50,12 +49,10 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let sqe = &request.sqe;
         if !sqe.is_fabrics() || sqe.fctype() != FabricsType::CONNECT {
-            self.refuse(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::OPCODE));
-            return;
+            return self.refuse(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::OPCODE));
         }
         if request.pointer.bytes() != CONNECT_BYTES {
-            self.refuse(env, slot, Refusal::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH));
-            return;
+            return self.refuse(env, slot, Refusal::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH));
         }
         request.work = Work::Connect;
         self.take_admin_buffer(env, slot, CONNECT_BYTES);
@@ -152,8 +149,7 @@ impl<T: Transport> Qpair<T> {
         if request.state != State::ConnectBlocked {
             request.state = State::ConnectBlocked;
             request.buf = None;
-            let patience = ORPHAN_MAX.0 + CONNECT_TIMEOUT.0;
-            self.connect_deadline = Nanos(env.now.0.saturating_add(patience));
+            self.connect_deadline = env.now + ORPHAN_MAX + CONNECT_TIMEOUT;
         }
         self.connect_blocked = Some(ConnectBlocked::Connect(Box::new(*bytes)));
     }
@@ -193,7 +189,7 @@ impl<T: Transport> Qpair<T> {
                 let notice = Notice::Refused {
                     remote: self.peer.remote,
                     status: refusal.status,
-                    reason: refusal.about(data).to_string(),
+                    reason: refusal.about(data),
                 };
                 env.notice(notice);
                 self.finish(slot, refusal.status, u64::from(refusal.result), None);
@@ -214,23 +210,22 @@ impl<T: Transport> Qpair<T> {
     }
 
     fn take_role(&mut self, env: &mut Env, connected: Connected) {
-        let (entries, is_sq_flow_off) = match connected {
-            Connected::Admin { controller, entries, sq_flow_off } => {
+        let Connected { queue, entries, is_sq_flow_off } = connected;
+        match queue {
+            ConnectedQueue::Admin(controller) => {
                 controller.shared.set_admin_queue(env.current);
                 controller.shared.note_ends(QueueEnds { qid: 0, core: env.core, peer: self.peer });
                 self.role = Role::Admin(controller);
-                (entries, sq_flow_off)
             }
-            Connected::Io { shared, qid, entries, sq_flow_off, has_other_id } => {
+            ConnectedQueue::Io { shared, qid, has_other_id } => {
                 if has_other_id {
                     env.notice(Notice::OtherHostId { host: shared.host_nqn, cntlid: shared.cntlid, qid });
                 }
                 let Some(subsystem) = env.snapshot.subsystem(&shared.subsystem_nqn).cloned() else { return };
                 shared.note_ends(QueueEnds { qid, core: env.core, peer: self.peer });
                 self.role = Role::Io(IoRole { shared, qid, subsystem });
-                (entries, sq_flow_off)
             }
-        };
+        }
         // Before the answer leaves: a host that has it may open its next connection.
         self.admitted = None;
         self.entries = entries;
@@ -252,21 +247,25 @@ impl<T: Transport> Qpair<T> {
         Some(())
     }
 
-    /// Fabrics commands on an I/O queue: Disconnect. Authentication is not offered.
-    pub(super) fn step_fabrics_on_io(&mut self, env: &mut Env, slot: Slot) {
+    /// A Fabrics command on a queue that is connected. Authentication is not offered.
+    pub(super) fn step_fabrics(&mut self, env: &mut Env, slot: Slot) {
         let Some(request) = self.requests.get(slot) else { return };
-        match request.sqe.fctype() {
-            FabricsType::DISCONNECT => self.disconnect(env, slot),
-            FabricsType::CONNECT => {
-                self.refuse(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, FCTYPE));
+        let sqe = request.sqe;
+        let status = match (sqe.fctype(), &mut self.role) {
+            (FabricsType::PROPERTY_GET | FabricsType::PROPERTY_SET, Role::Admin(controller)) => {
+                let (outcome, effect) = controller.property(&context(env, &self.peer), &sqe);
+                self.end_admin(env, slot, outcome);
+                return self.apply(env, effect);
             }
-            _ => self.refuse(env, slot, Refusal::at(Status::INVALID_OPCODE, FCTYPE)),
-        }
-    }
-
-    fn disconnect(&mut self, env: &mut Env, slot: Slot) {
-        self.finish(slot, Status::SUCCESS, 0, None);
-        self.close(env, CloseReason::Disconnect);
+            (FabricsType::DISCONNECT, Role::Io(_)) => {
+                self.finish(slot, Status::SUCCESS, 0, None);
+                return self.close(env, CloseReason::Disconnect);
+            }
+            (FabricsType::DISCONNECT, _) => Status::INVALID_QUEUE_TYPE,
+            (FabricsType::CONNECT, _) => Status::COMMAND_SEQUENCE_ERROR,
+            _ => Status::INVALID_OPCODE,
+        };
+        self.refuse(env, slot, Refusal::at(status, field::FCTYPE));
     }
 
     /// A command on the admin queue.
@@ -277,46 +276,25 @@ impl<T: Transport> Qpair<T> {
         controller.shared.note_traffic();
         let sqe = request.sqe;
         if sqe.is_fabrics() {
-            match sqe.fctype() {
-                FabricsType::PROPERTY_GET | FabricsType::PROPERTY_SET => {
-                    let (outcome, effect) = controller.property(&context(env, &self.peer), &sqe);
-                    self.end_admin(env, slot, outcome);
-                    self.apply(env, effect);
-                }
-                FabricsType::DISCONNECT => {
-                    self.refuse(env, slot, Refusal::at(Status::INVALID_QUEUE_TYPE, FCTYPE));
-                }
-                FabricsType::CONNECT => {
-                    self.refuse(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, FCTYPE));
-                }
-                _ => self.refuse(env, slot, Refusal::at(Status::INVALID_OPCODE, FCTYPE)),
-            }
-            return;
+            return self.step_fabrics(env, slot);
         }
         let need = controller.need(&context(env, &self.peer), &sqe);
-        let (bytes, is_to_host) = match need {
-            Err(failure) => {
-                self.refuse(env, slot, Refusal { status: failure.status, field: failure.field });
-                return;
-            }
-            Ok(Need::None) => {
-                request.work = Work::Admin { bytes: 0, is_to_host: true };
-                self.step_admin_execute(env, slot);
-                return;
-            }
-            Ok(Need::ToHost { bytes }) => (bytes, true),
-            Ok(Need::FromHost { bytes }) => (bytes, false),
+        let Need { bytes, is_to_host } = match need {
+            Err(refusal) => return self.refuse(env, slot, refusal),
+            Ok(need) => need,
         };
+        request.work = Work::Admin { bytes, is_to_host };
+        if bytes == 0 {
+            return self.step_admin_execute(env, slot);
+        }
         let is_right = match request.pointer {
             DataPointer::Host { bytes: given } => given == bytes,
             DataPointer::InCapsule { bytes: given } => given == bytes && !is_to_host,
             DataPointer::None => false,
         };
         if !is_right {
-            self.refuse(env, slot, Refusal::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH));
-            return;
+            return self.refuse(env, slot, Refusal::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH));
         }
-        request.work = Work::Admin { bytes, is_to_host };
         self.take_admin_buffer(env, slot, bytes);
     }
 
@@ -367,9 +345,9 @@ impl<T: Transport> Qpair<T> {
             Effect::None => {}
             Effect::CloseIoQueues => {
                 let controller = Arc::clone(&controller.shared);
-                env.broadcast(&Message::CloseQueues { controller, reason: CloseReason::ControllerGone });
-                self.forget_held();
-                self.forget_former();
+                env.broadcast(&Message::CloseQueues(controller, CloseReason::ControllerGone));
+                self.drop_parked_aers();
+                self.drop_end_former();
             }
             Effect::CloseAll => self.close(env, CloseReason::ControllerGone),
         }
@@ -377,10 +355,10 @@ impl<T: Transport> Qpair<T> {
 
     /// A reset or a shutdown forgets the outstanding event requests, without an answer: an initiator may have
     /// forgotten them before (SPDK's has, and takes an answer to one for a broken target).
-    fn forget_held(&mut self) {
+    fn drop_parked_aers(&mut self) {
         for slot in std::mem::take(&mut self.parked_aers) {
             self.requests.remove(slot);
-            self.transport.forget(slot);
+            self.transport.end_without_reply(slot);
         }
     }
 
@@ -417,8 +395,7 @@ impl<T: Transport> Qpair<T> {
     fn begin_abort(&mut self, env: &mut Env, slot: Slot, sqid: u16, cid: u16) {
         if sqid == 0 {
             let is_aborted = self.abort(env, cid, Some(slot));
-            self.end_abort(slot, is_aborted);
-            return;
+            return self.end_abort(slot, is_aborted);
         }
         let Role::Admin(controller) = &self.role else { return };
         let controller = Arc::clone(&controller.shared);
@@ -479,12 +456,12 @@ impl<T: Transport> Qpair<T> {
                 if let Role::Admin(controller) = &mut self.role {
                     controller.async_event_aborted();
                 }
-                self.refuse(env, slot, Refusal { status: Status::ABORTED_BY_REQUEST, field: None });
+                self.refuse(env, slot, Refusal::of(Status::ABORTED_BY_REQUEST, None));
                 true
             }
             State::NeedBuffer if self.fused_first != Some(slot) && !self.is_paired(slot) => {
                 self.waiting.retain(|waiting| *waiting != slot);
-                self.refuse(env, slot, Refusal { status: Status::ABORTED_BY_REQUEST, field: None });
+                self.refuse(env, slot, Refusal::of(Status::ABORTED_BY_REQUEST, None));
                 true
             }
             State::Fetching => {
@@ -513,7 +490,7 @@ impl<T: Transport> Qpair<T> {
         if self.fused_first == Some(slot) || self.is_paired(slot) {
             self.on_fused_fetched(env.current, env, slot, Some(status));
         } else {
-            self.refuse(env, slot, Refusal { status, field: None });
+            self.refuse(env, slot, Refusal::of(status, None));
         }
     }
 

@@ -22,9 +22,10 @@ use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_transport::{DataPointer, Transport};
 
-use super::request::{IoCommand, IoOp, Refusal, Request, State};
+use super::request::{IoCommand, IoOp, Request, State};
 use super::{Qpair, Role, Work, status_of, token};
 use crate::env::Env;
+use crate::refusal::Refusal;
 
 /// Most buffers of a command.
 const BUFFERS_MAX: u8 = 2;
@@ -76,21 +77,15 @@ impl<T: Transport> Qpair<T> {
                     self.transport.fetch_part(slot, cid, offset, buf);
                 }
                 Step::Wait => return,
-                Step::WaitForMemory => {
-                    self.wait_for_step(slot);
-                    return;
-                }
-                Step::End => {
-                    self.end_bulk(env, slot, &io);
-                    return;
-                }
+                Step::WaitForMemory => return self.wait_for_step(slot),
+                Step::End => return self.end_bulk(env, slot, &io),
             }
         }
     }
 
     fn end_bulk(&mut self, env: &mut Env, slot: Slot, io: &IoCommand) {
         match self.requests.get(slot).and_then(|request| request.abort_status) {
-            Some(status) => self.refuse(env, slot, Refusal { status, field: None }),
+            Some(status) => self.refuse(env, slot, Refusal::of(status, None)),
             None => {
                 self.count_io(env.core, io);
                 self.finish(slot, Status::SUCCESS, 0, None);

@@ -8,17 +8,21 @@
 //! at once (RAM) stays in the loop, but for at most [`STEPS_PER_TURN`] pieces: then the command waits for its
 //! next turn, so that a long one does not hold up the core.
 
+use nvme_spec::io::{CopyRangeFormat0, DsmRange};
+use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::status::Status;
+use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_disk::{BlockRange, Disk, DiskError, Done, Op, Prepared, Token};
 use spindle_reactor::mem::{Buf, Pool};
 use spindle_reactor::slab::Slot;
 use spindle_transport::Transport;
 
-use super::io::{COPY_RANGE_BYTES, DSM_RANGE_BYTES, check_range, field};
-use super::request::{IoCommand, IoOp, Progress, Refusal, Request, State};
+use super::io::check_range;
+use super::request::{IoCommand, IoOp, Progress, Request, State};
 use super::{IoRole, Qpair, Role, Work, reads_into_pool, status_of, token};
 use crate::controller::limits;
 use crate::env::Env;
+use crate::refusal::{Refusal, field};
 
 /// Pieces that one command may do in a turn before others have theirs.
 const STEPS_PER_TURN: u32 = 16;
@@ -58,7 +62,7 @@ pub(super) fn flush_all() -> IoCommand {
         op: IoOp::FlushAll,
         is_fused: false,
         disk: 0,
-        nsid: super::NSID_ALL,
+        nsid: NSID_ALL,
         range,
         block_shift: 9,
         data_bytes: 0,
@@ -112,31 +116,20 @@ impl<T: Transport> Qpair<T> {
             match step {
                 Step::Submit { disk, .. } | Step::Copy { disk, .. } => {
                     let Some(handle) = env.disk(disk) else {
-                        self.fail(env, slot, &io, DiskError::Gone);
-                        return;
+                        return self.fail(env, slot, &io, DiskError::Gone);
                     };
                     match begin(handle, token(id, slot), &io, step) {
                         Some(ended) => done = Some((ended.result, ended.buf)),
                         None => return,
                     }
                 }
-                Step::Wait => {
-                    self.wait_for_step(slot);
-                    return;
-                }
+                Step::Wait => return self.wait_for_step(slot),
                 Step::Finish => {
                     self.count_io(env.core, &io);
-                    self.finish(slot, Status::SUCCESS, 0, None);
-                    return;
+                    return self.finish(slot, Status::SUCCESS, 0, None);
                 }
-                Step::Refuse(refusal) => {
-                    self.refuse(env, slot, refusal);
-                    return;
-                }
-                Step::Fail(error) => {
-                    self.fail(env, slot, &io, error);
-                    return;
-                }
+                Step::Refuse(refusal) => return self.refuse(env, slot, refusal),
+                Step::Fail(error) => return self.fail(env, slot, &io, error),
             }
         }
         // Its share of this turn is used up; the last step's outcome must not be lost.
@@ -151,8 +144,7 @@ impl<T: Transport> Qpair<T> {
             if let Err(error) = result
                 && !is_hint_refused(&io, error)
             {
-                self.fail(env, slot, &io, error);
-                return;
+                return self.fail(env, slot, &io, error);
             }
             request.progress.has_outcome = true;
             // Read pieces of a pinning disk come back in a buffer; everyone else's is the piece itself.
@@ -176,8 +168,7 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::NeedStepBuffer, "a step of a request that is elsewhere");
         if request.pieces.unit > 0 {
-            self.begin_bulk(id, env, slot);
-            return;
+            return self.begin_bulk(id, env, slot);
         }
         request.state = State::Executing;
         let done = if std::mem::take(&mut request.progress.has_outcome) {
@@ -191,12 +182,11 @@ impl<T: Transport> Qpair<T> {
     fn fail(&mut self, env: &mut Env, slot: Slot, io: &IoCommand, error: DiskError) {
         // Copy: the lowest source range that was not copied whole, in dword 0 (NVM Command Set, Copy).
         let (IoOp::Copy { .. }, Some(request)) = (io.op, self.requests.get(slot)) else {
-            self.disk_failed(env, slot, io, error);
-            return;
+            return self.disk_failed(env, slot, io, error);
         };
         let index = request.progress.index;
         self.note_disk_error(env, io, error);
-        self.refuse_with(env, slot, Refusal { status: status_of(error), field: None }, u64::from(index));
+        self.refuse_with(env, slot, Refusal::of(status_of(error), None), u64::from(index));
     }
 }
 
@@ -232,7 +222,7 @@ fn next_step(
         None => {}
     }
     if request.progress == Progress::default() {
-        let disk = env.disks.get(io.disk).and_then(|disk| disk.as_deref());
+        let disk = env.disk_ref(io.disk);
         request.progress.is_disks = disk.is_some_and(|disk| is_disks(disk, io.op));
         if request.progress.is_disks {
             request.aux = None;
@@ -335,20 +325,26 @@ fn flush_next(request: &mut Request, role: &IoRole) -> Step {
     Step::Submit { disk: Env::disk_index(namespace.disk), op: Op::Flush, range, buf: None }
 }
 
-/// Range `index` of the Dataset Management list in the request's buffer.
-fn dsm_range(request: &Request, index: u32) -> BlockRange {
-    let mut bytes = [0; DSM_RANGE_BYTES as usize];
+/// Entry `index` of the list in the request's buffer.
+fn list_entry<E: FromBytes + IntoBytes>(request: &Request, index: u32) -> E {
+    let mut entry = E::new_zeroed();
     if let Some(buf) = &request.buf {
-        buf.copy_out((index * DSM_RANGE_BYTES) as usize, &mut bytes);
+        buf.copy_out(index as usize * size_of::<E>(), entry.as_mut_bytes());
     }
-    BlockRange { blocks: le32(&bytes, 4), lba: le64(&bytes, 8) }
+    entry
+}
+
+/// Range `index` of a Dataset Management.
+fn dsm_range(request: &Request, index: u32) -> BlockRange {
+    let range: DsmRange = list_entry(request, index);
+    BlockRange { lba: range.slba.get(), blocks: range.blocks.get() }
 }
 
 fn deallocate_begin(request: &mut Request, io: &IoCommand, env: &Env, ranges: u16) -> Step {
     if request.progress.index > 0 {
         return deallocate_next(request, io, ranges);
     }
-    let Some(disk) = env.disks.get(io.disk).and_then(|disk| disk.as_deref()) else {
+    let Some(disk) = env.disk_ref(io.disk) else {
         return Step::Fail(DiskError::Gone);
     };
     let geometry = disk.geometry();
@@ -374,13 +370,10 @@ fn deallocate_next(request: &mut Request, io: &IoCommand, ranges: u16) -> Step {
     Step::Finish
 }
 
-/// Source range `index` of the Copy list: format 0h, SLBA at byte 8, NLB (zero-based) at byte 16.
+/// Source range `index` of a Copy.
 fn copy_source(request: &Request, index: u32) -> BlockRange {
-    let mut bytes = [0; COPY_RANGE_BYTES as usize];
-    if let Some(buf) = &request.buf {
-        buf.copy_out((index * COPY_RANGE_BYTES) as usize, &mut bytes);
-    }
-    BlockRange { lba: le64(&bytes, 8), blocks: (le32(&bytes, 16) & 0xffff) + 1 }
+    let range: CopyRangeFormat0 = list_entry(request, index);
+    BlockRange { lba: range.slba.get(), blocks: u32::from(range.nlb_z.get()) + 1 }
 }
 
 /// Blocks of the source ranges before `index`.
@@ -396,7 +389,7 @@ fn copy_begin(request: &mut Request, io: &IoCommand, env: &mut Env, ranges: u16,
             None => copy_read(request, io, &env.pool, None, ranges),
         };
     }
-    let Some(disk) = env.disks.get(io.disk).and_then(|disk| disk.as_deref()) else {
+    let Some(disk) = env.disk_ref(io.disk) else {
         return Step::Fail(DiskError::Gone);
     };
     let geometry = disk.geometry();
@@ -523,12 +516,4 @@ fn copy(from: &Buf, to: &mut Buf) {
         to.copy_in(at, piece);
         at += piece.len();
     }
-}
-
-fn le32(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes)
-}
-
-fn le64(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
 }

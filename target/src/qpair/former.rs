@@ -18,12 +18,12 @@ use spindle_reactor::slab::Slot;
 use spindle_transport::{CloseReason, Transport};
 
 use super::admin::ConnectBytes;
-use super::io::field;
-use super::request::{Refusal, State};
+use super::request::State;
 use super::{Qpair, Role};
 use crate::env::{Env, Message};
 use crate::notice::Notice;
 use crate::orphaned_commands::ORPHAN_MAX;
+use crate::refusal::{Refusal, field};
 use crate::shared::Former;
 
 /// The request of a queue pair that waits until nothing of its host's former associations is at a disk.
@@ -49,17 +49,16 @@ impl<T: Transport> Qpair<T> {
         if self.connect_blocked.is_some() {
             // Not for good: one at a time.
             let status = Status::COMMAND_SEQUENCE_ERROR;
-            self.refuse(env, slot, Refusal { status, field: Some(field::OPCODE) });
+            self.refuse(env, slot, Refusal::of(status, Some(field::OPCODE)));
             return;
         }
         let Some(former) = env.registry.end_former(&own, token) else {
             // Another controller has ended this one, and the message that closes it is on its way.
-            self.close(env, CloseReason::ControllerGone);
-            return;
+            return self.close(env, CloseReason::ControllerGone);
         };
         for controller in &former {
             let (controller, reason) = (Arc::clone(controller), CloseReason::ControllerGone);
-            env.send(controller.admin_core, Message::CloseController { controller, reason });
+            env.send(controller.admin_core, Message::CloseController(controller, reason));
         }
         if !former.is_empty() {
             env.notice(Notice::FormerEnded {
@@ -72,7 +71,7 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::ConnectBlocked;
         let ended = u16::try_from(former.len()).unwrap_or(u16::MAX);
-        let until = Nanos(env.now.0.saturating_add(ORPHAN_MAX.0));
+        let until = env.now + ORPHAN_MAX;
         self.connect_blocked = Some(ConnectBlocked::EndFormer(Wait { slot, ended, until }));
         self.look_at_former(env);
     }
@@ -97,11 +96,11 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// A reset or a shutdown forgets the command, without an answer.
-    pub(super) fn forget_former(&mut self) {
+    pub(super) fn drop_end_former(&mut self) {
         if let Some(ConnectBlocked::EndFormer(Wait { slot, .. })) = self.connect_blocked {
             self.connect_blocked = None;
             self.requests.remove(slot);
-            self.transport.forget(slot);
+            self.transport.end_without_reply(slot);
         }
     }
 }

@@ -15,10 +15,10 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::slab::Slot;
 use spindle_transport::Transport;
 
-use super::io::field;
-use super::request::{IoCommand, IoOp, Refusal, State};
+use super::request::{IoCommand, IoOp, State};
 use super::{Qpair, Work, status_of, token};
 use crate::env::Env;
+use crate::refusal::{Refusal, field};
 
 /// How long a first half waits for its second: hosts send both at once. As long as for data.
 pub const FUSED_TIMEOUT: Nanos = Nanos::from_secs(30);
@@ -36,7 +36,7 @@ impl<T: Transport> Qpair<T> {
                     self.join(env, first, slot);
                 } else {
                     self.end_first(env, Status::ABORTED_FAILED_FUSED);
-                    self.refuse(env, slot, Refusal::at(Status::INVALID_FIELD, field::CDW10));
+                    self.refuse(env, slot, Refusal::invalid(field::CDW10));
                 }
             }
             (None, Fuse::SECOND) if is_write => {
@@ -53,7 +53,7 @@ impl<T: Transport> Qpair<T> {
             }
             _ => {
                 self.end_first(env, Status::ABORTED_MISSING_FUSED);
-                self.refuse(env, slot, Refusal::at(Status::INVALID_FIELD, field::FLAGS));
+                self.refuse(env, slot, Refusal::invalid(field::FLAGS));
             }
         }
     }
@@ -91,7 +91,7 @@ impl<T: Transport> Qpair<T> {
                 }
             }
             (first, _) => {
-                let until = Nanos(env.now.0.saturating_add(FUSED_TIMEOUT.0));
+                let until = env.now + FUSED_TIMEOUT;
                 self.lone_first = first.map(|slot| (slot, until));
             }
         }
@@ -132,8 +132,7 @@ impl<T: Transport> Qpair<T> {
         let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
             let partner = request.partner;
             self.fused_first.take_if(|first| *first == slot);
-            self.end_pair(env, slot, partner, status_of(DiskError::Gone));
-            return;
+            return self.end_pair(env, slot, partner, status_of(DiskError::Gone));
         };
         let is_behind = (env.is_crowded || !self.waiting.is_empty()) && request.state == State::New;
         let share = env.pool.share(env.current);
@@ -161,11 +160,7 @@ impl<T: Transport> Qpair<T> {
 
     /// Memory for a first half that waited.
     pub(super) fn retry_fused(&mut self, env: &mut Env, slot: Slot) {
-        let is_second = self.requests.get(slot).is_some_and(|request| {
-            matches!(request.work,
-            Work::Io(io) if matches!(io.op, IoOp::Write { .. }))
-        });
-        if !is_second {
+        if self.requests.get(slot).is_some_and(|request| request.sqe.fuse() == Fuse::FIRST) {
             self.begin_first(env, slot);
         }
     }
@@ -184,8 +179,7 @@ impl<T: Transport> Qpair<T> {
             if let Some(request) = self.requests.find_mut(second) {
                 request.state = State::NeedBuffer; // begun by its first half
             }
-            self.stash_capsule(second);
-            return;
+            return self.stash_capsule(second);
         }
         self.begin_second(env, first, second);
     }
@@ -198,7 +192,7 @@ impl<T: Transport> Qpair<T> {
         if request.buf.is_some() {
             self.fetch(second);
         } else {
-            self.refuse(env, second, Refusal { status: Status::INTERNAL_ERROR, field: None });
+            self.refuse(env, second, Refusal::of(Status::INTERNAL_ERROR, None));
         }
     }
 
@@ -210,8 +204,7 @@ impl<T: Transport> Qpair<T> {
         if let Some(status) = failure {
             // Where its second half is still to come, it will find none.
             self.fused_first.take_if(|first| *first == slot);
-            self.end_pair(env, slot, partner, status);
-            return;
+            return self.end_pair(env, slot, partner, status);
         }
         let Some(partner) = partner else { return };
         let is_ready = self.requests.find(partner).is_some_and(|request| request.state == State::Fused);
@@ -233,8 +226,7 @@ impl<T: Transport> Qpair<T> {
             return;
         };
         let Some(disk) = env.disk(io.disk) else {
-            self.on_fused_done(env, second, Err(DiskError::Gone));
-            return;
+            return self.on_fused_done(env, second, Err(DiskError::Gone));
         };
         if let Some(done) = disk.compare_and_write(token(id, second), io.range, expected, data) {
             self.on_fused_done(env, second, done.result);
@@ -280,10 +272,10 @@ impl<T: Transport> Qpair<T> {
 
     /// `slot` fails with `status`, and its other half, unless it is answered already, because of it.
     fn end_pair(&mut self, env: &mut Env, slot: Slot, partner: Option<Slot>, status: Status) {
-        self.refuse(env, slot, Refusal { status, field: None });
+        self.refuse(env, slot, Refusal::of(status, None));
         if let Some(partner) = partner {
             // The states of the two are one step: nothing of the pair is on the disk when one half fails.
-            self.end_half(env, partner, Refusal { status: Status::ABORTED_FAILED_FUSED, field: None });
+            self.end_half(env, partner, Refusal::of(Status::ABORTED_FAILED_FUSED, None));
         }
     }
 }

@@ -10,28 +10,9 @@ use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, Geometry};
 use spindle_transport::DataPointer;
 
-use super::request::{Direction, IoCommand, IoOp, Refusal};
+use super::request::{Direction, IoCommand, IoOp};
 use crate::controller::limits;
-
-/// Byte offsets of fields in a submission queue entry, for [`Refusal::field`].
-pub mod field {
-    /// OPC.
-    pub const OPCODE: u16 = 0;
-    /// FUSE, PSDT.
-    pub const FLAGS: u16 = 1;
-    /// NSID.
-    pub const NSID: u16 = 4;
-    /// The SGL descriptor's length.
-    pub const SGL_LENGTH: u16 = 32;
-    /// The SGL descriptor's identifier.
-    pub const SGL_IDENTIFIER: u16 = 39;
-    /// CDW10: SLBA, NR.
-    pub const CDW10: u16 = 40;
-    /// CDW11.
-    pub const CDW11: u16 = 44;
-    /// CDW12: NLB.
-    pub const CDW12: u16 = 48;
-}
+use crate::refusal::{Refusal, field};
 
 /// Bytes of a source range descriptor, formats 0h and 1h (NVM Command Set, Copy).
 pub const COPY_RANGE_BYTES: u32 = 32;
@@ -109,7 +90,7 @@ pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoComma
             let op = IoOp::WriteZeroes { deallocate: cdw12 & DEAC != 0, fua: is_fua(sqe) };
             let range = range(sqe, target)?;
             if u64::from(range.blocks) << block_shift > u64::from(limits::WRITE_ZEROES_BYTES_MAX) {
-                return Err(Refusal::at(Status::INVALID_FIELD, field::CDW12)); // WZSL
+                return Err(Refusal::invalid(field::CDW12)); // WZSL
             }
             command(op, range, 0)
         }
@@ -140,7 +121,7 @@ fn parse_fuse(sqe: &Sqe) -> Result<bool, Refusal> {
     match sqe.fuse() {
         Fuse::NONE => Ok(false),
         Fuse::FIRST | Fuse::SECOND => Ok(true),
-        _ => Err(Refusal::at(Status::INVALID_FIELD, field::FLAGS)),
+        _ => Err(Refusal::invalid(field::FLAGS)),
     }
 }
 
@@ -151,10 +132,10 @@ fn check_fused(is_fused: bool, io: &IoCommand, target: &Target) -> Result<bool, 
     }
     let is_half = matches!(io.op, IoOp::Compare | IoOp::Write { .. });
     if !is_half || !target.geometry.can_compare_and_write {
-        return Err(Refusal::at(Status::INVALID_FIELD, field::FLAGS));
+        return Err(Refusal::invalid(field::FLAGS));
     }
     if io.range.blocks > 1 {
-        return Err(Refusal::at(Status::INVALID_FIELD, field::CDW12));
+        return Err(Refusal::invalid(field::CDW12));
     }
     Ok(true)
 }
@@ -194,7 +175,7 @@ pub fn data_range(sqe: &Sqe, target: &Target, block_shift: u32) -> Result<(Block
     let range = range(sqe, target)?;
     match range.blocks.checked_mul(1 << block_shift) {
         Some(bytes) if bytes <= target.transfer_bytes => Ok((range, bytes)),
-        _ => Err(Refusal::at(Status::INVALID_FIELD, field::CDW12)),
+        _ => Err(Refusal::invalid(field::CDW12)),
     }
 }
 
@@ -206,7 +187,7 @@ fn parse_copy(
     let cdw12 = sqe.cdw12();
     let format = (cdw12 >> 8) & 0xf;
     if format != 0 {
-        return Err(Refusal::at(Status::INVALID_FIELD, field::CDW12));
+        return Err(Refusal::invalid(field::CDW12));
     }
     let ranges = (cdw12 & 0xff) + 1;
     if ranges > u32::from(limits::COPY_RANGES_MAX) {

@@ -1,4 +1,4 @@
-//! Memory: which buffers a command takes, and what one that got none waits for.
+//! Memory: which buffers a command takes, the line of those that got none, and what they wait for.
 //!
 //! A command takes all that it needs or nothing. Beyond its connection's share of the pool it waits like one
 //! that finds the pool empty, but then it waits alone: others pass it by, and a core may sleep meanwhile.
@@ -10,11 +10,20 @@
 use spindle_disk::{Disk, Op, Prepared};
 use spindle_reactor::mem::{Buf, Pool, Share};
 use spindle_reactor::slab::Slot;
-use spindle_transport::Transport;
+use spindle_transport::{DataPointer, Transport};
 
 use super::request::{Answer, IoCommand, IoOp, Request, State, Work};
 use super::{Qpair, bulk, compound};
 use crate::env::Env;
+
+/// What another try for requests that wait has brought.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Retried {
+    /// Some got what they waited for, or are over.
+    pub(crate) has_moved: bool,
+    /// Some still wait.
+    pub(crate) has_waiting: bool,
+}
 
 /// What the oldest request of a line waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +67,24 @@ impl WaitsFor {
 }
 
 impl<T: Transport> Qpair<T> {
+    /// A request gets to the end of the line for memory. Its in-capsule data gets out of the way of what is
+    /// behind it in the connection: that may be the data of the very commands that hold the memory.
+    #[cold]
+    pub(super) fn wait_for_buffer(&mut self, slot: Slot) {
+        let Some(request) = self.requests.get_mut(slot) else { return };
+        request.state = State::NeedBuffer;
+        self.waiting.push_back(slot);
+        self.stash_capsule(slot);
+    }
+
+    /// The in-capsule data of a request that is not fetched yet lets by what is behind it.
+    pub(super) fn stash_capsule(&mut self, slot: Slot) {
+        let Some(request) = self.requests.get(slot) else { return };
+        if let DataPointer::InCapsule { .. } = request.pointer {
+            self.transport.stash_capsule(slot, request.cid());
+        }
+    }
+
     /// What the oldest request in the line waits for. `id` is this queue pair's.
     pub(crate) fn waits_for(&self, id: Slot, env: &Env) -> Option<WaitsFor> {
         let request = self.requests.get(*self.waiting.front()?)?;
@@ -87,36 +114,32 @@ impl<T: Transport> Qpair<T> {
             }
         })
     }
-}
 
-impl<T: Transport> Qpair<T> {
     /// A write to a disk that has no memory to give, where this connection is above its share of that.
     fn disk_share(&self, env: &Env, request: &Request, io: &IoCommand) -> Option<WaitsFor> {
-        let free = env.disks.get(io.disk).and_then(|disk| disk.as_deref())?.free_bytes();
+        let free = env.disk_ref(io.disk)?.free_bytes();
         let is_above = request.answer == Answer::Wait && self.charged > free;
         is_above.then_some(WaitsFor::DiskShare { is_empty: free < u64::from(io.data_bytes) })
     }
 }
 
-/// True when [`take_buffers`] has anything to take of a command that is neither a Read nor a Write.
-fn needs_memory(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> bool {
+/// The largest buffer that [`take_buffers`] takes of the pool for a command that is neither a Read nor a
+/// Write; 0: it takes none.
+fn list_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
     match io.op {
-        IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint | IoOp::Copy { .. } => true,
-        IoOp::Verify => piece_bytes(disk, pool, io) > 0,
-        IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => false,
+        IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint => io.data_bytes,
+        IoOp::Copy { .. } => piece_bytes(disk, pool, io).max(io.data_bytes),
+        IoOp::Verify => piece_bytes(disk, pool, io),
+        IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => 0,
     }
 }
 
 /// The largest buffer that [`take_buffers`] takes of the pool, if it is known to take any.
 fn pool_bytes(env: &Env, request: &Request, io: &IoCommand) -> Option<u32> {
-    let disk = env.disks.get(io.disk).and_then(|disk| disk.as_deref())?;
-    match io.op {
-        IoOp::Read | IoOp::Write { .. } => (request.answer == Answer::Pool).then(|| request.first_bytes(io)),
-        IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint => Some(io.data_bytes),
-        IoOp::Copy { .. } => Some(piece_bytes(disk, &env.pool, io).max(io.data_bytes)),
-        IoOp::Verify => Some(piece_bytes(disk, &env.pool, io)),
-        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => None,
+    if matches!(io.op, IoOp::Read | IoOp::Write { .. }) {
+        return (request.answer == Answer::Pool).then(|| request.first_bytes(io));
     }
+    Some(list_bytes(env.disk_ref(io.disk)?, &env.pool, io)).filter(|bytes| *bytes > 0)
 }
 
 /// Bytes of the buffer into which a Compare, Verify or Copy is read, piece by piece; 0 where it is not read,
@@ -132,7 +155,7 @@ fn piece_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
 }
 
 pub(super) fn reads_into_pool(env: &Env, disk: usize) -> bool {
-    let handle = env.disks.get(disk).and_then(|disk| disk.as_deref());
+    let handle = env.disk_ref(disk);
     handle.is_some_and(|disk| !disk.abilities().reads_in_place)
 }
 
@@ -169,7 +192,7 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand,
         IoOp::Read => return take_data(disk, share, request, io, Op::Read, bounds),
         IoOp::Write { fua } => return take_data(disk, share, request, io, Op::Write { fua }, bounds),
         IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => true,
-        _ if bounds.is_behind && needs_memory(disk, &env.pool, io) => false,
+        _ if bounds.is_behind && list_bytes(disk, &env.pool, io) > 0 => false,
         IoOp::Compare => {
             let pieces = [io.data_bytes, piece_bytes(disk, &env.pool, io)];
             share.take_both(pieces).is_some_and(|(first, second)| {

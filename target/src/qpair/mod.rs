@@ -15,8 +15,8 @@
 //!
 //! Files: `request` (the states), `fast_path` (the short way), `bulk` (large transfers in pieces), `io`
 //! (parse and check), `admin` (Connect, properties, admin commands, Abort), `compound` (commands of several
-//! disk steps), `fused` (Compare and Write), `memory` (who takes what, and who waits for what), `waiting`
-//! (the line for memory), `fetches` (data that does not come), `former` (End Former Associations).
+//! disk steps), `fused` (Compare and Write), `memory` (who takes what, the line for memory), `fetches` (data
+//! that does not come), `former` (End Former Associations).
 
 mod admin;
 mod bulk;
@@ -29,7 +29,6 @@ pub mod io;
 pub(crate) mod memory;
 pub mod request;
 mod requests;
-mod waiting;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,7 +36,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use nvme_spec::cqe::Cqe;
 use nvme_spec::opcode::IoOpcode;
-use nvme_spec::sqe::Sqe;
+use nvme_spec::sqe::{NSID_ALL, Sqe};
 use nvme_spec::status::Status;
 use spindle_disk::{DiskError, Done, Op, Owner, Token};
 use spindle_reactor::clock::Nanos;
@@ -46,20 +45,21 @@ use spindle_reactor::slab::{Slab, Slot};
 use spindle_transport::admission::Admitted;
 use spindle_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport};
 
-use crate::controller::{Controller, ErrorRecord, Expired};
+use crate::controller::{Controller, ErrorRecord, Expired, limits};
 use crate::counters;
 use crate::env::{Env, Message};
 use crate::notice::Notice;
+use crate::refusal::{Refusal, field};
 use crate::shared::ControllerShared;
 use crate::snapshot::{Snapshot, Subsystem};
 pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT};
 use fetches::{Fetches, Progress};
 use former::ConnectBlocked;
 pub use fused::FUSED_TIMEOUT;
+pub(crate) use memory::Retried;
 use memory::{Bounds, Taken, reads_into_pool, take_buffers};
-use request::{Direction, IoCommand, IoOp, Refusal, Request, State, Work};
+use request::{Direction, IoCommand, IoOp, Request, State, Work};
 use requests::Requests;
-pub(crate) use waiting::Retried;
 
 /// How long a connection may take until Connect is through: a host with many queues opens all their
 /// connections first, and then sends one Connect after the other. What it holds until then others cannot
@@ -71,10 +71,6 @@ const FRESH_ENTRIES: usize = 1;
 /// Messages on their way to other cores beyond which failed commands are not told any more: what a peer can
 /// cause is bounded.
 const FAILED_BACKLOG_MAX: usize = 256;
-/// NSID of all namespaces.
-pub(crate) const NSID_ALL: u32 = 0xffff_ffff;
-/// Most Asynchronous Event Requests outstanding (Identify Controller AERL + 1).
-pub const ASYNC_EVENTS_MAX: usize = 4;
 
 /// What a queue pair is.
 pub(crate) enum Role {
@@ -120,7 +116,7 @@ pub struct Qpair<T: Transport> {
     fused_first: Option<Slot>,
     /// The first half that was there when time was looked at, and until when it may wait.
     lone_first: Option<(Slot, Nanos)>,
-    parked_aers: ArrayVec<Slot, ASYNC_EVENTS_MAX>,
+    parked_aers: ArrayVec<Slot, { limits::ASYNC_EVENTS_MAX as usize }>,
     fetches: Fetches,
     /// Bytes of disks' memory that it holds for data which its host is to bring.
     charged: u64,
@@ -198,7 +194,7 @@ impl<T: Transport> Qpair<T> {
             charged: 0,
             left: 0,
             replies: Progress::default(),
-            connect_deadline: Nanos(now.0.saturating_add(CONNECT_TIMEOUT.0)),
+            connect_deadline: now + CONNECT_TIMEOUT,
             admitted: None,
             connect_blocked: None,
             fast_path_inflight: 0,
@@ -271,8 +267,7 @@ impl<T: Transport> Qpair<T> {
         // What comes while the appliance shuts down is not taken: the host repeats it on its next connection.
         if matches!(self.role, Role::Closing) || env.is_draining {
             // The data of commands that are under way may be behind it.
-            self.transport.ignore();
-            return;
+            return self.transport.ignore();
         }
         env.commands += 1;
         self.sq_head += 1;
@@ -280,8 +275,7 @@ impl<T: Transport> Qpair<T> {
             self.sq_head = 0;
         }
         if self.requests.len() + self.fast_path_inflight as usize >= self.requests.capacity() {
-            self.host_error(env, "more commands outstanding than the queue has entries");
-            return;
+            return self.host_error(env, "more commands outstanding than the queue has entries");
         }
         let pointer = data.unwrap_or(DataPointer::None);
         if self.step_fast_path(id, env, &sqe, pointer) {
@@ -292,7 +286,7 @@ impl<T: Transport> Qpair<T> {
         };
         self.transport.set_slot(slot);
         if let Err(status) = data {
-            self.refuse_io(env, slot, Refusal { status, field: Some(io::field::SGL_IDENTIFIER) });
+            self.refuse_io(env, slot, Refusal::of(status, Some(field::SGL_IDENTIFIER)));
             return;
         }
         match &self.role {
@@ -319,18 +313,15 @@ impl<T: Transport> Qpair<T> {
         role.shared.note_traffic();
         if request.sqe.is_fabrics() {
             self.end_first(env, Status::ABORTED_MISSING_FUSED);
-            self.step_fabrics_on_io(env, slot);
-            return;
+            return self.step_fabrics(env, slot);
         }
         if !role.shared.is_ready() {
             if role.shared.is_gone() {
                 // The message that closes this queue is on its way. A refusal would be for good, and the host
                 // is to repeat the command on its next controller.
-                self.close(env, CloseReason::ControllerGone);
-                return;
+                return self.close(env, CloseReason::ControllerGone);
             }
-            self.refuse_io(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, io::field::OPCODE));
-            return;
+            return self.refuse_io(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::OPCODE));
         }
         match check_io(role, env, request) {
             Ok(mut io) => {
@@ -339,14 +330,10 @@ impl<T: Transport> Qpair<T> {
                 }
                 request.work = Work::Io(io);
             }
-            Err(refusal) => {
-                self.refuse_io(env, slot, refusal);
-                return;
-            }
+            Err(refusal) => return self.refuse_io(env, slot, refusal),
         }
         if self.fused_first.is_some() || request.sqe.flags & 3 != 0 {
-            self.step_fused(id, env, slot);
-            return;
+            return self.step_fused(id, env, slot);
         }
         self.step_buffer(id, env, slot);
     }
@@ -365,8 +352,7 @@ impl<T: Transport> Qpair<T> {
             Taken::All => {}
             Taken::Ready(data) => {
                 self.count_io(env.core, &io);
-                self.finish(slot, Status::SUCCESS, 0, Some(data));
-                return;
+                return self.finish(slot, Status::SUCCESS, 0, Some(data));
             }
             Taken::Nothing => {
                 if request.state == State::New {
@@ -378,8 +364,7 @@ impl<T: Transport> Qpair<T> {
         }
         self.charged += u64::from(request.charged);
         if request.pieces.unit > 0 && request.buf.is_some() {
-            self.begin_bulk(id, env, slot);
-            return;
+            return self.begin_bulk(id, env, slot);
         }
         // Nothing to fetch into: the disk went while the command waited, and so it fails.
         if io.op.direction() == Direction::FromHost && request.buf.is_some() {
@@ -414,11 +399,10 @@ impl<T: Transport> Qpair<T> {
         let failure = request.abort_status.or(result.err());
         let is_fused = request.partner.is_some() || self.fused_first == Some(slot);
         if is_fused {
-            self.on_fused_fetched(id, env, slot, failure);
-            return;
+            return self.on_fused_fetched(id, env, slot, failure);
         }
         if let Some(status) = failure {
-            self.refuse(env, slot, Refusal { status, field: None });
+            self.refuse(env, slot, Refusal::of(status, None));
             return;
         }
         match request.work {
@@ -442,18 +426,15 @@ impl<T: Transport> Qpair<T> {
             IoOp::WriteZeroes { deallocate, fua } => Op::WriteZeroes { deallocate, fua },
             IoOp::Hint => {
                 request.buf = None;
-                self.finish(slot, Status::SUCCESS, 0, None);
-                return;
+                return self.finish(slot, Status::SUCCESS, 0, None);
             }
             IoOp::FlushAll | IoOp::Deallocate { .. } | IoOp::Compare | IoOp::Verify | IoOp::Copy { .. } => {
-                self.step_compound(id, env, slot, None);
-                return;
+                return self.step_compound(id, env, slot, None);
             }
         };
         let buf = request.buf.take();
         let Some(disk) = env.disk(io.disk) else {
-            self.finish(slot, status_of(DiskError::Gone), 0, None);
-            return;
+            return self.finish(slot, status_of(DiskError::Gone), 0, None);
         };
         if let Some(done) = disk.submit(token(id, slot), &io.request(op, io.range), buf) {
             self.on_simple_done(env, slot, &io, done.result, done.buf);
@@ -464,14 +445,12 @@ impl<T: Transport> Qpair<T> {
     pub(crate) fn on_done(&mut self, id: Slot, env: &mut Env, slot: Slot, done: Done) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         if request.state == State::Moving {
-            self.on_piece_done(id, env, slot, done.result, done.buf);
-            return;
+            return self.on_piece_done(id, env, slot, done.result, done.buf);
         }
         assert_eq!(request.state, State::Executing, "a disk completed a request twice");
         let Work::Io(io) = request.work else { return };
         if request.partner.is_some() {
-            self.on_fused_done(env, slot, done.result);
-            return;
+            return self.on_fused_done(env, slot, done.result);
         }
         match io.op {
             IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::WriteZeroes { .. } | IoOp::Hint => {
@@ -504,23 +483,22 @@ impl<T: Transport> Qpair<T> {
 
     pub(crate) fn disk_failed(&mut self, env: &mut Env, slot: Slot, io: &IoCommand, error: DiskError) {
         self.note_disk_error(env, io, error);
-        self.refuse(env, slot, Refusal { status: status_of(error), field: None });
+        self.refuse(env, slot, Refusal::of(status_of(error), None));
     }
 
     /// Count a disk's failure, and tell the operator.
     pub(crate) fn note_disk_error(&self, env: &mut Env, io: &IoCommand, error: DiskError) {
+        let Role::Io(role) = &self.role else { return };
         if error == DiskError::CompareDiffers {
             return;
         }
-        if let (Role::Io(role), true) = (&self.role, error.is_media())
+        if error.is_media()
             && let Some(namespace) = role.subsystem.namespace(io.nsid)
         {
             counters::add(&namespace.counters.core(env.core).media_errors, 1);
         }
-        if let Role::Io(IoRole { shared, .. }) = &self.role {
-            let (subsystem, status) = (shared.subsystem_nqn, status_of(error));
-            env.notice(Notice::DiskError { subsystem, nsid: io.nsid, lba: io.range.lba, status });
-        }
+        let (subsystem, status) = (role.shared.subsystem_nqn, status_of(error));
+        env.notice(Notice::DiskError { subsystem, nsid: io.nsid, lba: io.range.lba, status });
     }
 
     #[inline]
@@ -595,7 +573,7 @@ impl<T: Transport> Qpair<T> {
             Role::Io(_) if env.outbox.len() >= FAILED_BACKLOG_MAX => false,
             Role::Io(role) => {
                 let controller = Arc::clone(&role.shared);
-                env.send(controller.admin_core, Message::Failed { controller, record });
+                env.send(controller.admin_core, Message::Failed(controller, record));
                 true
             }
             Role::Fresh | Role::Closing => false,
@@ -700,10 +678,10 @@ impl<T: Transport> Qpair<T> {
                     reason,
                 });
                 let reason = reason.unwrap_or(CloseReason::ControllerGone);
-                env.broadcast(&Message::CloseQueues { controller: shared, reason });
+                env.broadcast(&Message::CloseQueues(shared, reason));
             }
             Role::Io(role) => {
-                let commands = env.forget(env.current);
+                let commands = env.cancel_commands_of(env.current);
                 if commands == 0 {
                     role.shared.release_queue(role.qid);
                 } else {
@@ -742,12 +720,10 @@ impl<T: Transport> Qpair<T> {
     pub(crate) fn on_time(&mut self, env: &mut Env) {
         self.end_lone_first(env);
         if self.is_stalled(env) {
-            self.host_error(env, "the data that its commands need does not come");
-            return;
+            return self.host_error(env, "the data that its commands need does not come");
         }
         if self.is_unread(env) {
-            self.host_error(env, "it does not take the answers to its commands");
-            return;
+            return self.host_error(env, "it does not take the answers to its commands");
         }
         match &mut self.role {
             Role::Fresh if env.now >= self.connect_deadline => self.close(env, CloseReason::ConnectTimeout),
@@ -766,11 +742,6 @@ impl<T: Transport> Qpair<T> {
             Role::Io(_) | Role::Closing => {}
         }
     }
-
-    /// The connection's wire state, for its shell.
-    pub fn transport(&mut self) -> &mut T {
-        &mut self.transport
-    }
 }
 
 /// Namespace, disk and limits of a command on an I/O queue, and the checks that need them.
@@ -782,11 +753,11 @@ fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand
         if nsid == NSID_ALL && sqe.io_opcode() == IoOpcode::FLUSH {
             return Ok(compound::flush_all());
         }
-        return Err(Refusal::at(Status::INVALID_NAMESPACE_OR_FORMAT, io::field::NSID));
+        return Err(Refusal::namespace());
     };
     let disk = Env::disk_index(namespace.disk);
-    let Some(handle) = env.disks.get(disk).and_then(|disk| disk.as_deref()) else {
-        return Err(Refusal { status: Status::NAMESPACE_NOT_READY, field: Some(io::field::NSID) });
+    let Some(handle) = env.disk_ref(disk) else {
+        return Err(Refusal::of(Status::NAMESPACE_NOT_READY, Some(field::NSID)));
     };
     let geometry = handle.geometry();
     env.note_command(namespace, namespace.counters.core(env.core));

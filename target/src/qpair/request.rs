@@ -312,23 +312,6 @@ impl Request {
     }
 }
 
-/// A refusal: the host's answer, and which field of the command is at fault (for the error log).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refusal {
-    /// The answer.
-    pub status: Status,
-    /// Byte of the submission queue entry at which the field begins.
-    pub field: Option<u16>,
-}
-
-impl Refusal {
-    /// With the field at byte `field`; permanent: the same command will be refused again.
-    #[must_use]
-    pub fn at(status: Status, field: u16) -> Refusal {
-        Refusal { status: status.dnr(), field: Some(field) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

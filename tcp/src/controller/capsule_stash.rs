@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   begin ──> arriving ── end ──> here ── fetch ──> Fetched
-//!                 └────── fetch ──> wanted ── end ──> Fetched        forget: the request was answered
+//!                 └────── fetch ──> wanted ── end ──> Fetched       discard: the request was answered
 //! ```
 //!
 //! Limits: a queue's entries, each of IOCCSZ (8 KiB on an admin queue); taken only while the pool is empty.
@@ -59,11 +59,11 @@ impl CapsuleStash {
         if self.entries.is_empty() {
             return Some(buf);
         }
-        self.fetch_aside(slot, buf)
+        self.fetch_stashed(slot, buf)
     }
 
     #[cold]
-    fn fetch_aside(&mut self, slot: Slot, buf: Buf) -> Option<Buf> {
+    fn fetch_stashed(&mut self, slot: Slot, buf: Buf) -> Option<Buf> {
         match self.take(slot) {
             Some(State::Here(data, result)) => self.give(slot, &data, buf, result),
             Some(State::Arriving) => self.entries.push((slot, State::Wanted(buf))),
@@ -85,7 +85,7 @@ impl CapsuleStash {
 
     /// The request is answered without it.
     #[inline]
-    pub(super) fn forget(&mut self, slot: Slot) {
+    pub(super) fn discard(&mut self, slot: Slot) {
         if !self.entries.is_empty() {
             self.take(slot);
         }

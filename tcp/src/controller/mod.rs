@@ -32,7 +32,7 @@ use crate::lifetime::Phase;
 use crate::outbox::{Body, Outbox};
 use crate::payload::Payload;
 use crate::violation::Violation;
-use crate::wire::{Receiving, Stop, Wire};
+use crate::wire::{Receiving, Stop, Wire, stream_methods};
 
 use capsule_stash::CapsuleStash;
 use transfers::{Transfer, TransferTarget, Transfers};
@@ -156,20 +156,7 @@ impl Conn {
         conn
     }
 
-    /// Take a filled batch; its bytes are read by [`Transport::next_event`].
-    ///
-    /// # Panics
-    /// When the previous batch was not unloaded.
-    #[inline]
-    pub fn load(&mut self, batch: RxBatch) {
-        self.wire.load(batch);
-    }
-
-    /// Give the batch back, empty. What was not read of it is kept by the connection.
-    #[inline]
-    pub fn unload(&mut self) -> RxBatch {
-        self.wire.unload()
-    }
+    stream_methods!();
 
     /// True while a command with in-capsule data is undecided: the shell does not read the
     /// socket.
@@ -185,35 +172,6 @@ impl Conn {
     #[must_use]
     pub fn has_unread(&self) -> bool {
         self.wire.inbox.stashed() > 0 || self.wire.is_payload_whole() || self.stash.has_fetched()
-    }
-
-    /// The place of the rest of a payload that is being received, for the socket to read straight into; 0
-    /// bytes when there is none or it is too short to be worth it. Only while no batch is loaded.
-    #[inline]
-    pub fn direct_target<'a, const N: usize>(&'a mut self, out: &mut ArrayVec<IoSliceMut<'a>, N>) -> usize {
-        self.wire.direct_target(out)
-    }
-
-    /// The socket wrote so many bytes to the place that [`Conn::direct_target`] gave.
-    ///
-    /// # Panics
-    /// When that is more than it gave.
-    #[inline]
-    pub fn received_direct(&mut self, count: usize) {
-        self.wire.received_direct(count);
-    }
-
-    /// True when there is something to send.
-    #[inline]
-    #[must_use]
-    pub fn wants_send(&self) -> bool {
-        !self.wire.outbox.is_empty()
-    }
-
-    /// Appends the pieces of everything that is to be sent, until `out` is full; how many bytes they are.
-    #[inline]
-    pub fn send_pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
-        self.wire.pieces(out)
     }
 
     /// The first `count` bytes of [`Conn::send_pieces`] have left. Buffers of which the last byte has left
@@ -238,24 +196,11 @@ impl Conn {
         }
     }
 
-    /// Where the connection is in its life.
-    #[inline]
-    #[must_use]
-    pub fn phase(&self) -> Phase {
-        self.wire.lifetime.phase()
-    }
-
-    /// When [`Conn::on_time`] is to be called at the latest.
-    #[must_use]
-    pub fn deadline(&self) -> Option<Nanos> {
-        self.wire.lifetime.deadline()
-    }
-
     /// The time.
     pub fn on_time(&mut self, now: Nanos) {
         if self.wire.lifetime.is_up(now) {
             if self.phase() == Phase::Open {
-                self.wire.note(Violation::InitializeTimeout);
+                self.wire.violation.get_or_insert(Violation::InitializeTimeout);
             }
             self.abort();
         }
@@ -274,18 +219,6 @@ impl Conn {
         self.abort();
     }
 
-    /// The rule that the peer broke, once, for the log.
-    pub fn take_violation(&mut self) -> Option<Violation> {
-        self.wire.take_violation()
-    }
-
-    /// Whether in-capsule data is limited as on an I/O queue. The connection learns it from the QID of
-    /// Connect; this is for a user that knows better.
-    pub fn set_io_queue(&mut self, is_io_queue: bool) {
-        let allowed = self.config.in_capsule_bytes;
-        self.in_capsule_max = if is_io_queue { allowed } else { allowed.max(ADMIN_IN_CAPSULE_BYTES) };
-    }
-
     /// PDUs that wait to be sent, writes whose data was asked for, and bytes that are kept between batches.
     #[must_use]
     pub fn in_flight(&self) -> (usize, usize, usize) {
@@ -297,19 +230,19 @@ impl Conn {
         self.wire.inbox.clear();
         self.wire.receiving = Receiving::Header;
         self.wire.outbox.clear(|_, _| ());
-        self.forget_requests();
+        self.drop_buffers();
         self.wire.lifetime.close();
     }
 
     /// Drop the buffers of requests.
-    fn forget_requests(&mut self) {
+    fn drop_buffers(&mut self) {
         self.transfers.clear();
         self.stash = CapsuleStash::default();
     }
 
     #[cold]
     fn violate(&mut self, violation: Violation) {
-        self.forget_requests();
+        self.drop_buffers();
         self.wire.violate(violation, PduType::C2H_TERM_REQ, None);
         if self.phase() == Phase::Closed {
             self.abort();
@@ -418,8 +351,8 @@ impl Transport for Conn {
         }
     }
 
-    fn forget(&mut self, slot: Slot) {
-        self.stash.forget(slot);
+    fn end_without_reply(&mut self, slot: Slot) {
+        self.stash.discard(slot);
     }
 
     fn ignore(&mut self) {
@@ -440,7 +373,7 @@ impl Transport for Conn {
             let frame = pending.frame;
             self.wire.skip_data(&frame);
         }
-        self.stash.forget(reply.slot);
+        self.stash.discard(reply.slot);
         self.queue_reply(reply);
     }
 
@@ -457,7 +390,7 @@ impl Transport for Conn {
             | CloseReason::HostError
             | CloseReason::Shutdown => {
                 if self.wire.lifetime.is_open() {
-                    self.forget_requests();
+                    self.drop_buffers();
                     self.wire.drain();
                 }
             }

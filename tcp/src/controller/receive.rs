@@ -15,13 +15,10 @@ use spindle_transport::{DataPointer, Event};
 
 use super::transfers::{Transfer, TransferTarget};
 use super::{Conn, Source};
-use crate::frame::{Agreed, Frame, check_initialize};
+use crate::frame::{Agreed, Frame, PDA, check_initialize};
 use crate::payload::{Filled, Payload};
 use crate::violation::Violation;
 use crate::wire::{PendingCapsule, Receiving, Stop};
-
-/// CPDA: 0, data aligned to 4 bytes, which is all that a Linux host does (`nvme_tcp_init_connection`).
-const CPDA: u8 = 0;
 
 /// Type, flags and HLEN of a command without digests, as the first bytes of a common header.
 const PLAIN_HEADER: u64 = u64::from_le_bytes([PduType::CAPSULE_CMD.0, 0, COMMAND_BYTES_U8, 0, 0, 0, 0, 0]);
@@ -125,11 +122,11 @@ impl Conn {
         let pdu_type = ch.pdu_type;
         match pdu_type {
             PduType::H2C_DATA if self.is_initialized => self.step_h2c_data(ch),
-            PduType::ICREQ if self.is_initialized => Err(Violation::InitializedTwice { pdu_type }.into()),
+            PduType::ICREQ if self.is_initialized => Err(Violation::InitializedTwice(pdu_type).into()),
             PduType::ICREQ => self.step_initialize(ch),
             PduType::H2C_TERM_REQ => Err(self.wire.terminated()),
-            PduType::CAPSULE_CMD | PduType::H2C_DATA => Err(Violation::BeforeInitialize { pdu_type }.into()),
-            _ => Err(Violation::PduType { pdu_type }.into()),
+            PduType::CAPSULE_CMD | PduType::H2C_DATA => Err(Violation::BeforeInitialize(pdu_type).into()),
+            _ => Err(Violation::PduType(pdu_type).into()),
         }
     }
 
@@ -138,24 +135,23 @@ impl Conn {
         check_initialize(ch)?;
         let Some(request) = self.wire.inbox.peek_as::<IcReq>().copied() else { return Err(Stop::Wait) };
         if request.pfv.get() != PFV {
-            return Err(Violation::Pfv { pfv: request.pfv.get() }.into());
+            return Err(Violation::Pfv(request.pfv.get()).into());
         }
         if request.hpda > PDA_MAX {
-            return Err(Violation::Alignment { pda: request.hpda, allowed: PDA_MAX }.into());
+            return Err(Violation::Alignment(request.hpda).into());
         }
         self.wire.inbox.consume(size_of::<IcReq>());
         let asked = request.digests();
         self.wire.agreed = Agreed {
             header_digest: asked.header() && self.config.header_digest,
             data_digest: asked.data() && self.config.data_digest,
-            receive_unit: u8::try_from(pda_bytes(CPDA)).unwrap_or(4),
             send_unit: u8::try_from(pda_bytes(request.hpda)).unwrap_or(4),
         };
         self.data_offset = self.wire.agreed.data_offset(24);
         let digests = DigestBits::new()
             .with_header(self.wire.agreed.header_digest)
             .with_data(self.wire.agreed.data_digest);
-        let response = IcResp::new(CPDA, digests, self.config.max_h2c_data);
+        let response = IcResp::new(PDA, digests, self.config.max_h2c_data);
         self.wire.outbox.push_bytes(response.as_bytes().into(), None);
         self.wire.lifetime.initialized();
         self.is_initialized = true;
@@ -202,7 +198,8 @@ impl Conn {
     #[inline]
     fn note_connect(&mut self, sqe: &Sqe) {
         if sqe.is_fabrics() && sqe.fctype() == FabricsType::CONNECT {
-            self.set_io_queue(sqe.cdw10() >> 16 != 0);
+            let (is_io_queue, allowed) = (sqe.cdw10() >> 16 != 0, self.config.in_capsule_bytes);
+            self.in_capsule_max = if is_io_queue { allowed } else { allowed.max(ADMIN_IN_CAPSULE_BYTES) };
         }
     }
 
@@ -215,7 +212,7 @@ impl Conn {
         let (ttag, cccid) = (header.ttag.get(), header.cccid.get());
         let (offset, bytes) = (header.datao.get(), header.datal.get());
         // One H2CData is received at a time and is whole before the next header: the buffer is here.
-        let transfer = self.transfers.get_mut(ttag).ok_or(Violation::Ttag { ttag })?;
+        let transfer = self.transfers.get_mut(ttag).ok_or(Violation::Ttag(ttag))?;
         let length = transfer.bytes;
         if transfer.cid != cccid {
             return Err(Violation::Cccid { pdu_type, cccid, expected: "the command of the TTAG" }.into());
@@ -251,7 +248,7 @@ impl Conn {
                 self.wire.inbox.consume(frame.header_bytes as usize);
                 self.wire.skip_data(&frame);
             }
-            TransferTarget::Filling => return Err(Violation::Ttag { ttag }.into()),
+            TransferTarget::Filling => return Err(Violation::Ttag(ttag).into()),
         }
         Ok(None)
     }

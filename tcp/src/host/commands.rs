@@ -59,7 +59,7 @@ pub(super) struct Command {
 #[derive(Debug)]
 pub(super) struct Commands {
     commands: Box<[Command]>,
-    outstanding: usize,
+    pub(super) outstanding: usize,
 }
 
 impl Commands {
@@ -78,11 +78,6 @@ impl Commands {
             cqe: Cqe::default(),
         };
         Commands { commands: (0..entries).map(|_| free()).collect(), outstanding: 0 }
-    }
-
-    #[inline]
-    pub(super) fn outstanding(&self) -> usize {
-        self.outstanding
     }
 
     /// Start a command; `None` when the CID is in use or there is none like it.

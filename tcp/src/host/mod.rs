@@ -1,7 +1,7 @@
 //! The host's end of a connection: commands in, completions with their data out.
 //!
 //! ```text
-//!   connect() ─ ICReq ─> ICResp ─> Ready ─> submit(sqe, data)
+//!   ICReq ─> ICResp ─> Ready ─> submit(sqe, data)
 //!     ├─ CapsuleCmd, with the data where it fits      ─> CapsuleResp ───────────────────> Completed
 //!     ├─ CapsuleCmd ─> R2T ─> H2CData, H2CData ..     ─> CapsuleResp ───────────────────> Completed
 //!     └─ CapsuleCmd ─> C2HData to the caller's buffer ─> CapsuleResp, or SUCCESS flag ──> Completed
@@ -22,17 +22,16 @@ use std::io::{IoSlice, IoSliceMut};
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use nvme_spec::status::Status;
-use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, PDA_MAX, PduType};
+use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, PduType};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::Buf;
 use spindle_transport::host;
-pub use spindle_transport::host::{Host, HostData, SubmitError, SubmitErrorKind};
+pub use spindle_transport::host::{HostData, SubmitError, SubmitErrorKind};
 
 use crate::inbox::RxBatch;
 use crate::lifetime::Phase;
 use crate::outbox::Body;
 use crate::violation::Violation;
-use crate::wire::{Receiving, Stop, Wire};
+use crate::wire::{Receiving, Stop, Wire, stream_methods};
 
 use commands::Commands;
 
@@ -43,10 +42,6 @@ pub struct HostConfig {
     pub header_digest: bool,
     /// Ask for data digests.
     pub data_digest: bool,
-    /// HPDA, 0 to 31. 0: data need not be aligned beyond 4 bytes.
-    pub hpda: u8,
-    /// MAXR2T, counted from zero. 0: one R2T for a command at a time, as Linux.
-    pub max_r2t_z: u32,
     /// Commands that may be outstanding; CIDs are below it.
     pub queue_entries: u16,
     /// Writes up to this many bytes go in the command's capsule. 8192: what an admin queue takes (NVMe/TCP
@@ -63,8 +58,6 @@ impl Default for HostConfig {
         HostConfig {
             header_digest: false,
             data_digest: false,
-            hpda: 0,
-            max_r2t_z: 0,
             queue_entries: 128,
             in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
             initialize_timeout: Nanos::from_secs(10),
@@ -73,21 +66,8 @@ impl Default for HostConfig {
     }
 }
 
-/// What the controller answered (NVMe/TCP 1.0 section 3.6.2.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostLimits {
-    /// MAXH2CDATA: most bytes of data in one H2CData.
-    pub max_h2c_data: u32,
-    /// CPDA.
-    pub cpda: u8,
-    /// Header digests are on.
-    pub header_digest: bool,
-    /// Data digests are on.
-    pub data_digest: bool,
-}
-
-/// What happened on a connection. [`HostEvent::Ready`] says that ICResp came; [`Conn::limits`] has what it
-/// says.
+/// What happened on a connection. [`HostEvent::Ready`] says that ICResp came; [`Conn::max_h2c_data`] is
+/// known.
 pub type HostEvent = host::HostEvent<Violation>;
 /// Why a connection ended.
 pub type CloseCause = host::CloseCause<Violation>;
@@ -112,94 +92,46 @@ pub struct Conn {
     /// Commands that were completed while their data was leaving, and now it has left.
     finished: VecDeque<u16>,
     config: HostConfig,
-    limits: Option<HostLimits>,
+    /// Of ICResp: most bytes of data in one H2CData.
+    max_h2c_data: Option<u32>,
     cause: Option<CloseCause>,
     is_closed_told: bool,
 }
 
 impl Conn {
-    /// A connection whose socket is connected, or connecting.
-    ///
-    /// # Panics
-    /// When HPDA is out of range.
+    /// A connection whose socket is connected, or connecting. Its ICReq is queued; [`HostEvent::Ready`]
+    /// follows.
     #[must_use]
     pub fn new(config: HostConfig, now: Nanos) -> Conn {
-        assert!(config.hpda <= PDA_MAX, "HPDA {}, at most {PDA_MAX}", config.hpda);
         let entries = usize::from(config.queue_entries);
         let mut conn = Conn {
             wire: Wire::new(now + config.initialize_timeout, config.close_timeout),
             commands: Commands::new(config.queue_entries),
             finished: VecDeque::with_capacity(entries),
             config,
-            limits: None,
+            max_h2c_data: None,
             cause: None,
             is_closed_told: false,
         };
         conn.wire.outbox.reserve(entries + 1);
+        conn.queue_initialize();
         conn
     }
 
-    /// Say hello: queues ICReq. [`HostEvent::Ready`] follows.
-    pub fn connect(&mut self) {
-        self.queue_initialize();
-    }
-
-    /// What the controller answered, once it has.
+    /// MAXH2CDATA, once ICResp has come: most bytes of data in one H2CData.
     #[must_use]
-    pub fn limits(&self) -> Option<HostLimits> {
-        self.limits
+    pub fn max_h2c_data(&self) -> Option<u32> {
+        self.max_h2c_data
     }
 
     /// How many commands are outstanding.
     #[inline]
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.commands.outstanding()
+        self.commands.outstanding
     }
 
-    /// As for the controller: take a filled batch.
-    ///
-    /// # Panics
-    /// When the previous batch was not unloaded.
-    #[inline]
-    pub fn load(&mut self, batch: RxBatch) {
-        self.wire.load(batch);
-    }
-
-    /// Give the batch back, empty. What was not read of it is kept by the connection.
-    #[inline]
-    pub fn unload(&mut self) -> RxBatch {
-        self.wire.unload()
-    }
-
-    /// The place of the rest of a payload that is being received, for the socket to read straight into; 0
-    /// bytes when there is none or it is too short to be worth it. Only while no batch is loaded.
-    #[inline]
-    pub fn direct_target<'a, const N: usize>(&'a mut self, out: &mut ArrayVec<IoSliceMut<'a>, N>) -> usize {
-        self.wire.direct_target(out)
-    }
-
-    /// The socket wrote so many bytes to the place that [`Conn::direct_target`] gave.
-    ///
-    /// # Panics
-    /// When that is more than it gave.
-    #[inline]
-    pub fn received_direct(&mut self, count: usize) {
-        self.wire.received_direct(count);
-    }
-
-    /// True when there is something to send.
-    #[inline]
-    #[must_use]
-    pub fn wants_send(&self) -> bool {
-        !self.wire.outbox.is_empty()
-    }
-
-    /// Appends the pieces of everything that is to be sent, until `out` is full; how many bytes they are.
-    #[inline]
-    pub fn send_pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
-        self.wire.pieces(out)
-    }
+    stream_methods!();
 
     /// The first `count` bytes of [`Conn::send_pieces`] have left.
     ///
@@ -220,24 +152,11 @@ impl Conn {
         }
     }
 
-    /// Where the connection is in its life.
-    #[inline]
-    #[must_use]
-    pub fn phase(&self) -> Phase {
-        self.wire.lifetime.phase()
-    }
-
-    /// When [`Conn::on_time`] is to be called at the latest.
-    #[must_use]
-    pub fn deadline(&self) -> Option<Nanos> {
-        self.wire.lifetime.deadline()
-    }
-
     /// The time.
     pub fn on_time(&mut self, now: Nanos) {
         if self.wire.lifetime.is_up(now) {
             if self.phase() == Phase::Open {
-                self.wire.note(Violation::InitializeTimeout);
+                self.wire.violation.get_or_insert(Violation::InitializeTimeout);
             }
             self.abort(CloseCause::Violation(Violation::InitializeTimeout));
         }
@@ -255,11 +174,6 @@ impl Conn {
     /// The socket failed (refused, reset, broken pipe): nothing can be sent or read any more.
     pub fn on_reset(&mut self) {
         self.abort(CloseCause::Failed);
-    }
-
-    /// The rule that the controller broke, once, for the log.
-    pub fn take_violation(&mut self) -> Option<Violation> {
-        self.wire.take_violation()
     }
 
     /// End it now: nothing is sent any more, every buffer goes back to its command.
@@ -304,23 +218,23 @@ impl Conn {
         self.is_closed_told = true;
         Some(HostEvent::Closed { why: self.cause.unwrap_or(CloseCause::ByPeer) })
     }
-}
 
-impl Host for Conn {
-    type Buffer = Buf;
-    type Violation = Violation;
-
-    /// In the capsule where the data fits, else by R2T or C2HData (NVMe/TCP 1.0, "Data Transfers").
+    /// Queue a command. Its CID is the caller's choice below the queue's entries; its data pointer is set
+    /// here: in the capsule where the data fits, else by R2T or C2HData (NVMe/TCP 1.0, "Data Transfers").
+    ///
+    /// # Errors
+    /// [`SubmitError`] gives the data back when the command cannot be taken.
     #[inline]
-    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
+    pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         if !self.is_open() {
             return Err(SubmitError { kind: SubmitErrorKind::Closed, data });
         }
         self.queue_command(sqe, data)
     }
 
+    /// What happened next. `None`: nothing more until something came or left.
     #[inline]
-    fn next_event(&mut self) -> Option<HostEvent> {
+    pub fn next_event(&mut self) -> Option<HostEvent> {
         if let Some(cid) = self.finished.pop_front() {
             return self.commands.take_ended(cid);
         }
@@ -340,13 +254,15 @@ impl Host for Conn {
         }
     }
 
+    /// True while commands can be submitted.
     #[inline]
-    fn is_open(&self) -> bool {
-        self.wire.lifetime.is_open() && self.limits.is_some()
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.wire.lifetime.is_open() && self.max_h2c_data.is_some()
     }
 
-    /// What is queued leaves first.
-    fn close(&mut self) {
+    /// End the connection: what is queued leaves first, and [`HostEvent::Closed`] follows.
+    pub fn close(&mut self) {
         if self.wire.lifetime.is_open() {
             self.cause.get_or_insert(CloseCause::Requested);
             self.keep_incoming();
@@ -354,7 +270,9 @@ impl Host for Conn {
         }
     }
 
-    fn set_offered(&mut self, in_capsule_bytes: u32, _: u8) {
+    /// The controller takes so many bytes of data in a command's capsule from now on (IOCCSZ x 16 - 64 of
+    /// Identify Controller).
+    pub fn set_in_capsule_bytes(&mut self, in_capsule_bytes: u32) {
         self.config.in_capsule_bytes = in_capsule_bytes;
     }
 }

@@ -10,7 +10,7 @@ use nvme_spec::tcp::{
 };
 
 use super::commands::{Direction, State};
-use super::{Conn, HostEvent, HostLimits, Incoming};
+use super::{Conn, HostEvent, Incoming};
 use crate::frame::{Agreed, Frame, check_initialize};
 use crate::payload::{Filled, Payload};
 use crate::violation::Violation;
@@ -30,18 +30,18 @@ impl Conn {
     fn step_header(&mut self) -> Result<Option<HostEvent>, Stop> {
         let Some(ch) = self.wire.inbox.peek_as::<CommonHeader>().copied() else { return Err(Stop::Wait) };
         let pdu_type = ch.pdu_type;
-        let is_ready = self.limits.is_some();
+        let is_ready = self.max_h2c_data.is_some();
         match pdu_type {
             PduType::C2H_DATA if is_ready => self.step_c2h_data(&ch),
             PduType::CAPSULE_RESP if is_ready => self.step_completion(&ch),
             PduType::R2T if is_ready => self.step_r2t(&ch),
-            PduType::ICRESP if is_ready => Err(Violation::InitializedTwice { pdu_type }.into()),
+            PduType::ICRESP if is_ready => Err(Violation::InitializedTwice(pdu_type).into()),
             PduType::ICRESP => self.step_initialize(&ch),
             PduType::C2H_TERM_REQ => Err(self.wire.terminated()),
             PduType::C2H_DATA | PduType::CAPSULE_RESP | PduType::R2T => {
-                Err(Violation::BeforeInitialize { pdu_type }.into())
+                Err(Violation::BeforeInitialize(pdu_type).into())
             }
-            _ => Err(Violation::PduType { pdu_type }.into()),
+            _ => Err(Violation::PduType(pdu_type).into()),
         }
     }
 
@@ -50,10 +50,10 @@ impl Conn {
         check_initialize(ch)?;
         let Some(response) = self.wire.inbox.peek_as::<IcResp>().copied() else { return Err(Stop::Wait) };
         if response.pfv.get() != PFV {
-            return Err(Violation::Pfv { pfv: response.pfv.get() }.into());
+            return Err(Violation::Pfv(response.pfv.get()).into());
         }
         if response.cpda > PDA_MAX {
-            return Err(Violation::Alignment { pda: response.cpda, allowed: PDA_MAX }.into());
+            return Err(Violation::Alignment(response.cpda).into());
         }
         let digests = response.digests();
         if (digests.header(), digests.data()) != (self.config.header_digest, self.config.data_digest) {
@@ -62,22 +62,16 @@ impl Conn {
         }
         let max_h2c_data = response.maxh2cdata.get();
         if max_h2c_data < MAXH2CDATA_MIN || !max_h2c_data.is_multiple_of(4) {
-            return Err(Violation::Maxh2cdata { maxh2cdata: max_h2c_data }.into());
+            return Err(Violation::Maxh2cdata(max_h2c_data).into());
         }
         self.wire.inbox.consume(size_of::<IcResp>());
         self.wire.agreed = Agreed {
             header_digest: digests.header(),
             data_digest: digests.data(),
-            receive_unit: u8::try_from(pda_bytes(self.config.hpda)).unwrap_or(4),
             send_unit: u8::try_from(pda_bytes(response.cpda)).unwrap_or(4),
         };
         self.wire.lifetime.initialized();
-        self.limits = Some(HostLimits {
-            max_h2c_data,
-            cpda: response.cpda,
-            header_digest: digests.header(),
-            data_digest: digests.data(),
-        });
+        self.max_h2c_data = Some(max_h2c_data);
         Ok(Some(HostEvent::Ready))
     }
 
@@ -144,7 +138,7 @@ impl Conn {
         let CapsuleResp { cqe, .. } = self.wire.header(PduType::CAPSULE_RESP, &frame)?;
         let cid = cqe.cid();
         let Some(command) = self.commands.waiting(cid) else {
-            return Err(Violation::CompletionCid { cid }.into());
+            return Err(Violation::CompletionCid(cid).into());
         };
         let is_short = command.direction == Direction::FromController && command.moved < command.bytes;
         if is_short && cqe.status().is_success() {
@@ -172,10 +166,10 @@ impl Conn {
             return Err(Violation::Cccid { pdu_type, cccid: cid, expected }.into());
         };
         if command.is_leaving {
-            return Err(Violation::R2tLimit { cccid: cid }.into());
+            return Err(Violation::R2tLimit(cid).into());
         }
         if bytes == 0 {
-            return Err(Violation::R2tEmpty { cccid: cid }.into());
+            return Err(Violation::R2tEmpty(cid).into());
         }
         if offset != command.moved {
             return Err(Violation::DataOffset { pdu_type, offset, expected: command.moved }.into());

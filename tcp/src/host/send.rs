@@ -1,6 +1,8 @@
 //! What a host sends: ICReq, commands, and the data that R2Ts ask for.
 
-use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, DigestBits, Extent, H2cData, IcReq, LAST_PDU};
+use nvme_spec::tcp::{
+    ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, DigestBits, Extent, H2cData, IcReq, LAST_PDU, MAXH2CDATA_MIN,
+};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
 use spindle_reactor::mem::Buf;
@@ -8,8 +10,11 @@ use spindle_reactor::mem::Buf;
 use super::commands::{Direction, State};
 use super::{Conn, HEAD, HostData, SubmitError, SubmitErrorKind, TAIL};
 use crate::digest;
-use crate::frame::Agreed;
+use crate::frame::{Agreed, PDA};
 use crate::outbox::{Body, OutPdu};
+
+/// MAXR2T, counted from zero: one R2T for a command at a time, as Linux.
+const MAX_R2T: u32 = 0;
 
 type Pdu = OutPdu<HEAD, TAIL, Option<u16>>;
 
@@ -18,7 +23,7 @@ impl Conn {
     pub(super) fn queue_initialize(&mut self) {
         let digests =
             DigestBits::new().with_header(self.config.header_digest).with_data(self.config.data_digest);
-        let request = IcReq::new(self.config.hpda, digests, self.config.max_r2t_z);
+        let request = IcReq::new(PDA, digests, MAX_R2T);
         self.wire.outbox.push_bytes(request.as_bytes().into(), None);
     }
 
@@ -73,7 +78,7 @@ impl Conn {
     /// after it is queued when this has left, so that several commands take turns and the buffer stays in one
     /// place.
     pub(super) fn queue_h2c_data(&mut self, cid: u16) {
-        let (agreed, max) = (self.wire.agreed, self.limits.map_or(4096, |limits| limits.max_h2c_data));
+        let (agreed, max) = (self.wire.agreed, self.max_h2c_data.unwrap_or(MAXH2CDATA_MIN));
         let command = self.commands.ours(cid);
         let Some(buf) = command.buf.take() else { return };
         command.is_leaving = true;

@@ -50,8 +50,8 @@ impl Connections for Reader {
         None
     }
 
-    fn on_violation(&mut self, remote: SocketAddr, text: String) {
-        panic!("{remote}: {text}");
+    fn on_violation(&mut self, id: Slot, text: String) {
+        panic!("{id:?}: {text}");
     }
 
     fn on_refused(&mut self, remote: SocketAddr, reason: String) {

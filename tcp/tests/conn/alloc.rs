@@ -11,7 +11,7 @@ use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{self, ConnConfig};
-use spindle_tcp::host::{self, Host, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
 use spindle_transport::{DataPointer, Event, Reply, Transport};
 
 use crate::wire::{READ, Rng, WRITE};
@@ -39,8 +39,7 @@ impl Joined {
         };
         let mut controller = controller::Conn::new(ConnConfig::default(), Nanos::ZERO);
         controller.set_queue_entries(DEPTH);
-        let mut host = host::Conn::new(host_config, Nanos::ZERO);
-        host.connect();
+        let host = host::Conn::new(host_config, Nanos::ZERO);
         Joined {
             host,
             controller,

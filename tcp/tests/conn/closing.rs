@@ -5,7 +5,7 @@ use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
 use spindle_tcp::Phase;
 use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::host::{CloseCause, Host as _, HostConfig};
+use spindle_tcp::host::{CloseCause, HostConfig};
 use spindle_transport::{CloseReason, Transport};
 
 use crate::rig::{Controller, Host, HostSeen, Seen};

@@ -3,7 +3,7 @@
 use nvme_spec::status::Status;
 use spindle_tcp::Phase;
 use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::host::{HostConfig, HostLimits};
+use spindle_tcp::host::HostConfig;
 use spindle_transport::{DataPointer, Limits, Transport};
 
 use crate::rig::{Controller, Host, HostSeen, Seen, done};
@@ -218,8 +218,7 @@ fn a_host_says_what_linux_says() {
     assert_eq!(rig.take_output(), golden_icreq());
     rig.feed(&golden_icresp());
     assert_eq!(rig.take_seen(), [HostSeen::Ready]);
-    let limits = HostLimits { max_h2c_data: 1 << 20, cpda: 0, header_digest: true, data_digest: true };
-    assert_eq!(rig.conn.limits(), Some(limits));
+    assert_eq!(rig.conn.max_h2c_data(), Some(1 << 20));
 
     let mut rig = Host::ready(HostConfig { queue_entries: 0x2000, ..HostConfig::default() }, 0, 1 << 20);
     rig.read(0x1234, 4096);
@@ -280,14 +279,14 @@ fn a_host_puts_small_writes_in_the_capsule_and_splits_large_ones_by_maxh2cdata()
 #[test]
 fn a_fabrics_command_has_its_data_in_the_capsule_whatever_ioccsz_says() {
     use nvme_spec::Sqe;
-    use spindle_tcp::host::{Host as _, HostData};
+    use spindle_tcp::host::HostData;
     let mut rig = Host::ready(HostConfig { in_capsule_bytes: 0, ..HostConfig::default() }, 0, 4096);
     let buf = crate::rig::filled(&rig.pool, &[0xc0; 1024]);
     rig.conn.submit(Sqe::new(0x7f, 0, 1), HostData::ToController(buf)).unwrap();
     assert_eq!(rig.take_output(), wire::connect(0, 0, NONE));
     rig.write(1, &[1; 512]);
     assert_eq!(rig.take_output(), wire::capsule(wire::sqe(1, 1, wire::TRANSPORT, 512), &[], NONE));
-    rig.conn.set_offered(512, 0);
+    rig.conn.set_in_capsule_bytes(512);
     rig.write(2, &[1; 512]);
     assert_eq!(rig.take_output(), wire::capsule(wire::sqe(1, 2, wire::OFFSET, 512), &[1; 512], NONE));
 }

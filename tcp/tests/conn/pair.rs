@@ -11,7 +11,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_tcp::controller::{self, ConnConfig};
-use spindle_tcp::host::{self, Host, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Phase, RxBatch};
 use spindle_transport::{CloseReason, DataPointer, Event, Reply, Transport};
 
@@ -79,7 +79,6 @@ impl Sim {
         let host_config = HostConfig {
             header_digest: rng.one_in(2),
             data_digest: rng.one_in(2),
-            hpda: [0, 0, 1, 2, 31][rng.below(5)],
             queue_entries: entries,
             in_capsule_bytes: in_capsule_bytes.min(8192),
             ..HostConfig::default()
@@ -91,8 +90,7 @@ impl Sim {
             ..ConnConfig::default()
         };
         let (pool, host_pool) = (small_pool(&mut rng), small_pool(&mut rng));
-        let mut host = host::Conn::new(host_config, Nanos::ZERO);
-        host.connect();
+        let host = host::Conn::new(host_config, Nanos::ZERO);
         Sim {
             host,
             controller: controller::Conn::new(config, Nanos::ZERO),
@@ -164,7 +162,7 @@ impl Sim {
         if self.host.submit(sqe, data).is_ok() {
             self.expected[cid] = Some(Expected { opcode, at, bytes });
         } else {
-            assert!(self.host.limits().is_none() || self.host.phase() != Phase::Open);
+            assert!(self.host.max_h2c_data().is_none() || self.host.phase() != Phase::Open);
             self.shadow[at..at + bytes].copy_from_slice(&self.disk[at..at + bytes]);
         }
     }
@@ -277,7 +275,11 @@ impl Sim {
             }
             (WRITE, None) => match self.pool.take(bytes) {
                 Some(buf) => self.controller.fetch(slot, cid, buf),
-                None => self.ready.push(slot),
+                None => {
+                    // Behind it may be the data of those that hold the memory.
+                    self.controller.stash_capsule(slot, cid);
+                    self.ready.push(slot);
+                }
             },
             (READ, _) => match self.pool.take(bytes) {
                 Some(mut buf) => {
@@ -485,9 +487,8 @@ fn with_both_digests_a_bit_flipped_on_the_way_is_never_wrong_data() {
             ..HostConfig::default()
         };
         sim.host = host::Conn::new(config, Nanos::ZERO);
-        sim.host.connect();
         sim.settle();
-        assert!(sim.host.limits().is_some());
+        assert!(sim.host.max_h2c_data().is_some());
         for _ in 0..sim.rng.below(1500) {
             sim.step();
         }

@@ -10,7 +10,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_tcp::controller::{self, ConnConfig};
-use spindle_tcp::host::{self, CloseCause, Host as _, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{self, CloseCause, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Phase, RxBatch};
 use spindle_transport::{DataPointer, Event, Reply, Transport};
 
@@ -295,8 +295,7 @@ pub struct Host {
 impl Host {
     pub fn new(config: HostConfig) -> Self {
         let pool = pool();
-        let mut conn = host::Conn::new(config, Nanos::ZERO);
-        conn.connect();
+        let conn = host::Conn::new(config, Nanos::ZERO);
         Host {
             conn,
             pool_bytes: pool.free_bytes(),

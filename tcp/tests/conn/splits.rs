@@ -1,7 +1,6 @@
 //! However a stream is cut, the same comes of it: the same events, the same bytes sent.
 
 use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::host::Host as _;
 use spindle_tcp::host::HostConfig;
 
 use crate::rig::{Controller, Host, HostSeen, Seen};

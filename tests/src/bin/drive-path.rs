@@ -7,8 +7,8 @@
 #![forbid(unsafe_code)]
 
 use spindle_disk::{BlockRange, Disk, Done, IoRequest, Op, Token};
+use spindle_nvme_emulator::EmulatorSpec;
 use spindle_nvme_pcie::Settings;
-use spindle_nvme_pcie::emulator::EmulatorSpec;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_tests::drive::world::World;

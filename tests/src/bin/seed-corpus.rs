@@ -20,7 +20,7 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{self, Host, HostConfig, HostData};
+use spindle_tcp::host::{self, HostConfig, HostData};
 use spindle_tests::direct::{Link, SUBSYSTEM, name};
 use spindle_tests::fuzz::controller::{Begin, Scene};
 use spindle_tests::fuzz::host::{COMMANDS, DATA_BYTES, command, icreq};
@@ -169,7 +169,6 @@ fn answers(status: Status, may_omit_cqe: bool) -> Vec<u8> {
     let config = HostConfig { in_capsule_bytes: 4096, queue_entries: COMMANDS, ..HostConfig::default() };
     let mut host = host::Conn::new(config, Nanos::ZERO);
     let mut conn = Conn::new(ConnConfig { max_h2c_data: 4096, ..ConnConfig::default() }, Nanos::ZERO);
-    host.connect();
     let (mut bytes, mut has_submitted) = (Vec::new(), false);
     for _ in 0..10 {
         let up = take(|pieces| host.send_pieces(pieces));

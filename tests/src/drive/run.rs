@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nvme_spec::log::CriticalWarning;
 use spindle_disk::IoRequest;
 use spindle_disk::{BlockRange, DiskError, Done, Op, Token};
-use spindle_nvme_pcie::emulator::{Counters, EmulatorSpec, Faults};
+use spindle_nvme_emulator::{Counters, EmulatorSpec, Faults};
 use spindle_reactor::mem::Buf;
 
 use super::model::{Change, Stamp, Versions};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use spindle_disk::DiskSource;
-use spindle_nvme_pcie::emulator::{Emulator, EmulatorSpec, NamespaceSpec};
+use spindle_nvme_emulator::{Emulator, EmulatorSpec, NamespaceSpec};
 use spindle_nvme_pcie::{Drive, Settings, finish};
 
 /// Namespace 1 of a drive, served by threads until it is dropped.

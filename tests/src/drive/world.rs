@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use spindle_disk::{CoreContext, Disk, DiskSource, Done};
-use spindle_nvme_pcie::emulator::{Emulator, EmulatorSpec};
+use spindle_nvme_emulator::{Emulator, EmulatorSpec};
 use spindle_nvme_pcie::{Drive, Manager, NvmeDisk, Settings};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};

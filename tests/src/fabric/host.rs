@@ -3,7 +3,7 @@
 use nvme_spec::sqe::SglKind;
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use nvme_spec::{Cqe, SQE_BYTES, Sqe};
-use spindle_rdma::host::{CloseCause, Host, HostEvent, Registered, SubmitError, SubmitErrorKind};
+use spindle_rdma::host::{CloseCause, HostEvent, Registered, SubmitError, SubmitErrorKind};
 use spindle_rdma::work::Op;
 
 use spindle_transport::host::HostData;
@@ -168,12 +168,12 @@ impl Link {
 
     /// DISCONNECTED at the host.
     pub(super) fn host_disconnected(&mut self) {
-        self.host.fail(CloseCause::ByPeer);
+        self.host.end(CloseCause::ByPeer);
     }
 
     /// The host's queue pair is no more: nothing reaches its memory.
     pub fn destroy_host(&mut self) {
-        self.host.close();
+        self.host.end(CloseCause::Requested);
         self.break_host();
         self.is_connected = false;
         self.host_pair = Pair::Destroyed;

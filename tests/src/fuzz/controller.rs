@@ -17,7 +17,7 @@ use spindle_reactor::slab::Slot;
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
 use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{Host, HostData};
+use spindle_tcp::host::HostData;
 use spindle_tcp::{Phase, RxBatch};
 use spindle_transport::{Connections, Peer, TransportKind};
 
@@ -170,7 +170,7 @@ impl Scene {
         assert_eq!(self.core.usage().connections, 0, "a connection outlived its socket");
         let now = (self.core.pools().0.free_bytes(), self.core.pools().1.free_bytes());
         assert_eq!(now, self.home, "buffers did not come home");
-        assert_eq!(self.registry.count(), 0, "a controller outlived its host");
+        assert_eq!(self.registry.all().len(), 0, "a controller outlived its host");
     }
 }
 

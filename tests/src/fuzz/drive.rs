@@ -14,7 +14,7 @@ use nvme_spec::Cqe;
 use nvme_spec::Status;
 use nvme_spec::register::{CAP, CSTS, VS};
 use spindle_disk::{BlockRange, Done, IoRequest, Op, Token};
-use spindle_nvme_pcie::emulator::{EmulatorSpec, Injection, NamespaceSpec};
+use spindle_nvme_emulator::{EmulatorSpec, Injection, NamespaceSpec};
 use spindle_reactor::mem::ZoneSpec;
 
 use super::bytes::Bytes;

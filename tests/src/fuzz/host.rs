@@ -9,7 +9,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_tcp::RxBatch;
-use spindle_tcp::host::{Conn, Host, HostConfig, HostData, HostEvent};
+use spindle_tcp::host::{Conn, HostConfig, HostData, HostEvent};
 
 use super::bytes::Bytes;
 use crate::sim::Rng;
@@ -56,8 +56,7 @@ struct Scene {
 impl Scene {
     fn new() -> Scene {
         let config = HostConfig { in_capsule_bytes: 4096, queue_entries: COMMANDS, ..HostConfig::default() };
-        let mut conn = Conn::new(config, Nanos::ZERO);
-        conn.connect();
+        let conn = Conn::new(config, Nanos::ZERO);
         let zone = ZoneSpec { buffer_bytes: DATA_BYTES, count: u32::from(COMMANDS) };
         let pool = Pool::new(&[zone], Pages::Base).expect("a pool");
         Scene {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use spindle_disk_remote::{Control, Shape};
 use spindle_reactor::clock::Nanos;
-use spindle_remote::{Control, Shape};
 
 use super::far::{Shared, lock};
 use super::plan::Kind;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use nvme_spec::Nqn;
 use spindle_disk::IoRequest;
 use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, Owner, Token};
+use spindle_disk_remote::{RemoteDisk, RemoteFacts, RemoteSpec, Shape};
 use spindle_initiator::{Host, Identity, Target};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
-use spindle_remote::{RemoteDisk, RemoteFacts, RemoteSpec, Shape};
 use spindle_transport::TransportKind;
 
 use super::book::index;

@@ -7,10 +7,10 @@ use nvme_spec::Sqe;
 use nvme_spec::io::ReadWriteCdw12;
 use nvme_spec::opcode::IoOpcode;
 use spindle_disk::BlockRange;
-use spindle_initiator::{Error, Failure, HostData, Loss, Refused, Why};
+use spindle_disk_remote::{Far, FarCompletion, FarQueue};
+use spindle_initiator::{Error, Failure, HostData, Loss, Refusal, Refused};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
-use spindle_remote::{Far, FarCompletion, FarOpening, FarQueue};
 
 use super::far::{Answer, Sent, Shared, Verb, lock};
 use crate::sim::model::{fill, tag_of};
@@ -72,23 +72,19 @@ impl Far for SimFar {
         let (core, depth) = (usize::from(qid) - 1, usize::from(depth));
         Ok(SimOpening { far: Arc::clone(self), core, depth, _buf: pool.take(1024), due, fails })
     }
-}
 
-impl FarOpening for SimOpening {
-    type Queue = SimQueue;
-
-    fn step(&mut self, now: Nanos) -> Result<Option<SimQueue>, Error> {
-        if now < self.due {
+    fn step(opening: &mut SimOpening, now: Nanos) -> Result<Option<SimQueue>, Error> {
+        if now < opening.due {
             return Ok(None);
         }
-        let mut world = lock(&self.far.world);
-        if self.fails || !world.is_connectable(self.far.number) {
+        let mut world = lock(&opening.far.world);
+        if opening.fails || !world.is_connectable(opening.far.number) {
             return Err(lost());
         }
-        let id = world.connect(self.far.number, self.core);
+        let id = world.connect(opening.far.number, opening.core);
         drop(world);
-        let slots = (0..self.depth).map(|_| None).collect();
-        let (completed, far) = (VecDeque::new(), Arc::clone(&self.far));
+        let slots = (0..opening.depth).map(|_| None).collect();
+        let (completed, far) = (VecDeque::new(), Arc::clone(&opening.far));
         Ok(Some(SimQueue { far, id, slots, completed, loss: None }))
     }
 }
@@ -157,16 +153,16 @@ impl SimQueue {
     }
 
     /// Why the queue does not take it.
-    fn refusal(&self, data: &HostData) -> Option<Why> {
+    fn refusal(&self, data: &HostData) -> Option<Refusal> {
         let limits = self.far.limits;
         let (HostData::ToController(buf) | HostData::FromController(buf)) = data else { return None };
         let allowed = limits.transfer_blocks * limits.block_bytes;
         let pieces = buf.segments().count();
         if buf.len() > allowed as usize {
-            Some(Why::TooLong { bytes: buf.len(), allowed })
+            Some(Refusal::TooLong { bytes: buf.len(), allowed })
         } else if pieces > limits.pieces_max {
             lock(&self.far.world).book.counts.hit("bounces");
-            Some(Why::Pieces { pieces, allowed: limits.pieces_max })
+            Some(Refusal::Pieces { pieces, allowed: limits.pieces_max })
         } else {
             None
         }
@@ -228,8 +224,8 @@ impl FarQueue for SimQueue {
         let is_free = |index: &usize| self.slots[*index].is_none() && !taken.contains(index);
         let free = (0..self.slots.len()).find(is_free);
         let why = match free {
-            _ if self.loss.is_some() => Some(Why::Down),
-            None => Some(Why::Full),
+            _ if self.loss.is_some() => Some(Refusal::Down),
+            None => Some(Refusal::Full),
             Some(_) => self.refusal(&data),
         };
         if let Some(why) = why {

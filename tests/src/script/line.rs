@@ -287,7 +287,7 @@ impl Transport for Line {
         true
     }
 
-    fn forget(&mut self, slot: Slot) {
+    fn end_without_reply(&mut self, slot: Slot) {
         let mut wire = self.0.borrow_mut();
         assert_eq!(wire.slots.get(slot.index()), Some(&slot), "it has another name");
         wire.slots[slot.index()] = FAST_PATH;

@@ -24,14 +24,11 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_target::core::{CoreSettings, TargetCore};
-use spindle_target::counters::NamespaceCounters;
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::request::State;
 use spindle_target::shared::Registry;
-use spindle_target::snapshot::{
-    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
-};
+use spindle_target::snapshot::{AllowedHosts, ControllerLimits, Snapshot};
 use spindle_transport::{Connections, DataPointer, Event, Peer, TransportKind};
 
 pub use line::{Answer, Fetch, LIMITS, Line, Part, stack_address};
@@ -39,6 +36,7 @@ pub use patience::Patience;
 pub use probe::{Asked, Probe, Record};
 
 use crate::direct::name;
+use crate::snapshot::SnapshotBuilder;
 
 /// Name of the subsystem.
 pub const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:script";
@@ -54,7 +52,7 @@ pub const CC_DISABLED: u64 = 6 << 16 | 4 << 20;
 pub struct Setup {
     /// Number of cores.
     pub cores: usize,
-    /// Disks, by [`DiskId`].
+    /// Disks, by [`DiskId`](spindle_target::snapshot::DiskId).
     pub disks: Vec<Option<Arc<dyn DiskSource>>>,
     /// The disk of namespace 1, 2, ...
     pub namespaces: Vec<Option<usize>>,
@@ -111,50 +109,19 @@ impl Setup {
     /// The configuration.
     #[must_use]
     pub fn snapshot(&self, generation: u64) -> Arc<Snapshot> {
-        let namespace = |(disk, number): (&Option<usize>, u8)| {
-            let index = (*disk)?;
-            let source = Arc::clone(self.disks[index].as_ref()?);
-            Some(Arc::new(Namespace {
-                nsid: u32::from(number),
-                disk: DiskId(index),
-                geometry: source.geometry(),
-                source,
-                uuid: [number; 16],
-                nguid: [number; 16],
-                counters: Arc::new(NamespaceCounters::new(self.cores)),
-            }))
-        };
-        let subsystem = Subsystem {
-            nqn: name(SUBSYSTEM),
-            serial: "SCRIPT".to_owned(),
-            model: "Spindle".to_owned(),
-            hosts: self.hosts.clone(),
-            cntlid_range: (1, 100),
-            io_queues_max: 16,
-            listeners: (0..self.listeners.len()).filter(|index| self.listeners[*index]).collect(),
-            namespaces: self.namespaces.iter().zip(1..).map(namespace).collect(),
-        };
-        let listener = |(port_id, is_open): (u16, &bool)| Listener {
-            port_id,
-            transport: TransportKind::Tcp,
-            address: ([127, 0, 0, 1], 4419 + port_id).into(),
-            in_capsule_bytes: 4096,
-            is_open: *is_open,
-        };
-        Arc::new(Snapshot {
+        let base = SnapshotBuilder::new(SUBSYSTEM, &[]);
+        let (transfer_bytes, bulk_unit) = (self.transfer_bytes, self.bulk_unit);
+        SnapshotBuilder {
             generation,
+            cores: self.cores,
+            hosts: self.hosts.clone(),
             disks: self.disks.clone(),
-            listeners: (1..).zip(&self.listeners).map(listener).collect(),
-            subsystems: vec![Arc::new(subsystem)],
-            referrals: Vec::new(),
-            limits: ControllerLimits {
-                queue_entries: 128,
-                transfer_bytes: self.transfer_bytes,
-                bulk_unit: self.bulk_unit,
-                keep_alive_ms_max: 3_600_000,
-                discovery_keep_alive_ms: 120_000,
-            },
-        })
+            namespaces: self.namespaces.clone(),
+            listeners: self.listeners.clone(),
+            limits: ControllerLimits { transfer_bytes, bulk_unit, ..base.limits },
+            ..base
+        }
+        .build()
     }
 }
 
@@ -588,7 +555,7 @@ impl Rig {
             assert_eq!(free_bytes(core), *home, "buffers did not come home");
             assert!(core.is_quiet());
         }
-        assert_eq!(self.registry.count(), 0, "a controller outlived its host");
+        assert_eq!(self.registry.all().len(), 0, "a controller outlived its host");
     }
 }
 

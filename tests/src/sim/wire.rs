@@ -13,7 +13,7 @@ use spindle_target::core::TargetCore;
 use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::host::{self, HostConfig};
 use spindle_tcp::{Phase, RxBatch};
-use spindle_transport::host::{Host, HostData, HostEvent, SubmitError, SubmitErrorKind};
+use spindle_transport::host::{HostData, HostEvent, SubmitError, SubmitErrorKind};
 use spindle_transport::{Connections, Peer, TransportKind};
 
 use super::carrier::{Carrier, Happened};
@@ -179,7 +179,7 @@ impl Carrier for Wire {
             local: "127.0.0.1:4420".parse().expect("an address"),
         };
         let id = core.accept(Conn::new(config, now), peer).unwrap_or_else(|_| panic!("room"));
-        let mut host = host::Conn::new(
+        let host = host::Conn::new(
             HostConfig {
                 header_digest: swarm.digests.0,
                 data_digest: swarm.digests.1,
@@ -189,7 +189,6 @@ impl Carrier for Wire {
             },
             now,
         );
-        host.connect();
         Wire::new(host, index, id, swarm.wire_bytes)
     }
 

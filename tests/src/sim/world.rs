@@ -2,7 +2,6 @@
 //! `happen`.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nvme_spec::nqn::Nqn;
@@ -11,12 +10,9 @@ use spindle_disk::fault::Fault;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
-use spindle_target::counters::NamespaceCounters;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
-use spindle_target::snapshot::{
-    AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
-};
+use spindle_target::snapshot::{ControllerLimits, Snapshot};
 use spindle_transport::{Connections, TransportKind};
 
 use super::carrier::Carrier;
@@ -26,6 +22,7 @@ use super::host::{Issue, Queue, Stage, Who};
 use super::place::SimNamespace;
 use super::rng::Rng;
 use super::swarm::Swarm;
+use crate::snapshot::SnapshotBuilder;
 
 /// What a run did.
 #[derive(Debug, Clone, Default)]
@@ -101,52 +98,20 @@ fn snapshot(
     disks: usize,
     transport: TransportKind,
 ) -> Arc<Snapshot> {
-    let namespace = |place: &SimNamespace| {
-        place.is_there.then(|| {
-            let id = u8::try_from(place.nsid).expect("few");
-            Arc::new(Namespace {
-                nsid: place.nsid,
-                disk: DiskId(place.disk),
-                source: Arc::clone(&place.source),
-                geometry: place.source.geometry(),
-                uuid: [id; 16],
-                nguid: [id; 16],
-                counters: Arc::new(NamespaceCounters::new(swarm.cores)),
-            })
-        })
-    };
-    let subsystem = Subsystem {
-        nqn: nqn(SUBSYSTEM),
-        serial: "SIM".to_owned(),
-        model: "Spindle".to_owned(),
-        hosts: AllowedHosts::Any,
-        cntlid_range: (1, 100),
-        io_queues_max: 16,
-        listeners: vec![0],
-        namespaces: places.iter().map(namespace).collect(),
-    };
-    let address: SocketAddr = "127.0.0.1:4420".parse().expect("an address");
+    let base = SnapshotBuilder::new(SUBSYSTEM, &[]);
+    let transfer_bytes = swarm.transfer_bytes;
     let of = |disk: usize| places.iter().find(|place| place.is_there && place.disk == disk);
-    Arc::new(Snapshot {
+    SnapshotBuilder {
         generation,
+        cores: swarm.cores,
         disks: (0..disks).map(|disk| of(disk).map(|place| Arc::clone(&place.source))).collect(),
-        listeners: vec![Listener {
-            port_id: 1,
-            transport,
-            address,
-            in_capsule_bytes: swarm.in_capsule_bytes,
-            is_open: true,
-        }],
-        subsystems: vec![Arc::new(subsystem)],
-        referrals: Vec::new(),
-        limits: ControllerLimits {
-            queue_entries: 64,
-            transfer_bytes: swarm.transfer_bytes,
-            bulk_unit: 8192,
-            keep_alive_ms_max: 3_600_000,
-            discovery_keep_alive_ms: 120_000,
-        },
-    })
+        namespaces: places.iter().map(|place| place.is_there.then_some(place.disk)).collect(),
+        transport,
+        in_capsule_bytes: swarm.in_capsule_bytes,
+        limits: ControllerLimits { queue_entries: 64, transfer_bytes, bulk_unit: 8192, ..base.limits },
+        ..base
+    }
+    .build()
 }
 
 fn zone(buffer_bytes: u32, count: u32) -> ZoneSpec {
@@ -526,7 +491,7 @@ impl<W: Carrier> World<W> {
             assert_eq!(core.usage().connections, 0, "a connection outlived its host");
         }
         assert_eq!(self.free_bytes(), self.home, "buffers of cores were not given back");
-        assert_eq!(self.registry.count(), 0, "a controller outlived its host");
+        assert_eq!(self.registry.all().len(), 0, "a controller outlived its host");
     }
 
     pub(super) fn judged(&mut self, overlaps: Result<Overlaps, String>) {

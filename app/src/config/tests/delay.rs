@@ -1,7 +1,12 @@
 //! A disk that is made slow: every kind may be, what the section needs, what of it a reload can change.
 
 use super::*;
-use crate::config::plan::DelayPlan;
+use spindle_disk::DelaySpec;
+use spindle_reactor::clock::Nanos;
+
+fn spec(latency_us: u64, bandwidth: Option<u64>, seek_us: u64) -> DelaySpec {
+    DelaySpec { latency: Nanos::from_us(latency_us), bandwidth, seek: Nanos::from_us(seek_us) }
+}
 
 fn disk(keys: &str, delay: &str) -> String {
     format!("{LISTENER}[[disk]]\nname = \"d\"\n{keys}\n[disk.delay]\n{delay}\n")
@@ -18,14 +23,14 @@ fn every_kind_may_be_slow_and_says_so() {
     let remote = "kind = \"remote\"\naddress = \"192.0.2.7:4420\"\nnqn = \"nqn.2026-01.test:far\"";
     for keys in ["kind = \"ram\"\nsize = \"1MiB\"", "kind = \"null\"\nsize = \"1MiB\"", &file, remote] {
         let plan = plan(&disk(keys, "latency_us = 10_000_000\nbandwidth = \"150MiB\"\nseek_us = 8000"));
-        let all = DelayPlan { latency_us: 10_000_000, bandwidth: Some(150 << 20), seek_us: 8000 };
+        let all = spec(10_000_000, Some(150 << 20), 8000);
         assert_eq!(plan.disks[0].delay, Some(all));
         let said = "disk \"d\" is slow on purpose: latency 10000000 us, bandwidth 150 MiB/s, seek 8000 us";
         assert!(plan.notes.iter().any(|note| note.starts_with(said)), "{:?}", plan.notes);
     }
     let of = |delay| plan(&slow_null(delay)).disks[0].delay.expect("a delay");
-    assert_eq!(of("seek_us = 1"), DelayPlan { latency_us: 0, bandwidth: None, seek_us: 1 });
-    assert_eq!(of("bandwidth = 65536"), DelayPlan { latency_us: 0, bandwidth: Some(65536), seek_us: 0 });
+    assert_eq!(of("seek_us = 1"), spec(0, None, 1));
+    assert_eq!(of("bandwidth = 65536"), spec(0, Some(65536), 0));
     let text = slow_null("");
     let without = plan(text.split("[disk.delay]").next().expect("a beginning"));
     assert_eq!((without.disks[0].delay, without.notes.join("\n").contains("slow")), (None, false));

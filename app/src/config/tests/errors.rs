@@ -292,8 +292,8 @@ fn disks_whose_keys_do_not_fit_their_kind() {
         ),
         (
             "null",
-            "size = 4096\nhuge_pages = true",
-            "5: disk[0].huge_pages = true: a null disk has no memory of its own; it is for kind = \"ram\"",
+            "size = 4096\npages = \"huge\"",
+            "5: disk[0].pages = \"huge\": a null disk has no memory of its own; it is for kind = \"ram\"",
         ),
         (
             "ram",

@@ -35,7 +35,7 @@ fn the_example_has_every_key_with_its_default_and_its_reason() {
     let words = text.lines().filter_map(|line| line.strip_prefix("# ")).collect::<Vec<_>>().join(" ");
     for (heading, section, keys) in schema::sections() {
         assert!(words.contains(section.about), "{heading}: {}", section.about);
-        for key in keys.iter().filter(|key| key.section().is_none()) {
+        for key in keys.iter().filter(|key| key.is_told()) {
             let mut of_key =
                 found.iter().filter(|(its, name, ..)| *its == heading && name == key.name).peekable();
             assert!(of_key.peek().is_some(), "{heading} {} is missing", key.name);

@@ -9,9 +9,10 @@ use spindle_reactor::slab::Slot;
 use spindle_target::snapshot::AllowedHosts;
 
 use super::*;
-use crate::config::memory::{When, rounded, sums, total};
-use crate::config::plan::{DiskKind, LogFormat, LogLevel};
+use crate::config::memory::{When, sums, total};
+use crate::config::plan::{DiskKind, LogFormat};
 use crate::config::{connect_line, reachable};
+use crate::size::rounded;
 
 #[test]
 fn a_core_has_buffers_from_4_kib_to_2_mib_and_24_mib_of_them() {
@@ -96,7 +97,7 @@ fn every_value_reaches_the_plan() {
     assert_eq!((conn.transfer_bytes, conn.header_digest, conn.data_digest), (2 << 20, false, false));
     assert_eq!((conn.initialize_timeout.0, conn.close_timeout.0), (100_000_000, 101_000_000));
     let log = &plan.log;
-    assert_eq!((log.level, log.format, log.peer_lines_per_s), (LogLevel::Trace, LogFormat::Json, 3));
+    assert_eq!((log.level, log.format, log.peer_lines_per_s), (tracing::Level::TRACE, LogFormat::Json, 3));
     assert_eq!((plan.drain_deadline, plan.control.socket), (Duration::ZERO, Some("/run/a/socket".into())));
 }
 
@@ -142,7 +143,7 @@ fn disks_get_their_sizes_from_the_file_the_device_or_the_key() {
             ),
         ),
         "[[disk]]\nname = \"c\"\nkind = \"null\"\nsize = \"1TiB\"\n".to_owned(),
-        "[[disk]]\nname = \"d\"\nkind = \"ram\"\nsize = 1048576\nhuge_pages = true\npopulate = true\n"
+        "[[disk]]\nname = \"d\"\nkind = \"ram\"\nsize = 1048576\npages = \"huge\"\npopulate = true\n"
             .to_owned(),
         LISTENER.to_owned(),
     ];
@@ -330,8 +331,29 @@ fn what_is_allowed_but_perhaps_not_meant_is_noted() {
 }
 
 #[test]
+fn the_former_huge_pages_of_a_disk_are_its_pages_and_not_told_of() {
+    let of = |more: &str| [LISTENER, &ram("h"), more].concat();
+    let pages = |more: &str| {
+        let DiskKind::Ram { pages, .. } = plan(&of(more)).disks[0].kind else { panic!("a RAM disk") };
+        pages
+    };
+    assert_eq!((pages(""), pages("pages = \"base\"\n")), (Pages::Transparent, Pages::Base));
+    assert_eq!((pages("pages = \"huge\"\n"), pages("huge_pages = true\n")), (Pages::Huge, Pages::Huge));
+    assert_eq!(pages("huge_pages = false\n"), Pages::Transparent);
+    assert_eq!(
+        errors(&of("huge_pages = true\npages = \"base\"\n")),
+        ["t.toml:7: disk[0].huge_pages = true: is the former name of pages, which is given as well; leave \
+             it out"]
+    );
+    assert!(errors(&of("huge_pages = 1\n"))[0].contains("must be true or false"));
+    let null = [LISTENER, &null("n"), "huge_pages = true\n"].concat();
+    assert!(errors(&null)[0].contains("a null disk has no memory of its own"));
+    assert!(!crate::config::reference().contains("huge_pages"));
+}
+
+#[test]
 fn huge_pages_count_apart_from_ordinary_memory() {
-    let disk = "[[disk]]\nname = \"h\"\nkind = \"ram\"\nsize = \"9GiB\"\nhuge_pages = true\n";
+    let disk = "[[disk]]\nname = \"h\"\nkind = \"ram\"\nsize = \"9GiB\"\npages = \"huge\"\n";
     let text = [LISTENER, disk].concat();
     let with_pages = Machine { huge_bytes: 10 << 30, ..machine() };
     assert!(!plan_on(&text, &with_pages).notes.join("\n").contains("huge pages"));

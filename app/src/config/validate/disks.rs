@@ -5,79 +5,63 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::{CacheMode, PolicyKind, medium_id};
+use spindle_disk::{CacheMode, CacheSpec, DelaySpec, PolicyKind, medium_id};
 use spindle_initiator::{Host, Target};
 use spindle_nvme_pcie::PciAddress;
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 
 use super::super::document::{Errors, Location, Node};
 use super::super::machine::{self, BackingFile, Machine, PathState};
-use super::super::plan::{CachePlan, DelayPlan, DiskKind, DiskPlan};
-use super::super::schema;
+use super::super::plan::{DiskKind, DiskPlan};
 use super::super::tree::At;
+use super::subsystems::Unique;
 use crate::size::Bytes;
+use crate::text::quoted;
 
 /// Why a kind without a plan is refused.
 pub const NOT_SERVED: &str = "must be a kind that this version serves";
 
-/// The disks of the file.
-pub fn plan(nodes: &[Node], machine: &Machine, errors: &Errors) -> Vec<DiskPlan> {
-    let mut names: Vec<At<String>> = Vec::new();
-    let mut media: Vec<((u64, u64), Location, bool)> = Vec::new();
-    let mut drives: Vec<((PciAddress, u32), Location)> = Vec::new();
-    let mut remotes: Vec<((SocketAddr, Nqn, u32), Location)> = Vec::new();
+/// Media of files and devices: which, where in the file, and whether another disk may share it.
+type Media = Vec<((u64, u64), Location, bool)>;
+
+pub fn plan(nodes: &[Node], pages: Pages, machine: &Machine, errors: &Errors) -> Vec<DiskPlan> {
+    let (mut names, mut media, mut far) = (Unique::default(), Media::new(), Unique::default());
     let mut disks = Vec::new();
     for node in nodes {
-        if let Some(name) = node.find::<String>("name") {
-            if let Some(other) = names.iter().find(|other| other.value == name.value) {
-                name.location
-                    .refuse(errors, format!("also the name of the disk in line {}", other.location.line));
-            }
-            names.push(name);
-        }
-        let mut plan = disk(node, machine, &mut media, errors);
-        if let Some(plan) = &mut plan {
-            plan.cache = cache(node, &plan.kind, errors);
-            plan.delay = delay(node, errors);
-        }
-        if let Some(DiskKind::Nvme { address, namespace }) = plan.as_ref().map(|plan| &plan.kind)
-            && let Some(location) = node.given::<PciAddress>("nvme").map(|at| at.location)
+        if let Some(name) = node.find::<String>("name")
+            && let Some(line) = names.line_of_other(name.value.clone(), &name.location)
         {
-            if let Some((_, other)) = drives.iter().find(|(drive, _)| *drive == (*address, *namespace)) {
-                let line = other.line;
-                let words =
-                    format!("namespace {namespace} is also the disk in line {line}; two would destroy it");
-                location.refuse(errors, words);
-            }
-            drives.push(((*address, *namespace), location));
+            name.refuse(errors, format!("also the name of the disk in line {line}"));
         }
-        if let Some(DiskKind::Remote { target, namespace, .. }) = plan.as_ref().map(|plan| &plan.kind)
-            && let Some(location) = node.given::<Nqn>("nqn").map(|at| at.location)
+        let Some(mut plan) = disk(node, machine, &mut media, errors) else { continue };
+        plan.cache = cache(node, &plan.kind, pages, errors);
+        plan.delay = delay(node, errors);
+        let place = match &plan.kind {
+            DiskKind::Nvme { address, namespace } => Some(("nvme", address.to_string(), namespace)),
+            DiskKind::Remote { target, namespace, .. } => {
+                Some(("nqn", format!("{} {}", target.address, target.nqn), namespace))
+            }
+            DiskKind::Ram { .. } | DiskKind::Null | DiskKind::File { .. } | DiskKind::Ng { .. } => None,
+        };
+        if let Some((key, place, namespace)) = place
+            && let Some(location) = node.location_of(key)
+            && let Some(line) = far.line_of_other((place, *namespace), location)
         {
-            let key = (target.address, target.nqn, *namespace);
-            if let Some((_, other)) = remotes.iter().find(|(known, _)| *known == key) {
-                let line = other.line;
-                let words = format!("its namespace {namespace} is also the disk in line {line}");
-                location.refuse(errors, format!("{words}; two would destroy it"));
-            }
-            remotes.push((key, location));
+            let words = format!("its namespace {namespace} is also the disk in line {line}");
+            location.refuse(errors, format!("{words}; two would destroy it"));
         }
-        disks.extend(plan);
+        disks.push(plan);
     }
     disks
 }
 
-fn disk(
-    node: &Node,
-    machine: &Machine,
-    media: &mut Vec<((u64, u64), Location, bool)>,
-    errors: &Errors,
-) -> Option<DiskPlan> {
+fn disk(node: &Node, machine: &Machine, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
     let kind = kind_of(node, errors)?;
     refuse_foreign_keys(node, &kind, errors);
     match kind.as_str() {
         "ram" => {
-            let pages = if node.get("huge_pages") { Pages::Huge } else { Pages::Transparent };
+            let pages = ram_pages(node, errors);
             memory(node, DiskKind::Ram { pages, is_populated: node.get("populate") }, errors)
         }
         "null" => memory(node, DiskKind::Null, errors),
@@ -87,10 +71,19 @@ fn disk(
         "remote" => remote(node, errors),
         // No file reaches it: the schema refuses every other word. A test holds this list to the schema.
         _ => {
-            node.location.inside("kind").refuse(errors, NOT_SERVED);
+            node.refuse("kind", errors, NOT_SERVED);
             None
         }
     }
+}
+
+/// Pages of a RAM disk. `huge_pages = true` is what `pages = "huge"` was before.
+fn ram_pages(node: &Node, errors: &Errors) -> Pages {
+    let Some(former) = node.given::<bool>("huge_pages") else { return super::pages(node) };
+    if node.location_of("pages").is_some() {
+        former.refuse(errors, "is the former name of pages, which is given as well; leave it out");
+    }
+    if former.value { Pages::Huge } else { Pages::Transparent }
 }
 
 /// The capacity, a multiple of the block size, and the block size. `None`: not given, or refused.
@@ -100,7 +93,7 @@ fn shape(node: &Node, errors: &Errors) -> (Option<At<u64>>, Option<u32>) {
     if let (Some(size), Some(block_bytes)) = (&size, block_bytes)
         && !size.value.is_multiple_of(block_bytes.into())
     {
-        size.location.refuse(errors, format!("must be a multiple of block_bytes = {block_bytes}"));
+        size.refuse(errors, format!("must be a multiple of block_bytes = {block_bytes}"));
     }
     (size, block_bytes)
 }
@@ -116,17 +109,12 @@ fn memory(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan> {
     let (size, block_bytes) = shape(node, errors);
     if size.is_none() && node.is_absent("size") {
         let words = format!("missing; a {} disk needs one, like \"1GiB\"", kind.name());
-        node.location.inside("size").refuse(errors, words);
+        node.refuse("size", errors, words);
     }
     Some(bare(node, (block_bytes?, size?.value), kind))
 }
 
-/// A regular file or a block device.
-fn file_disk(
-    node: &Node,
-    media: &mut Vec<((u64, u64), Location, bool)>,
-    errors: &Errors,
-) -> Option<DiskPlan> {
+fn file_disk(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
     let (size, block_bytes) = shape(node, errors);
     let (path, bytes) = file(node, size, block_bytes.unwrap_or(512), media, errors)?;
     let (is_read_only, create) = (node.get("read_only"), node.get("create"));
@@ -138,15 +126,12 @@ fn file_disk(
 /// The kind, which a key that only one kind has says as well.
 fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
     let Some(kind) = node.find::<String>("kind") else {
-        if node.given::<PciAddress>("nvme").is_some() {
-            return Some("nvme".to_owned());
-        }
-        if node.given::<PathBuf>("ng").is_some() {
-            return Some("ng".to_owned());
+        if let Some(kind) = ["nvme", "ng"].into_iter().find(|key| node.location_of(key).is_some()) {
+            return Some(kind.to_owned());
         }
         if ["kind", "nvme", "ng"].iter().all(|key| node.is_absent(key)) {
             let words = "missing; it must be \"ram\", \"null\", \"file\", \"nvme\", \"ng\" or \"remote\"";
-            node.location.inside("kind").refuse(errors, words);
+            node.refuse("kind", errors, words);
         }
         return None;
     };
@@ -158,7 +143,7 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
 fn nvme(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("nvme") {
         let words = "missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\"";
-        node.location.inside("nvme").refuse(errors, words);
+        node.refuse("nvme", errors, words);
     }
     let address = node.find::<PciAddress>("nvme")?;
     let found = match machine::look_at_function(address.value) {
@@ -168,17 +153,17 @@ fn nvme(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
         found => found,
     };
     if let Err(error) = found {
-        address.location.refuse(errors, format!("must be a drive of this machine: {error}"));
+        address.refuse(errors, format!("must be a drive of this machine: {error}"));
     }
     let kind = DiskKind::Nvme { address: address.value, namespace: node.get("namespace") };
     Some(bare(node, (0, 0), kind))
 }
 
 /// A namespace of a drive with the kernel. What it is is known when it is open.
-fn ng(node: &Node, media: &mut Vec<((u64, u64), Location, bool)>, errors: &Errors) -> Option<DiskPlan> {
+fn ng(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("ng") {
         let words = "missing; an ng disk needs the generic device of its namespace, like \"/dev/ng0n1\"";
-        node.location.inside("ng").refuse(errors, words);
+        node.refuse("ng", errors, words);
     }
     let path = node.find::<PathBuf>("ng")?;
     let is_read_only: bool = node.get("read_only");
@@ -187,7 +172,7 @@ fn ng(node: &Node, media: &mut Vec<((u64, u64), Location, bool)>, errors: &Error
         Ok(location) => check_medium(&path, (u64::MAX, location.block_number), is_read_only, media, errors),
         Err(error) => {
             let words = format!("must be the generic device of an NVMe namespace, like /dev/ng0n1: {error}");
-            path.location.refuse(errors, words);
+            path.refuse(errors, words);
         }
     }
     check_medium_id(node, &path.value, errors);
@@ -201,12 +186,12 @@ fn remote(node: &Node, errors: &Errors) -> Option<DiskPlan> {
     for (key, example) in [("address", "192.0.2.7:4420"), ("nqn", "nqn.2026-01.io.spindle:far")] {
         if node.is_absent(key) {
             let words = format!("missing; a remote disk needs that of the other target, like \"{example}\"");
-            node.location.inside(key).refuse(errors, words);
+            node.refuse(key, errors, words);
         }
     }
     let (address, nqn) = (node.find::<SocketAddr>("address")?, node.find::<Nqn>("nqn")?);
     if nqn.value.is_discovery() {
-        nqn.location.refuse(errors, "must be a subsystem with namespaces; this is the discovery service");
+        nqn.refuse(errors, "must be a subsystem with namespaces; this is the discovery service");
     }
     let host =
         node.given::<Nqn>("host_nqn").map_or_else(Host::of_this_machine, |at| Host::from_nqn(at.value));
@@ -223,18 +208,14 @@ fn remote(node: &Node, errors: &Errors) -> Option<DiskPlan> {
 }
 
 /// The cache in front of a disk of this kind.
-fn cache(node: &Node, kind: &DiskKind, errors: &Errors) -> Option<CachePlan> {
+fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<CacheSpec> {
     let section = node.section("cache");
     if !section.is_given {
         return None;
     }
-    let refusal = match kind {
-        DiskKind::Ram { .. } | DiskKind::Null => Some("has its data in memory already"),
-        DiskKind::Remote { .. } | DiskKind::File { .. } | DiskKind::Ng { .. } | DiskKind::Nvme { .. } => None,
-    };
-    if let Some(why) = refusal {
+    if !kind.can_have_cache() {
         let allowed = "a cache is for kind = \"file\", \"nvme\", \"ng\" or \"remote\"";
-        let words = format!("a {} disk {why}; {allowed}", kind.name());
+        let words = format!("a {} disk has its data in memory already; {allowed}", kind.name());
         section.location.refuse(errors, words);
     }
     let is_remote = matches!(kind, DiskKind::Remote { .. });
@@ -242,32 +223,27 @@ fn cache(node: &Node, kind: &DiskKind, errors: &Errors) -> Option<CachePlan> {
         (false, true) => {
             let words = "must be true for a remote disk: it says that only this process writes to the far \
                          namespace, as the cache does not see other writes";
-            section.location.inside("sole_writer").refuse(errors, words);
+            section.refuse("sole_writer", errors, words);
         }
         (true, false) => {
             let words = format!("a {} disk has no such key; it is for kind = \"remote\"", kind.name());
-            section.location.inside("sole_writer").refuse(errors, words);
+            section.refuse("sole_writer", errors, words);
         }
         _ => {}
     }
     if section.is_absent("size") {
-        section.location.inside("size").refuse(errors, "missing; a cache needs one, like \"1GiB\"");
+        section.refuse("size", errors, "missing; a cache needs one, like \"1GiB\"");
     }
-    let policy = match section.get::<String>("policy").as_str() {
-        "lru" => PolicyKind::Lru,
-        _ => PolicyKind::S3Fifo,
-    };
-    let mode = match section.get::<String>("mode").as_str() {
-        "exclusive" => CacheMode::Exclusive,
-        _ => CacheMode::Shared,
-    };
+    let is = |key: &str, word: &str| section.get::<String>(key) == word;
+    let policy = if is("policy", "lru") { PolicyKind::Lru } else { PolicyKind::S3Fifo };
+    let mode = if is("mode", "exclusive") { CacheMode::Exclusive } else { CacheMode::Shared };
     // At most READ_AHEAD_BYTES_MAX.
     let read_ahead = u32::try_from(section.get::<u64>("read_ahead")).unwrap_or(0);
-    Some(CachePlan { bytes: section.find::<u64>("size")?.value, policy, mode, read_ahead })
+    Some(CacheSpec { bytes: section.find::<u64>("size")?.value, policy, mode, read_ahead, pages })
 }
 
 /// How slow the disk is made. A section that makes it no slower is a mistake.
-fn delay(node: &Node, errors: &Errors) -> Option<DelayPlan> {
+fn delay(node: &Node, errors: &Errors) -> Option<DelaySpec> {
     let section = node.section("delay");
     if !section.is_given {
         return None;
@@ -283,54 +259,49 @@ fn delay(node: &Node, errors: &Errors) -> Option<DelayPlan> {
             "delays nothing; set latency_us or seek_us above 0, or bandwidth, or leave the section out";
         section.location.refuse(errors, words);
     }
-    Some(DelayPlan { latency_us, bandwidth, seek_us })
+    Some(DelaySpec { latency: Nanos::from_us(latency_us), bandwidth, seek: Nanos::from_us(seek_us) })
 }
+
+/// Keys that are only for disks of these kinds.
+const FOREIGN: [(&str, &[&str]); 16] = [
+    ("path", &["file"]),
+    ("populate", &["ram"]),
+    ("read_only", &["file", "ng"]),
+    ("create", &["file"]),
+    ("direct", &["file"]),
+    ("poll", &["file"]),
+    ("ng", &["ng"]),
+    ("medium_id", &["file", "nvme", "ng", "remote"]),
+    ("nvme", &["nvme"]),
+    ("namespace", &["nvme", "remote"]),
+    ("address", &["remote"]),
+    ("transport", &["remote"]),
+    ("nqn", &["remote"]),
+    ("host_nqn", &["remote"]),
+    ("command_timeout_ms", &["remote"]),
+    ("quiesce_ms", &["remote"]),
+];
 
 /// Keys that the file gives and that this kind has no use for: the user expects an effect of them.
 fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
-    let flag = |key| node.given::<bool>(key).map(|at| at.location);
-    let path = |key| node.given::<PathBuf>(key).map(|at| at.location);
-    let text = |key| node.given::<String>(key).map(|at| at.location);
-    let nqn = |key| node.given::<Nqn>(key).map(|at| at.location);
-    let number = |key| node.given::<u64>(key).map(|at| at.location);
-    for (key, location, of) in [
-        ("path", path("path"), &["file"][..]),
-        ("populate", flag("populate"), &["ram"]),
-        ("read_only", flag("read_only"), &["file", "ng"]),
-        ("create", flag("create"), &["file"]),
-        ("direct", flag("direct"), &["file"]),
-        ("poll", flag("poll"), &["file"]),
-        ("ng", path("ng"), &["ng"]),
-        ("medium_id", text("medium_id"), &["file", "nvme", "ng", "remote"]),
-        ("nvme", node.given::<PciAddress>("nvme").map(|at| at.location), &["nvme"]),
-        ("namespace", node.given::<u32>("namespace").map(|at| at.location), &["nvme", "remote"]),
-        ("address", node.given::<SocketAddr>("address").map(|at| at.location), &["remote"]),
-        ("transport", text("transport"), &["remote"]),
-        ("nqn", nqn("nqn"), &["remote"]),
-        ("host_nqn", nqn("host_nqn"), &["remote"]),
-        ("command_timeout_ms", number("command_timeout_ms"), &["remote"]),
-        ("quiesce_ms", number("quiesce_ms"), &["remote"]),
-    ] {
-        if let Some(location) = location.filter(|_| !of.contains(&kind)) {
-            let of: Vec<String> = of.iter().map(|kind| format!("{kind:?}")).collect();
-            let of = of.join(" or ");
+    for (key, of) in FOREIGN.iter().filter(|(_, of)| !of.contains(&kind)) {
+        if let Some(location) = node.location_of(key) {
+            let of = quoted(*of).replace(", ", " or ");
             location.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = {of}"));
         }
     }
-    let of_drive_itself = [
-        ("size", node.given::<u64>("size").map(|at| at.location)),
-        ("block_bytes", node.given::<u32>("block_bytes").map(|at| at.location)),
-    ];
-    for (key, location) in of_drive_itself {
+    if ["nvme", "ng", "remote"].contains(&kind) {
         let by = if kind == "remote" { "other target" } else { "drive" };
-        if let Some(location) = location.filter(|_| ["nvme", "ng", "remote"].contains(&kind)) {
-            location.refuse(errors, format!("the {by} says the {key} of its namespace; leave it out"));
+        for (key, location) in ["size", "block_bytes"].map(|key| (key, node.location_of(key))) {
+            let words = || format!("the {by} says the {key} of its namespace; leave it out");
+            location.into_iter().for_each(|location| location.refuse(errors, words()));
         }
     }
-    if let Some(huge_pages) = node.given::<bool>("huge_pages").filter(|_| kind != "ram") {
-        huge_pages
-            .location
-            .refuse(errors, format!("a {kind} disk has no memory of its own; it is for kind = \"ram\""));
+    for key in ["pages", "huge_pages"] {
+        if let Some(location) = node.location_of(key).filter(|_| kind != "ram") {
+            let words = format!("a {kind} disk has no memory of its own; it is for kind = \"ram\"");
+            location.refuse(errors, words);
+        }
     }
 }
 
@@ -339,20 +310,17 @@ fn file(
     node: &Node,
     size: Option<At<u64>>,
     block_bytes: u32,
-    media: &mut Vec<((u64, u64), Location, bool)>,
+    media: &mut Media,
     errors: &Errors,
 ) -> Option<(PathBuf, u64)> {
     if node.is_absent("path") {
-        node.location
-            .inside("path")
-            .refuse(errors, "missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\"");
+        node.refuse("path", errors, "missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\"");
     }
     let path = node.find::<PathBuf>("path")?;
     let state = match machine::look_at(&path.value) {
         Ok(state) => state,
         Err(error) => {
-            path.location
-                .refuse(errors, format!("must be a file or block device that can be looked at: {error}"));
+            path.refuse(errors, format!("must be a file or block device that can be looked at: {error}"));
             return None;
         }
     };
@@ -361,7 +329,7 @@ fn file(
     let bytes = match &state {
         PathState::Missing { has_directory } => return missing(node, &path, size, *has_directory, errors),
         PathState::Other(what) => {
-            path.location.refuse(errors, format!("must be a regular file or a block device; this is {what}"));
+            path.refuse(errors, format!("must be a regular file or a block device; this is {what}"));
             return None;
         }
         PathState::Regular(medium) => {
@@ -371,8 +339,7 @@ fn file(
             if let Some(size) = size.as_ref().filter(|_| is_cut) {
                 let what =
                     format!("the file has {} bytes, and a smaller disk would cut off its end", medium.bytes);
-                size.location
-                    .refuse(errors, format!("{what}; leave the size out, or shorten the file yourself"));
+                size.refuse(errors, format!("{what}; leave the size out, or shorten the file yourself"));
             }
             let bytes = size.as_ref().map_or(medium.bytes, |size| size.value);
             check_end(&path, size.as_ref(), bytes, medium, is_read_only, errors);
@@ -380,7 +347,7 @@ fn file(
                 let what = format!(
                     "the file has {bytes} bytes, which are not a multiple of block_bytes = {block_bytes}"
                 );
-                path.location.refuse(errors, format!("{what}, at least one block; give it a size that is"));
+                path.refuse(errors, format!("{what}, at least one block; give it a size that is"));
             }
             bytes
         }
@@ -392,7 +359,7 @@ fn file(
     };
     if let Err(error) = machine::may_open(&path.value, is_read_only) {
         let verb = if is_read_only { "read" } else { "read and write" };
-        path.location.refuse(errors, format!("must be one that this process may {verb}: {error}"));
+        path.refuse(errors, format!("must be one that this process may {verb}: {error}"));
     }
     check_medium_id(node, &path.value, errors);
     if let PathState::Regular(medium) | PathState::Block(medium) = state {
@@ -417,7 +384,7 @@ fn check_medium_id(node: &Node, path: &Path, errors: &Errors) {
         return;
     }
     if !ids.contains(&wanted.value) {
-        wanted.location.refuse(errors, medium_refusal(&path.display().to_string(), &ids));
+        wanted.refuse(errors, medium_refusal(&path.display().to_string(), &ids));
     }
 }
 
@@ -426,7 +393,7 @@ pub fn medium_refusal(what: &str, ids: &[String]) -> String {
     if ids.is_empty() {
         return format!("{what} has no name of its own to be known by; leave the key out");
     }
-    let ids = schema::alternatives(ids.iter().map(|id| format!("{id:?}")));
+    let ids = quoted(ids);
     format!("must be a name of the medium that is meant; {what} is another one, {ids}")
 }
 
@@ -435,9 +402,9 @@ pub fn medium_refusal(what: &str, ids: &[String]) -> String {
 fn refuse_poll(node: &Node, state: &PathState, errors: &Errors) {
     let Some(poll) = node.given::<bool>("poll").filter(|poll| poll.value) else { return };
     if !matches!(state, PathState::Block(_)) {
-        poll.location.refuse(errors, "must be false for what is no block device");
+        poll.refuse(errors, "must be false for what is no block device");
     } else if !node.get::<bool>("direct") {
-        poll.location.refuse(errors, "must be false with direct = false");
+        poll.refuse(errors, "must be false with direct = false");
     }
 }
 
@@ -452,7 +419,7 @@ fn check_end(
 ) {
     if let Some(size) = size.filter(|_| is_fixed && bytes > medium.bytes) {
         let path = path.value.display();
-        size.location.refuse(
+        size.refuse(
             errors,
             format!("{path} has {} bytes and does not grow; leave the size out", medium.bytes),
         );
@@ -464,13 +431,13 @@ fn check_medium(
     path: &At<PathBuf>,
     identity: (u64, u64),
     is_read_only: bool,
-    media: &mut Vec<((u64, u64), Location, bool)>,
+    media: &mut Media,
     errors: &Errors,
 ) {
     let other =
         media.iter().find(|(other, _, is_shared)| *other == identity && !(*is_shared && is_read_only));
     if let Some((_, other, _)) = other {
-        path.location.refuse(
+        path.refuse(
             errors,
             format!("also the path of the disk in line {}; two would destroy it", other.line),
         );
@@ -487,21 +454,19 @@ fn missing(
 ) -> Option<(PathBuf, u64)> {
     let create = node.find::<bool>("create")?;
     if !create.value {
-        path.location.refuse(errors, "there is no such file; create = true with a size makes a sparse one");
+        path.refuse(errors, "there is no such file; create = true with a size makes a sparse one");
         return None;
     }
     if !has_directory {
         let directory = path.value.parent().unwrap_or(Path::new("/")).display();
-        path.location.refuse(errors, format!("cannot be made: there is no directory {directory}"));
+        path.refuse(errors, format!("cannot be made: there is no directory {directory}"));
     }
     if let Some(wanted) = node.given::<String>("medium_id") {
-        wanted.location.refuse(errors, "a file that is to be made has no name yet; leave the key out");
+        wanted.refuse(errors, "a file that is to be made has no name yet; leave the key out");
     }
     if size.is_none() && node.is_absent("size") {
         let size = Bytes::new(1 << 30);
-        create
-            .location
-            .refuse(errors, format!("a file that is made needs a size as well, like size = \"{size}\""));
+        create.refuse(errors, format!("a file that is made needs a size as well, like size = \"{size}\""));
     }
     Some((path.value.clone(), size?.value))
 }

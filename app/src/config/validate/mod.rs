@@ -10,7 +10,7 @@
 //! | [`subsystems`] | listeners, subsystems, namespaces, referrals |
 
 pub mod disks;
-mod subsystems;
+pub mod subsystems;
 
 use std::time::Duration;
 
@@ -26,12 +26,13 @@ use super::document::{Errors, Location, Node};
 use super::machine::Machine;
 use super::memory;
 use super::plan::{
-    ControlPlan, DelayPlan, DiskKind, DiskPlan, LimitsPlan, LogFormat, LogLevel, LogPlan, Plan, PoolPlan,
-    ReactorPlan, TcpPlan,
+    ControlPlan, DiskKind, DiskPlan, LimitsPlan, LogFormat, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
+    delay_words,
 };
 use super::schema;
 use super::tree::At;
-use crate::size::Bytes;
+use crate::size::{Bytes, rounded};
+use crate::text::alternatives;
 
 /// The zones of a core's pool when the file has none, sizes and counts. 4 KiB for most commands, 64 KiB and
 /// its doubles up to 2 MiB for the others; each lends to the next, so few of the large are enough. 24 MiB in
@@ -61,7 +62,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     let pool = pool(root, errors);
     let tcp = tcp(root.section("tcp"), &limits);
     let rdma = rdma(root.section("rdma"));
-    let disks = disks::plan(root.sections("disk"), machine, errors);
+    let disks = disks::plan(root.sections("disk"), pool.pages, machine, errors);
     let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
     let subsystems = subsystems::subsystems(root, &listeners, errors);
     let plan = Plan {
@@ -97,19 +98,18 @@ fn control(node: &Node) -> ControlPlan {
 }
 
 fn reactor(node: &Node, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) -> ReactorPlan {
-    let allowed = || schema::alternatives(machine.cores.iter().map(usize::to_string));
+    let allowed = || alternatives(machine.cores.iter().map(usize::to_string));
     let mut cores: Vec<usize> = Vec::new();
     match node.find::<Vec<At<usize>>>("cores") {
         Some(list) => {
             if list.value.is_empty() {
-                list.location.refuse(errors, "must name at least one core");
+                list.refuse(errors, "must name at least one core");
             }
             for core in list.value {
                 if !machine.cores.contains(&core.value) {
-                    core.location
-                        .refuse(errors, format!("must be a core that this process may use: {}", allowed()));
+                    core.refuse(errors, format!("must be a core that this process may use: {}", allowed()));
                 } else if cores.contains(&core.value) {
-                    core.location.refuse(errors, "the same core twice; each core has one thread");
+                    core.refuse(errors, "the same core twice; each core has one thread");
                 }
                 cores.push(core.value);
             }
@@ -137,7 +137,7 @@ fn limits(root: &Node, errors: &Errors) -> LimitsPlan {
     {
         let (below, above) = (1 << transfer.value.ilog2(), transfer.value.next_power_of_two());
         let (below, above) = (Bytes::new(below), Bytes::new(above.min(schema::TRANSFER_BYTES_MAX)));
-        transfer.location.refuse(errors, format!("must be a power of two, like \"{below}\" or \"{above}\""));
+        transfer.refuse(errors, format!("must be a power of two, like \"{below}\" or \"{above}\""));
     }
     LimitsPlan {
         controller: ControllerLimits {
@@ -169,24 +169,29 @@ fn pool(root: &Node, errors: &Errors) -> PoolPlan {
     let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
     let transfer = transfer.filter(|transfer| transfer.value > u64::from(largest) && largest > 0);
     // Those that are there without the file hold the largest that there is.
-    if let (Some(transfer), Some(last)) = (transfer, nodes.last()) {
+    if let (Some(transfer), false) = (transfer, nodes.is_empty()) {
         let (asked, has) = (Bytes::new(transfer.value), Bytes::new(largest.into()));
         let what = format!(
             "the largest buffer must hold a whole transfer, limits.transfer = {asked}, and has {has}"
         );
-        last.find::<u64>("buffer").map_or(last.location.clone(), |at| at.location).refuse(errors, what);
+        last_zone(root, "buffer").refuse(errors, what);
     }
     PoolPlan {
-        pages: match node.get::<String>("pages").as_str() {
-            "base" => Pages::Base,
-            "huge" => Pages::Huge,
-            _ => Pages::Transparent,
-        },
+        pages: pages(node),
         zones,
         admin_zones: vec![ZoneSpec {
             buffer_bytes: node.get("admin_buffer"),
             count: node.get("admin_count"),
         }],
+    }
+}
+
+/// The `pages` of a section that has such a key.
+fn pages(node: &Node) -> Pages {
+    match node.get::<String>("pages").as_str() {
+        "base" => Pages::Base,
+        "huge" => Pages::Huge,
+        _ => Pages::Transparent,
     }
 }
 
@@ -199,16 +204,12 @@ fn zones(nodes: &[Node], errors: &Errors) -> Vec<ZoneSpec> {
         let spec = ZoneSpec { buffer_bytes: buffer.value, count: count.value };
         if let Some(previous) = zones.last().filter(|previous| previous.buffer_bytes >= spec.buffer_bytes) {
             let previous = Bytes::new(previous.buffer_bytes.into());
-            buffer
-                .location
-                .refuse(errors, format!("must be more than {previous} of the zone before; zones ascend"));
+            buffer.refuse(errors, format!("must be more than {previous} of the zone before; zones ascend"));
         }
         if u64::from(spec.buffer_bytes) * u64::from(spec.count) > ZONE_BYTES_MAX {
             let most = ZONE_BYTES_MAX / u64::from(spec.buffer_bytes);
             let each = Bytes::new(spec.buffer_bytes.into());
-            count
-                .location
-                .refuse(errors, format!("a zone has at most 1 GiB, which is {most} buffers of {each}"));
+            count.refuse(errors, format!("a zone has at most 1 GiB, which is {most} buffers of {each}"));
         }
         zones.push(spec);
     }
@@ -246,13 +247,8 @@ fn rdma(node: &Node) -> spindle_rdma::shell::ShellConfig {
 }
 
 fn log(node: &Node) -> LogPlan {
-    let level = match node.get::<String>("level").as_str() {
-        "error" => LogLevel::Error,
-        "warn" => LogLevel::Warn,
-        "debug" => LogLevel::Debug,
-        "trace" => LogLevel::Trace,
-        _ => LogLevel::Info,
-    };
+    // What is wrong is refused for itself.
+    let level = node.get::<String>("level").parse().unwrap_or(tracing::Level::INFO);
     let is_json = node.get::<String>("format") == "json";
     let format = if is_json { LogFormat::Json } else { LogFormat::Text };
     LogPlan { level, format, peer_lines_per_s: node.get("peer_lines_per_s") }
@@ -269,11 +265,8 @@ fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
     let zones = &plan.pool.zones;
     let transfer = plan.limits.controller.transfer_bytes;
     let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
-    let reads_into_pool = |kind: &DiskKind| match kind {
-        DiskKind::File { .. } | DiskKind::Ng { .. } | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => true,
-        DiskKind::Ram { .. } | DiskKind::Null => false,
-    };
-    let takes_two = plan.disks.iter().any(|disk| reads_into_pool(&disk.kind));
+    // Disks that are not memory themselves read into the pool.
+    let takes_two = plan.disks.iter().any(|disk| disk.kind.can_have_cache());
     let always = [("a list of ranges takes", [LIST_BYTES_MAX, 0])];
     let of_pool = [
         ("Compare takes", [transfer, transfer]),
@@ -295,9 +288,7 @@ fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
         bytes.join(" and "),
         Bytes::new(transfer.into()),
     );
-    let node = root.section("pool");
-    let zone = node.sections("zone").last().and_then(|zone| zone.find::<u32>("count"));
-    zone.map_or(node.location.clone(), |count| count.location).refuse(errors, what);
+    last_zone(root, "count").refuse(errors, what);
 }
 
 /// What is taken at the start must fit the memory that there is; with full RAM disks, that which is
@@ -306,7 +297,7 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
     let sums = memory::sums(plan);
     let at_start = memory::total(&sums, memory::When::Start);
     if at_start > machine.memory_bytes {
-        let (asked, has) = (memory::rounded(at_start), memory::rounded(machine.memory_bytes));
+        let (asked, has) = (rounded(at_start), rounded(machine.memory_bytes));
         let what = format!("all that is taken at the start comes to {asked}, and the machine has {has}");
         let of_disks: Vec<_> = sums.iter().filter(|sum| sum.reason.starts_with("disk ")).cloned().collect();
         if memory::total(&of_disks, memory::When::Start) > at_start / 2
@@ -316,20 +307,17 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
                 .refuse(errors, format!("{what}, most of it for the tables of RAM disks; make it smaller"));
             return;
         }
-        let (node, what) = (root.section("pool"), format!("{what}; take fewer buffers"));
-        let zone = node.sections("zone").last().and_then(|zone| zone.find::<u32>("count"));
-        zone.map_or(node.location.clone(), |count| count.location).refuse(errors, what);
+        last_zone(root, "count").refuse(errors, format!("{what}; take fewer buffers"));
         return;
     }
     let (huge, ordinary) = memory::huge_and_ordinary(plan, &sums, machine.huge_bytes, notes);
     if ordinary <= machine.available_bytes {
         return;
     }
-    let asked = memory::rounded(ordinary);
-    let besides =
-        if huge > 0 { format!(", besides {} of huge pages", memory::rounded(huge)) } else { String::new() };
+    let asked = rounded(ordinary);
+    let besides = if huge > 0 { format!(", besides {} of huge pages", rounded(huge)) } else { String::new() };
     let asked = format!("full RAM disks and all that is taken at the start come to {asked}{besides}");
-    let has = memory::rounded(machine.available_bytes);
+    let has = rounded(machine.available_bytes);
     if plan.limits.may_overcommit {
         notes.push(format!(
             "{asked}, and {has} are available: limits.memory_overcommit = true takes the risk"
@@ -337,7 +325,7 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
         return;
     }
     let has = if ordinary > machine.memory_bytes {
-        format!("the machine has {}", memory::rounded(machine.memory_bytes))
+        format!("the machine has {}", rounded(machine.memory_bytes))
     } else if machine.is_to_start {
         format!("{has} are available")
     } else {
@@ -358,7 +346,7 @@ fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, 
     if bytes <= lockable {
         return;
     }
-    let (bytes, lockable) = (memory::rounded(bytes), memory::rounded(lockable));
+    let (bytes, lockable) = (rounded(bytes), rounded(lockable));
     let words = format!(
         "caches and all else that {what} reach come to {bytes}, which is locked, and the process may lock \
          {lockable} (ulimit -l)"
@@ -372,6 +360,13 @@ fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, 
     let location = size.and_then(|(node, _)| Some(node.section("cache").find::<u64>("size")?.location));
     let words = format!("{words}; make it smaller, or raise the limit (LimitMEMLOCK=infinity of a service)");
     location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, words);
+}
+
+/// Where this key of the last zone stands; that of the pool where there is none.
+fn last_zone(root: &Node, key: &str) -> Location {
+    let pool = root.section("pool");
+    let at = pool.sections("zone").last().and_then(|zone| zone.find::<u32>(key));
+    at.map_or_else(|| pool.location.clone(), |at| at.location)
 }
 
 /// Where the size of the largest RAM disk stands.
@@ -443,7 +438,7 @@ fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
             notes.push(format!("disk {:?} is in no namespace: no host can reach it", disk.name));
         }
         if disk.delay.is_some() {
-            let words = DelayPlan::words(disk.delay.as_ref());
+            let words = delay_words(disk.delay.as_ref());
             notes.push(format!("disk {:?} is slow on purpose: {words} ([disk.delay], for tests)", disk.name));
         }
     }
@@ -477,8 +472,8 @@ fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
         notes.push(format!(
             "limits.bulk_unit is {} and limits.transfer {}: no transfer is larger than the unit, so none is \
              cut in pieces, as with bulk_unit = 0",
-            memory::rounded(u64::from(unit)),
-            memory::rounded(u64::from(transfer))
+            rounded(u64::from(unit)),
+            rounded(u64::from(transfer))
         ));
     }
     let registered = plan.pool.bytes_per_core() * plan.reactor.cores.len() as u64;
@@ -486,8 +481,8 @@ fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
         notes.push(format!(
             "the process may lock {} of memory (ulimit -l), less than the {} that busy file disks would \
              register with io_uring: buffers beyond it are passed one by one, which is slower",
-            memory::rounded(lockable),
-            memory::rounded(registered)
+            rounded(lockable),
+            rounded(registered)
         ));
     }
 }

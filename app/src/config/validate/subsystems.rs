@@ -10,11 +10,10 @@ use spindle_transport::TransportKind;
 
 use super::super::document::{Errors, Location, Node};
 use super::super::plan::{ListenerPlan, NamespacePlan, ReferralPlan, SubsystemPlan};
-use super::super::schema;
 use super::super::tree::At;
 use crate::identity::{self, Data};
+use crate::text::quoted;
 
-/// The listeners of the file.
 pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<ListenerPlan> {
     let nodes = root.sections("listener");
     let mut addresses: Vec<(TransportKind, At<SocketAddr>)> = Vec::new();
@@ -28,7 +27,7 @@ pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<Lis
         };
         if let Some((_, other)) = addresses.iter().find(is_taken) {
             let (with, line) = (other.value, other.location.line);
-            address.location.refuse(errors, format!("already listened on by {with} in line {line}"));
+            address.refuse(errors, format!("already listened on by {with} in line {line}"));
         }
         let name = node.find::<String>("name");
         if let Some(name) = &name {
@@ -54,7 +53,7 @@ pub fn transport(node: &Node) -> TransportKind {
 }
 
 /// The name of a listener that is given none.
-fn named_by(transport: TransportKind, address: SocketAddr) -> String {
+pub fn named_by(transport: TransportKind, address: SocketAddr) -> String {
     match transport {
         TransportKind::Tcp => address.to_string(),
         TransportKind::Rdma => format!("rdma:{address}"),
@@ -67,7 +66,6 @@ fn are_the_same(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && a.is_ipv4() == b.is_ipv4() && overlap
 }
 
-/// The subsystems of the file.
 pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<SubsystemPlan> {
     // Without all names it cannot be said that one is of no disk.
     let disks = root.sections("disk").iter().map(|disk| disk.find("name").map(|at| at.value)).collect();
@@ -93,14 +91,13 @@ pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> V
     subsystems
 }
 
-/// The referrals of the file.
 pub fn referrals(root: &Node, errors: &Errors) -> Vec<ReferralPlan> {
     let mut known = Unique::default();
     let mut referral = |node: &Node| {
         let (transport, address) = (transport(node), node.find::<SocketAddr>("address")?);
         if address.value.ip().is_unspecified() {
             let allowed = "must be an address at which hosts reach that service, which this is none of";
-            address.location.refuse(errors, allowed);
+            address.refuse(errors, allowed);
         }
         // Hosts would be told of it twice.
         known.take((transport == TransportKind::Rdma, address.value), &address.location, "referral", errors);
@@ -110,7 +107,7 @@ pub fn referrals(root: &Node, errors: &Errors) -> Vec<ReferralPlan> {
 }
 
 /// Values that may be there once, with the location where each is.
-struct Unique<T>(HashMap<T, Location>);
+pub struct Unique<T>(HashMap<T, Location>);
 
 impl<T> Default for Unique<T> {
     fn default() -> Self {
@@ -119,12 +116,18 @@ impl<T> Default for Unique<T> {
 }
 
 impl<T: Eq + Hash> Unique<T> {
+    /// The line of the other one, where the value is there already.
+    pub fn line_of_other(&mut self, value: T, location: &Location) -> Option<usize> {
+        if let Some(other) = self.0.get(&value) {
+            return Some(other.line);
+        }
+        self.0.insert(value, location.clone());
+        None
+    }
+
     fn take(&mut self, value: T, location: &Location, whose: &str, errors: &Errors) {
-        match self.0.get(&value) {
-            Some(other) => {
-                location.refuse(errors, format!("also that of the {whose} in line {}", other.line))
-            }
-            None => drop(self.0.insert(value, location.clone())),
+        if let Some(line) = self.line_of_other(value, location) {
+            location.refuse(errors, format!("also that of the {whose} in line {line}"));
         }
     }
 }
@@ -159,8 +162,7 @@ fn subsystem(
     let nqn = node.find::<Nqn>("nqn");
     if let Some(nqn) = &nqn {
         if nqn.value.is_discovery() {
-            nqn.location
-                .refuse(errors, "is the discovery service's, which every listener has; choose another name");
+            nqn.refuse(errors, "is the discovery service's, which every listener has; choose another name");
         }
         taken.nqns.take(nqn.value, &nqn.location, "subsystem", errors);
     }
@@ -187,7 +189,7 @@ fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
     let is_any = node.find::<bool>("allow_any_host");
     match (hosts, is_any) {
         (Some(hosts), Some(is_any)) if is_any.value && !hosts.value.is_empty() => {
-            is_any.location.refuse(errors, "hosts lists who may connect; leave one of the two out");
+            is_any.refuse(errors, "hosts lists who may connect; leave one of the two out");
             AllowedHosts::Any
         }
         (_, Some(is_any)) if is_any.value => AllowedHosts::Any,
@@ -198,7 +200,7 @@ fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
         (None, is_any) => {
             if is_any.is_some() && node.is_absent("hosts") {
                 let what = "missing; say who may connect: a list of host NQNs, or allow_any_host = true";
-                node.location.inside("hosts").refuse(errors, what);
+                node.refuse("hosts", errors, what);
             }
             AllowedHosts::Only(Vec::new())
         }
@@ -211,8 +213,8 @@ fn offered_at(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<S
     };
     for name in &list.value {
         if !listeners.iter().any(|listener| listener.name == name.value) {
-            let all = schema::alternatives(listeners.iter().map(|listener| format!("{:?}", listener.name)));
-            name.location.refuse(errors, format!("must be the name of a [[listener]]; there is {all}"));
+            let all = quoted(listeners.iter().map(|listener| &listener.name));
+            name.refuse(errors, format!("must be the name of a [[listener]]; there is {all}"));
         }
     }
     each_once(&list.value, "listener", errors);
@@ -223,7 +225,7 @@ fn offered_at(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<S
 fn each_once<T: Clone + Eq + Hash>(list: &[At<T>], what: &str, errors: &Errors) {
     let mut known = HashSet::new();
     for at in list.iter().filter(|at| !known.insert(at.value.clone())) {
-        at.location.refuse(errors, format!("the same {what} twice; it must be another one, or be left out"));
+        at.refuse(errors, format!("the same {what} twice; it must be another one, or be left out"));
     }
 }
 
@@ -250,8 +252,8 @@ fn namespaces(subsystem: &Node, nqn: &Nqn, taken: &mut Taken, errors: &Errors) -
             if disks.contains(&disk.value) {
                 taken.used.take(disk.value.clone(), &disk.location, "namespace", errors);
             } else {
-                let all = schema::alternatives(disks.iter().map(|name| format!("{name:?}")));
-                disk.location.refuse(errors, format!("must be the name of a [[disk]]; there is {all}"));
+                let all = quoted(disks);
+                disk.refuse(errors, format!("must be the name of a [[disk]]; there is {all}"));
             }
         }
         let identity = |name: &str, taken: &mut Unique<[u8; 16]>| {

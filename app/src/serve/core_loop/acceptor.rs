@@ -32,9 +32,6 @@ pub struct Acceptor {
 
 impl Acceptor {
     /// Of the listeners of the configuration with this generation.
-    ///
-    /// # Errors
-    /// The system's: one cannot be watched.
     pub fn new(listeners: Vec<Listening>, generation: u64, watcher: Watcher) -> io::Result<Acceptor> {
         for (listener, index) in &listeners {
             watcher.add(listener, key(*index), Interest::READ)?;
@@ -72,7 +69,9 @@ impl Acceptor {
                     tracing::info!(%address, port_id, "listening (NVMe/TCP, discovery included)");
                     listeners.push((listener, index));
                 }
-                Err(error) => tracing::error!(%address, %error, "cannot listen: the socket is not watched"),
+                Err(error) => {
+                    tracing::error!(%address, %error, "cannot listen, the socket cannot be watched; restart")
+                }
             }
         }
         if !self.listeners.is_empty() && self.spare.is_none() {
@@ -115,7 +114,7 @@ impl Acceptor {
 
     fn tell(&mut self, error: &io::Error, now: Nanos) {
         if let Some(allowed) = self.log.allow(now) {
-            tracing::warn!(%error, untold = allowed.suppressed, "cannot accept");
+            tracing::warn!(%error, untold = allowed.suppressed, "cannot accept a connection; trying again");
         }
     }
 

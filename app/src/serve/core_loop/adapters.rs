@@ -18,7 +18,6 @@ use crate::serve::{ServeError, announce};
 /// Connection requests that are given to their cores in a turn.
 const PLACED_PER_TURN: usize = 16;
 
-/// See the module.
 pub struct Adapters {
     shell: Shell,
     watcher: Watcher,
@@ -30,9 +29,6 @@ pub struct Adapters {
 impl Adapters {
     /// The shell with its addresses taken. It listens when the disks' memory is registered:
     /// [`crate::serve::registrar`].
-    ///
-    /// # Errors
-    /// [`ServeError`] with the reason.
     pub fn new(
         setup: &CoreSetup,
         generation: u64,
@@ -41,25 +37,25 @@ impl Adapters {
     ) -> Result<Adapters, ServeError> {
         let failed = |error: &dyn std::fmt::Display| ServeError::Start(format!("RDMA: {error}"));
         let mut shell = Shell::new(&ShellSetup {
-            config: setup.rdma.shell,
+            config: setup.plan.rdma,
             core: setup.core,
             devices: &setup.rdma.devices,
             known: &setup.rdma.known,
             listens: !setup.rdma.listeners.is_empty(),
             areas,
-            connections: setup.connections,
+            connections: setup.plan.connections_per_core(),
             in_capsule_bytes: setup.rdma.in_capsule_bytes,
-            entries_max: setup.conn.queue_entries,
+            entries_max: setup.plan.tcp.conn.queue_entries,
         })
         .map_err(|error| failed(&error))?;
         for (address, index) in &setup.rdma.listeners {
-            let refused = |error| ServeError::ListenRdma { address: *address, source: error };
+            let refused = |error| ServeError::listen_rdma(*address, &error);
             shell.bind(*address, *index).map_err(refused)?;
         }
         for (source, descriptor) in shell.take_descriptors() {
             watcher.add(descriptor, key(source), Interest::READ).map_err(|error| failed(&error))?;
         }
-        Ok(Adapters { shell, watcher, conn: setup.conn, as_of: generation })
+        Ok(Adapters { shell, watcher, conn: setup.plan.tcp.conn, as_of: generation })
     }
 
     /// The disks' memory can be used. The first time also the listeners are opened.
@@ -76,7 +72,7 @@ impl Adapters {
         let opened = self.shell.start_listening();
         for (address, result) in &opened {
             if let Err(error) = result {
-                tracing::error!(%address, %error, "cannot listen over RDMA: it is tried again");
+                tracing::error!(%address, %error, "cannot listen over RDMA; trying again");
             }
         }
         if !opened.is_empty() {

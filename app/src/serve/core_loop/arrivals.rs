@@ -12,12 +12,9 @@ pub const ACCEPTS_PER_TURN: usize = 4;
 /// about a millisecond.
 const RDMA_ACCEPTS_PER_TURN: usize = 1;
 
-/// See the module.
 #[derive(Debug)]
 pub struct Arrivals<T, R> {
-    /// Over TCP.
     pub tcp: Line<T>,
-    /// Over RDMA.
     pub rdma: Line<R>,
 }
 

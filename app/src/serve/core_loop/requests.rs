@@ -29,7 +29,11 @@ impl Requests {
         while let Some(notice) = core.target.notices().pop() {
             if let Some(allowed) = self.log.allow(now) {
                 if allowed.suppressed > 0 {
-                    tracing::warn!(core = self.core, lines = allowed.suppressed, "log lines were left out");
+                    tracing::warn!(
+                        core = self.core,
+                        lines = allowed.suppressed,
+                        "log lines were left out (log.peer_lines_per_s)"
+                    );
                 }
                 log(self.core, &notice);
             }

@@ -20,7 +20,6 @@ use crate::serve::conn::Conn;
 /// Between two lines about long turns of a core.
 const LONG_LOG_PERIOD: Nanos = Nanos::from_secs(60);
 
-/// See the module.
 pub struct Core {
     /// Its connections and their queue pairs, and the disks.
     pub target: TargetCore<Conn>,
@@ -29,7 +28,6 @@ pub struct Core {
     /// Connections to take over: a few in every turn.
     pub arrivals: Arrivals<AdmittedTcp, AdmittedRdma>,
     core: usize,
-    /// Connections of each core.
     loads: Arc<[AtomicUsize]>,
     /// Generation of the configuration that hosts of each core are shown.
     advertised: Arc<[AtomicU64]>,

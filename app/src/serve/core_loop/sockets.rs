@@ -5,17 +5,16 @@ use spindle_reactor::net::Watcher;
 use spindle_reactor::rate::RateLimit;
 use spindle_reactor::run::{Poller, Turn};
 use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::shell::{Incoming, Shell, ShellConfig};
+use spindle_tcp::shell::{Incoming, Shell};
 use spindle_transport::{Peer, TransportKind};
 
 use super::shared::Core;
 use super::{AdmittedTcp, CoreMessage};
+use crate::config::TcpPlan;
 
-/// See the module.
 pub struct Sockets {
     shell: Shell,
     conn: ConnConfig,
-    /// Most connections of the core.
     connections: usize,
     /// When it is tried again to have all sockets watched, after one was not.
     next_cool: Nanos,
@@ -26,8 +25,9 @@ pub struct Sockets {
 const COOL_PERIOD: Nanos = Nanos::from_ms(1);
 
 impl Sockets {
-    pub fn new(config: ShellConfig, conn: ConnConfig, connections: usize, watcher: Watcher) -> Sockets {
-        let shell = Shell::new(config, connections, watcher);
+    pub fn new(tcp: TcpPlan, connections: usize, watcher: Watcher) -> Sockets {
+        let TcpPlan { shell, conn } = tcp;
+        let shell = Shell::new(shell, connections, watcher);
         Sockets { shell, conn, connections, next_cool: Nanos::ZERO, log: RateLimit::new(1, 5) }
     }
 
@@ -53,7 +53,12 @@ impl Sockets {
             && let Some(allowed) = self.log.allow(now)
         {
             let (connections, untold) = (self.connections, allowed.suppressed);
-            tracing::warn!(%remote, connections, untold, "no room for a connection on this core");
+            tracing::warn!(
+                %remote,
+                connections,
+                untold,
+                "connection refused: its core has its share (limits.connections)"
+            );
         }
     }
 }
@@ -101,7 +106,7 @@ impl Poller<Core, CoreMessage> for Sockets {
     }
 
     fn is_active(&self) -> bool {
-        self.shell.hot_count() > 0
+        self.shell.direct_count() > 0
     }
 
     fn is_quiet(&self, core: &Core) -> bool {
@@ -109,8 +114,8 @@ impl Poller<Core, CoreMessage> for Sockets {
     }
 
     fn prepare_sleep(&mut self, core: &mut Core) -> bool {
-        self.shell.cool();
-        let is_cool = self.shell.hot_count() == 0;
+        self.shell.watch_all();
+        let is_cool = self.shell.direct_count() == 0;
         if !is_cool {
             self.next_cool = core.now + COOL_PERIOD;
         }

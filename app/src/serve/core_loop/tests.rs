@@ -5,12 +5,13 @@ use std::net::{SocketAddr, TcpStream};
 use super::*;
 use crate::config::{Config, DrivesHere};
 use spindle_reactor::mailbox::mesh;
+use spindle_reactor::run::Idle;
 
 /// A core of the built-in configuration that listens on a port of its own, with room for so many
 /// connections of an address before Connect.
 fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
-    let config = Config::builtin();
-    let plan = config.plan();
+    let mut plan = Config::builtin().plan().clone();
+    (plan.reactor.idle, plan.pool.pages, plan.limits.connections) = (Idle::Spin, Pages::Base, 64);
     let snapshot = plan.snapshot(None, &DrivesHere, &[]).expect("opened");
     let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), 64).expect("bound");
     let address = listener.local_addr();
@@ -19,26 +20,18 @@ fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
         core: 0,
         cores: 1,
         cpu: None,
-        idle: Idle::Spin,
-        zones: (plan.pool.zones.clone(), plan.pool.admin_zones.clone()),
-        pages: Pages::Base,
-        connections: 64,
-        disk_depth: 16,
+        plan: Arc::new(plan),
         registry: Arc::default(),
         listeners: vec![(Arc::new(listener), 0)],
         loads: Arc::new([AtomicUsize::new(0)]),
         advertised: Arc::new([AtomicU64::new(0)]),
         admission: Admission::new(per_address),
-        shell: plan.tcp.shell,
-        conn: plan.tcp.conn,
         rdma: RdmaSetup {
-            shell: plan.rdma,
             devices: Arc::default(),
-            known: rdma::KnownDevices::default(),
+            known: rdma::KnownDevices::new(&[]),
             in_capsule_bytes: 0,
             listeners: Vec::new(),
         },
-        peer_lines_per_s: 1,
         stop: Arc::default(),
     };
     (CoreLoop::new(setup, mailbox, snapshot).expect("started"), address)

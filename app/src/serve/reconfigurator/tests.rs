@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use spindle_disk::{
     CoreContext, Disk, DiskSource, Geometry, NullDisk, NullSpec, OpenError, ResizeError, Usage,
 };
-use spindle_nvme_pcie::emulator::{Emulator, EmulatorSpec};
+use spindle_nvme_emulator::{Emulator, EmulatorSpec};
 use spindle_nvme_pcie::{Drive, DriveError, Settings};
 
 use super::open_attempts::{DRIVE_AGAIN, LOOK_PERIOD, OPENING_PERIOD, REMOTE_AGAIN};

@@ -1,33 +1,33 @@
-//! The way of tags from the thread that takes requests to the one that sends replies: a bounded ring with one
-//! thread at each end.
+//! Bounded single-producer, single-consumer ring: tags from the thread that receives requests to the thread
+//! that sends replies.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
 
-/// Alone on its cache lines (two: processors fetch them in pairs).
+/// Aligned to two cache lines, which the adjacent-line prefetcher of x86 fetches as a pair: no false sharing.
 #[derive(Default)]
 #[repr(align(128))]
-struct Line<T>(T);
+struct CacheAligned<T>(T);
 
-/// The ring. One thread pushes and another takes; a second one at either end loses or repeats tags.
+/// One thread calls `push`, one calls `take`. With more than one of either, tags are lost or repeated.
 pub(super) struct Ring {
     slots: Vec<AtomicU64>,
-    taken: Line<AtomicUsize>,
-    pushed: Line<AtomicUsize>,
-    closed: Line<AtomicBool>,
+    taken: CacheAligned<AtomicUsize>,
+    pushed: CacheAligned<AtomicUsize>,
+    closed: CacheAligned<AtomicBool>,
 }
 
 impl Ring {
     pub(super) fn new(slots: usize) -> Ring {
         Ring {
             slots: (0..slots).map(|_| AtomicU64::new(0)).collect(),
-            taken: Line::default(),
-            pushed: Line::default(),
-            closed: Line::default(),
+            taken: CacheAligned::default(),
+            pushed: CacheAligned::default(),
+            closed: CacheAligned::default(),
         }
     }
 
-    /// False: it is full.
+    /// False: the ring is full.
     pub(super) fn push(&self, tag: u64) -> bool {
         let pushed = self.pushed.0.load(Ordering::Relaxed);
         if pushed - self.taken.0.load(Ordering::Acquire) == self.slots.len() {
@@ -38,7 +38,7 @@ impl Ring {
         true
     }
 
-    /// All that is there replaces `tags`.
+    /// Replaces `tags` by all tags in the ring, oldest first.
     pub(super) fn take(&self, tags: &mut Vec<u64>) {
         let (taken, pushed) = (self.taken.0.load(Ordering::Relaxed), self.pushed.0.load(Ordering::Acquire));
         tags.clear();
@@ -50,26 +50,26 @@ impl Ring {
         self.closed.0.load(Ordering::Acquire)
     }
 
-    /// Closes the ring when it is dropped, which a panic does too, and wakes `sleeper`.
-    pub(super) fn closing(&self, sleeper: Option<Thread>) -> Closing<'_> {
-        Closing { ring: self, sleeper }
+    /// Guard that closes the ring and wakes `sleeper` when dropped, also by a panic.
+    pub(super) fn close_on_drop(&self, sleeper: Option<Thread>) -> CloseOnDrop<'_> {
+        CloseOnDrop { ring: self, sleeper }
     }
 }
 
-/// One end of a ring.
-pub(super) struct Closing<'a> {
+/// Held by each thread that uses a ring, so that the other ends with it.
+pub(super) struct CloseOnDrop<'a> {
     ring: &'a Ring,
     sleeper: Option<Thread>,
 }
 
-impl Closing<'_> {
-    /// What was pushed before is seen by the sleeper, also when it is only about to sleep.
+impl CloseOnDrop<'_> {
+    /// Unparks the sleeper. If it is not parked yet, its next park returns at once: no push is missed.
     pub(super) fn wake(&self) {
         self.sleeper.iter().for_each(Thread::unpark);
     }
 }
 
-impl Drop for Closing<'_> {
+impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
         self.ring.closed.0.store(true, Ordering::Release);
         self.wake();
@@ -91,7 +91,7 @@ mod tests {
         }
         ring.take(&mut tags);
         assert!(tags.is_empty() && !ring.is_closed());
-        drop(ring.closing(None));
+        drop(ring.close_on_drop(None));
         assert!(ring.is_closed());
     }
 }

@@ -1,34 +1,35 @@
-//! [`TickAxis`]: where a value lies on an axis, which ticks are drawn and how they read.
+//! [`TickAxis`]: ticks and labels of an axis, and the pixel of a value.
 
 use std::ops::Range;
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 
-use super::super::table::figures;
+use super::super::table::format_latency;
 use super::percentile_of;
 use spindle_console::size::Bytes;
 
-/// Ticks that a linear axis has at most.
+/// Most intervals between ticks of a linear axis.
 const LINEAR_TICKS_MAX: f64 = 10.0;
-/// Steps between ticks that an axis of sizes has at most.
+/// Most intervals between ticks of an axis of sizes.
 const SIZE_TICKS_MAX: u32 = 10;
-/// Where the median lies on the axis of nines: log10(2).
+/// Nines of the median: log10(2).
 const MEDIAN_NINES: f64 = std::f64::consts::LOG10_2;
 
-/// An axis from the first to the last of its ticks, each with its text.
+/// An axis that begins at its first tick and ends at its last; each tick has a label.
 pub(in super::super) struct TickAxis {
     ticks: Vec<(f64, String)>,
     is_logarithmic: bool,
 }
 
 impl TickAxis {
-    /// From 0 to 100.
+    /// Linear, from 0 to 100 %.
     pub(in super::super) fn percent() -> TickAxis {
         let ticks = (0..=10u8).map(|tick| (f64::from(tick) * 10.0, (tick * 10).to_string()));
         TickAxis { ticks: ticks.collect(), is_logarithmic: false }
     }
 
-    /// Powers of two that enclose sizes of `least` to `most` bytes; not each where they are many.
+    /// Logarithmic, from the power of two at or below `least` bytes to one at or above `most`; wide ranges
+    /// skip powers.
     pub(in super::super) fn sizes(least: u64, most: u64) -> TickAxis {
         let first = least.max(1).ilog2();
         let last = (most.max(1) - 1).checked_ilog2().map_or(0, |below| below + 1).max(first + 1);
@@ -38,19 +39,19 @@ impl TickAxis {
         TickAxis { ticks: powers.map(tick).collect(), is_logarithmic: true }
     }
 
-    /// Percentiles by their nines: 0 %, 90 %, 99 %, 99.9 % are equally far apart. `nines` is a whole number.
+    /// Linear in nines: 0 %, 90 %, 99 %, 99.9 % are equally far apart. `nines` is a whole number.
     pub(super) fn percentiles(nines: f64) -> TickAxis {
         let mut ticks: Vec<f64> = (0u32..).map(f64::from).take_while(|tick| *tick <= nines).collect();
         ticks.insert(1, MEDIAN_NINES);
         let text = |nines: f64| {
-            // 99 % has no decimal, 99.9 % has one; whatever lies below has none.
+            // Up to 99 % no decimals, 99.9 % one.
             let places = (0u8..=6).find(|places| f64::from(*places) >= nines - 2.0).unwrap_or(6);
             format!("{:.*} %", usize::from(places), percentile_of(nines))
         };
         TickAxis { ticks: ticks.into_iter().map(|tick| (tick, text(tick))).collect(), is_logarithmic: false }
     }
 
-    /// Microseconds from 0 to a round number above `highest`.
+    /// Linear, from 0 to a round number of microseconds above `highest`.
     pub(super) fn linear(highest: f64) -> TickAxis {
         let highest = highest.max(0.1) * 1.05;
         let rough = highest / LINEAR_TICKS_MAX;
@@ -62,7 +63,8 @@ impl TickAxis {
         TickAxis { ticks: ticks.collect(), is_logarithmic: false }
     }
 
-    /// Microseconds from below `lowest` to above `highest`, both at a tick of the series 1, 2, 5, 10.
+    /// Logarithmic, in microseconds: from a tick of the series 1, 2, 5, 10 at or below `lowest` to one at or
+    /// above `highest`.
     pub(super) fn logarithmic(lowest: f64, highest: f64) -> TickAxis {
         let first = lowest.log10().floor();
         let decades = (0u32..).map(|decade| 10f64.powf(first + f64::from(decade)));
@@ -80,9 +82,9 @@ impl TickAxis {
     }
 }
 
-/// A tick of an axis of latencies.
+/// Tick with its label, for an axis of latencies.
 fn microseconds(value: f64) -> (f64, String) {
-    (value, if value.fract().abs() < 1e-9 { format!("{value:.0}") } else { figures(value) })
+    (value, if value.fract().abs() < 1e-9 { format!("{value:.0}") } else { format_latency(value) })
 }
 
 impl Ranged for TickAxis {
@@ -97,7 +99,7 @@ impl Ranged for TickAxis {
         } else {
             (value - start) / (end - start)
         };
-        place(share, limit)
+        pixel_at(share, limit)
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
@@ -118,8 +120,8 @@ impl ValueFormatter<f64> for TickAxis {
     }
 }
 
-/// The pixel at `share` (0 ..= 1) of the way from the first to the last.
-fn place(share: f64, (first, last): (i32, i32)) -> i32 {
+/// Pixel at the fraction `share` (0 ..= 1) of the distance from `first` to `last`.
+fn pixel_at(share: f64, (first, last): (i32, i32)) -> i32 {
     let pixel = f64::from(first) + share * f64::from(last - first);
     #[expect(
         clippy::cast_possible_truncation,

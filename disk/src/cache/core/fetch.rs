@@ -72,7 +72,7 @@ impl CachedCore {
             // Pieces take their own ranges.
             let request = IoRequest { client, ..IoRequest::new(Op::Read, BlockRange { lba: 0, blocks: 0 }) };
             let read = Read { token: None, request, plan, at_disk: 0, passes: false };
-            let slot = self.side.enter(Entry::Read(read));
+            let slot = self.side.commands.insert(Entry::Read(read));
             self.step_read(slot);
         }
     }

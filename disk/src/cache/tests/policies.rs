@@ -1,8 +1,7 @@
 //! Policies by themselves: what they keep.
 
-use crate::cache::ghost::Ghost;
 use crate::cache::index::mix;
-use crate::cache::policy::{Came, Exclusive, Lru, Policy, S3Fifo};
+use crate::cache::policy::{Came, Exclusive, Ghost, Lru, Policy, S3Fifo};
 use crate::cache::sizes::Paper;
 use crate::testing::Random;
 

@@ -364,7 +364,7 @@ fn a_page_that_a_failed_write_may_still_change_is_read_and_not_entered() {
     let mut ahead = rig.other();
     (8..12).for_each(|page| _ = ahead.data(page * PAGE, PAGE));
     (0..20).for_each(|_| _ = ahead.poll());
-    assert!(rig.source.shared().index.is_empty());
+    assert_eq!(rig.source.shared().index.len(), 0);
     // It does.
     rig.control.bytes.lock().expect("no panic")[PAGE..2 * PAGE].fill(7);
     rig.control.lingers.store(false, SeqCst);

@@ -215,14 +215,8 @@ impl Attempt {
     fn make_queue_pair(&self, device: Arc<Device>, name: QueueName) -> Result<Made, Error> {
         let limits = device.limits();
         let entries = u32::from(name.depth) + 1;
-        if entries > limits.send_wr {
-            return Err(Error::Range {
-                field: "commands outstanding of a queue (RDMA device)",
-                value: name.depth.into(),
-                low: 1,
-                high: u64::from(limits.send_wr).saturating_sub(1),
-            });
-        }
+        let field = "commands outstanding of a queue (RDMA device)";
+        Error::in_range(field, name.depth, 1_u16, limits.send_wr.saturating_sub(1))?;
         let send_wr = (entries + SEND_SPARE).min(limits.send_wr);
         let completions = CompletionChannel::new(&device).map_err(self.failed("completion channel"))?;
         // Each queue of a thread on another vector: their sleepers are woken by different interrupts.
@@ -230,20 +224,20 @@ impl Attempt {
         let queue = CompletionQueue::new(&device, send_wr + entries, vector, Some(&completions))
             .map_err(self.failed("completion queue"))?;
         let config = QueuePairConfig {
-            send_cq: &queue,
-            recv_cq: &queue,
+            cq: &queue,
             srq: None,
             send_wr,
             recv_wr: entries,
             send_sge: SEND_SGE.min(limits.sge),
             recv_sge: 1,
             inline_bytes: INLINE_BYTES,
+            posting: None,
         };
         let queue_pair = self.id.create_queue_pair(&device, &config).map_err(self.failed("queue pair"))?;
         let memory = self.make_memory(&device, name.depth, entries)?;
         let mut queue_pair = queue_pair;
         let receives = (0..entries).map(|index| (RECEIVE | u64::from(index), memory.reply_sge(index)));
-        queue_pair.post_receives(receives).map_err(|error| self.failed("receives")(error.error))?;
+        queue_pair.post_receives(receives).map_err(self.failed("receives"))?;
         Ok(Made { queue_pair, queue, completions, memory, device })
     }
 

@@ -16,7 +16,6 @@
 mod connect;
 mod memory;
 
-use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,18 +28,18 @@ use spindle_rdma::host::{self, CloseCause, Conn, ENTRY_BYTES, HostConfig, HostEv
 use spindle_rdma::registration::Limits as RegistrationLimits;
 use spindle_rdma::work::{Completion, Op, Work};
 use spindle_rdma_verbs::{
-    CmChannel, CmEventKind, CmId, CompletionChannel, CompletionQueue, Device, MemoryRegion, POLL_BATCH,
-    QueuePair, Sge, VerbsError, WcStatus, WorkCompletion,
+    CmChannel, CmEventKind, CmId, CompletionChannel, CompletionQueue, Device, MemoryRegion, Operation,
+    POLL_BATCH, QueuePair, SendData, Sge, VerbsError, WcStatus, WorkCompletion,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::net::{Interest, Readiness, Waker};
+use spindle_reactor::net::Waker;
 use spindle_reactor::slab::Slot;
-use spindle_transport::host::{Host, HostData};
+use spindle_transport::host::HostData;
 
 use super::LinkEvent;
 use crate::error::Loss;
-use crate::qpair::Why;
+use crate::qpair::Refusal;
 
 pub(super) use connect::RdmaOpening;
 use memory::Registrations;
@@ -126,9 +125,9 @@ impl RdmaLink {
 
     /// Queue a command.
     #[inline]
-    pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Why, HostData)> {
+    pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Refusal, HostData)> {
         if !self.conn.is_open() {
-            return Err((Why::Down, data));
+            return Err((Refusal::Down, data));
         }
         let registered = match data {
             HostData::None => HostData::None,
@@ -143,15 +142,15 @@ impl RdmaLink {
     }
 
     #[inline]
-    fn register(&self, buf: Buf) -> Result<Registered, (Why, Buf)> {
+    fn register(&self, buf: Buf) -> Result<Registered, (Refusal, Buf)> {
         match self.registrations.acquire(&buf) {
             Ok(keys) => Ok(Registered { buf, keys }),
-            Err(error) => Err((Why::Register { errno: error.errno }, buf)),
+            Err(error) => Err((Refusal::Register { errno: error.errno }, buf)),
         }
     }
 
     #[cold]
-    fn give_back(&self, full: host::SubmitError) -> (Why, HostData) {
+    fn give_back(&self, full: host::SubmitError) -> (Refusal, HostData) {
         let data = full.data.map(|Registered { buf, keys }| {
             self.registrations.release(&keys);
             buf
@@ -194,7 +193,7 @@ impl RdmaLink {
             let head = &head[..usize::from(head_bytes)];
             let mut list = conn.descriptors(chain).peekable();
             if local.bytes == 0 && list.peek().is_none() && head.len() <= inline_bytes {
-                batch.send_inline(id, is_signalled, head)?;
+                batch.add(id, is_signalled, Operation::Send, SendData::Inline(head))?;
                 continue;
             }
             let begin = chain.index() * ENTRY_BYTES;
@@ -216,9 +215,9 @@ impl RdmaLink {
                 // The connection knows how many a SEND may have.
                 pieces.extend(keys.iter().map(sge).take(PIECES_MAX - 1));
             }
-            batch.send(id, is_signalled, &pieces)?;
+            batch.add(id, is_signalled, Operation::Send, SendData::Local(&pieces))?;
         }
-        Ok(batch.submit()?)
+        batch.submit()
     }
 
     /// Send, take completions, and tell what came of it, each with whether the connection was open. True when
@@ -283,15 +282,15 @@ impl RdmaLink {
                 && conn.is_open()
                 && let Err(error) = queue_pair.post_receives(again)
             {
-                cause.get_or_insert(Loss::Verb(error.error));
-                conn.fail(CloseCause::Device);
+                cause.get_or_insert(Loss::Verb(error));
+                conn.end(CloseCause::Device);
             }
             if count < POLL_BATCH {
                 break;
             }
         }
         if queue.is_broken() {
-            conn.fail(CloseCause::Device);
+            conn.end(CloseCause::Device);
         }
         has_come
     }
@@ -320,7 +319,7 @@ impl RdmaLink {
     pub(super) fn fail(&mut self, loss: Loss) {
         if self.conn.is_open() {
             self.cause.get_or_insert(loss);
-            self.conn.fail(CloseCause::Requested);
+            self.conn.end(CloseCause::Requested);
         }
     }
 
@@ -346,15 +345,8 @@ impl RdmaLink {
         }
     }
 
-    /// Have it told by `readiness`, when it was armed or has ended.
-    pub(super) fn watch(&self, readiness: &Readiness, key: u64) -> io::Result<()> {
-        let Some(verbs) = &self.verbs else { return Ok(()) };
-        readiness.add(&verbs.completions, key, Interest::READ)?;
-        readiness.add(&verbs.channel, key, Interest::READ)
-    }
-
     /// Have the next completion told.
-    pub(super) fn arm(&mut self) {
+    fn arm(&mut self) {
         let Some(verbs) = &mut self.verbs else { return };
         if self.is_armed {
             return;
@@ -363,15 +355,6 @@ impl RdmaLink {
             Ok(()) => self.is_armed = true,
             Err(error) => self.fail(Loss::Verb(error)),
         }
-    }
-
-    /// Something was told: a completion, or by the connection manager.
-    pub(super) fn on_told(&mut self) {
-        let Some(verbs) = &self.verbs else { return };
-        if verbs.completions.take_events(&verbs.queue) > 0 {
-            self.is_armed = false;
-        }
-        self.next_look = Nanos::ZERO;
     }
 
     /// Sleep until something comes or `waker` is raised. The first call only arms: what came before is to be
@@ -391,7 +374,11 @@ impl RdmaLink {
             }
             None => poll(&mut [completions, channel], timeout.as_ref()),
         };
-        self.on_told();
+        if verbs.completions.take_events(&verbs.queue) > 0 {
+            self.is_armed = false;
+        }
+        // The connection manager may have something to tell as well.
+        self.next_look = Nanos::ZERO;
     }
 }
 
@@ -422,7 +409,7 @@ fn take(conn: &mut Conn, memory: &Memory, it: WorkCompletion, cause: &mut Option
         return None;
     }
     if !it.is_ok {
-        conn.fail(CloseCause::Failed);
+        conn.end(CloseCause::Failed);
         return None;
     }
     // The device has written its part of the memory, and goes on with others: only this part is read.

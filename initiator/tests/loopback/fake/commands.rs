@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use spindle_initiator::nvme_spec::fabrics::{Connect, ConnectResult, PropertyGet, PropertySet};
+use spindle_initiator::nvme_spec::fabrics::{Connect, ConnectResult, Property};
 use spindle_initiator::nvme_spec::feature::{FeatureId, NumberOfQueues, SetFeatures};
 use spindle_initiator::nvme_spec::identify::{
     Cns, Identify, IdentifyController, IdentifyNamespace, NamespaceDescriptor, NamespaceDescriptorType,
@@ -13,7 +13,7 @@ use spindle_initiator::nvme_spec::log::{
     DISCOVERY_ENTRY_BYTES, DiscoveryLogEntry, DiscoveryLogHeader, GetLogPage,
 };
 use spindle_initiator::nvme_spec::register::{self, Cap, Cc, Csts};
-use spindle_initiator::nvme_spec::sqe::{DataDirection, Fuse};
+use spindle_initiator::nvme_spec::sqe::Fuse;
 use spindle_initiator::nvme_spec::status::Status;
 use spindle_initiator::nvme_spec::vendor::{END_FORMER_ASSOCIATIONS, SpindleFeatures};
 use spindle_initiator::nvme_spec::zerocopy::{FromBytes, IntoBytes};
@@ -111,7 +111,7 @@ impl Disk {
                 Ok((cqe.with_result(ConnectResult::new().with_cntlid(CNTLID).into_bits()), None))
             }
             FabricsType::PROPERTY_GET => {
-                let value = match PropertyGet::new(sqe).offset() {
+                let value = match Property::new(sqe).offset() {
                     register::CAP => Cap::new().with_mqes_z(127).with_to(4).with_css_nvm(true).into_bits(),
                     register::CSTS => {
                         let shst = if self.cc.shn() == 0 { 0 } else { 2 };
@@ -123,7 +123,7 @@ impl Disk {
                 Ok((cqe.with_result_u64(value), None))
             }
             FabricsType::PROPERTY_SET => {
-                self.cc = Cc::from_bits(PropertySet::new(sqe).value_u32());
+                self.cc = Cc::from_bits(Property::new(sqe).value_u32());
                 Ok((cqe, None))
             }
             _ => Err(Status::INVALID_OPCODE.dnr()),
@@ -272,7 +272,9 @@ pub fn failed(sqe: &Sqe, status: Status) -> Reply {
 
 /// Whether the command has data for the controller.
 pub fn sends_data(sqe: &Sqe) -> bool {
-    sqe.data_direction() == DataDirection::HostToController
+    // Bits 1:0 say which way data goes (Base 2.0 section 3.1.2).
+    let code = if sqe.is_fabrics() { sqe.fctype().0 } else { sqe.opcode };
+    code & 0b11 == 0b01
 }
 
 fn range(lba: u64, blocks: u32) -> Result<std::ops::Range<usize>, Status> {

@@ -141,9 +141,6 @@ impl Vfio {
     }
 
     /// Have the group of a function in the container.
-    ///
-    /// # Errors
-    /// [`OpenFunctionError`], with what is in the way.
     pub(super) fn join(
         self: &Arc<Self>,
         address: PciAddress,

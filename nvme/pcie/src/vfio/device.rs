@@ -58,9 +58,6 @@ pub(super) struct VfioFunction {
 
 impl VfioFunction {
     /// Open the function `address` of the group that is leased.
-    ///
-    /// # Errors
-    /// [`OpenFunctionError`], with what the system refused.
     pub(super) fn open(address: PciAddress, lease: Lease) -> Result<VfioFunction, OpenFunctionError> {
         let device = lease.open_device(address)?;
         let configuration = region(address, &device, VFIO_PCI_CONFIG_REGION_INDEX)?.head.offset;

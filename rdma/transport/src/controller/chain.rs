@@ -6,7 +6,7 @@
 //!   send_part ──> WRITE .. ──> WRITE (signalled) ── completed ──> SentPart
 //!   reply ──> WRITE .. (not signalled) ──> SEND (signalled) ── completed ──> Sent
 //!                └─ the send queue is full: the last is signalled, and the chain goes on after it
-//!   probe ──> WRITE of no bytes (signalled)                       whether the host is there: see `idle`
+//!   probe ──> WRITE of no bytes (signalled)                       whether the host is there
 //! ```
 //!
 //! The send queue completes in order, so a signalled work request gives back the places of all before it in
@@ -271,8 +271,8 @@ impl Conn {
         if is_fetch {
             self.reads_free += places;
         }
-        let is_forgotten = !matches!(self.phase, Phase::Open | Phase::Draining);
-        if (is_forgotten && self.chains.get(slot).is_some_and(|chain| chain.in_flight == 0)) || is_over {
+        let is_ended = !matches!(self.phase, Phase::Open | Phase::Draining);
+        if (is_ended && self.chains.get(slot).is_some_and(|chain| chain.in_flight == 0)) || is_over {
             self.chain_over(slot, is_ok);
         }
         self.end_if_drained();

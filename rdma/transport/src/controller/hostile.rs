@@ -110,7 +110,7 @@ fn an_answer_or_an_end_without_one_lets_the_host_send_another_before_it_is_known
             conn.set_slot(slot);
         }
         if is_forgotten {
-            conn.forget(slots[0]);
+            conn.end_without_reply(slots[0]);
         } else {
             let cqe = nvme_spec::Cqe::new(0, Status::SUCCESS);
             conn.reply(Reply { slot: slots[0], cqe, data: None, may_omit_cqe: false });

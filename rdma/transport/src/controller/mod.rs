@@ -24,7 +24,6 @@ mod capsule;
 mod chain;
 #[cfg(test)]
 mod hostile;
-mod idle;
 #[cfg(test)]
 mod tests;
 
@@ -42,11 +41,14 @@ use crate::work::{Completion, HEAD_BYTES_MAX, Remote};
 use chain::{Chain, Kind};
 
 pub use capsule::{CAPSULE_BYTES, Capsule, DESCRIPTORS_MAX, Violation};
-pub use idle::PROBE_AFTER;
 
 /// Most chains of a command at a time: two parts, and the reply behind them. A disconnecting host may leave
 /// some behind.
 pub(crate) const CHAINS_PER_COMMAND: usize = 4;
+
+/// Silence after which a host is asked whether it is there. 15 s: with the retries of a queue pair a dead
+/// host is gone within half a minute, and a live one is asked four times a minute.
+pub const PROBE_AFTER: Nanos = Nanos::from_secs(15);
 
 /// A part of the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +129,15 @@ struct Pending {
     data: Option<(Buf, u32)>,
 }
 
+/// What is known of a host's silence.
+#[derive(Debug, Default)]
+struct Silence {
+    /// Something has completed since the last look.
+    is_broken: bool,
+    /// Since when nothing has, as far as was looked at.
+    since: Option<Nanos>,
+}
+
 /// The controller's end of one connection. See the module.
 #[derive(Debug)]
 pub struct Conn {
@@ -161,7 +172,7 @@ pub struct Conn {
     /// Commands given out that have no answer yet. With those not looked at they are what the host has sent
     /// without an answer: no more than it said, whatever it holds of the shared receives.
     unanswered: usize,
-    silence: idle::Silence,
+    silence: Silence,
 }
 
 impl Conn {
@@ -195,7 +206,7 @@ impl Conn {
             left: 0,
             room: 1,
             unanswered: 0,
-            silence: idle::Silence::default(),
+            silence: Silence::default(),
         }
     }
 
@@ -242,7 +253,7 @@ impl Conn {
     /// The queue pair is destroyed: no device knows a buffer of this connection any more.
     pub fn on_destroyed(&mut self) {
         self.phase = Phase::Closed;
-        self.forget_requests();
+        self.drop_unposted();
         self.chains = Slab::with_capacity(0);
         self.events.clear();
         self.deadline = None;
@@ -315,6 +326,31 @@ impl Conn {
         }
     }
 
+    /// To be called from time to time, much more often than the time to a probe. True: the host has been
+    /// silent for so long that it is asked whether it is there; there is work to be posted.
+    ///
+    /// At most one probe is under way: while anything is posted, its completion will tell.
+    ///
+    /// Keep alive ends the controller of a host that has gone without a word, but not one with KATO 0, nor an
+    /// I/O queue whose admin queue is gone. Without anything posted no device notices either. So a silent
+    /// connection posts an RDMA WRITE of no bytes: it touches no memory and needs no key (InfiniBand
+    /// Architecture 1.4, C9-88), the host's software sees nothing of it, and a host that is not there lets
+    /// the queue pair run out of retries.
+    pub fn watch(&mut self, now: Nanos) -> bool {
+        let is_busy = std::mem::take(&mut self.silence.is_broken) || self.posted() > 0;
+        if self.phase != Phase::Open || is_busy || !self.replies.is_empty() {
+            self.silence.since = None;
+            return false;
+        }
+        let since = *self.silence.since.get_or_insert(now);
+        if now < since + self.config.probe_after {
+            return false;
+        }
+        self.silence.since = None;
+        let probe = self.add_chain(Chain::new(FAST_PATH, Kind::Probe, None, Blocks::new()));
+        self.replies.extend(probe);
+        probe.is_some()
+    }
     #[cold]
     fn end(&mut self) {
         if matches!(self.phase, Phase::Ending | Phase::Closed) {
@@ -322,7 +358,7 @@ impl Conn {
         }
         self.phase = Phase::Ending;
         self.deadline = None;
-        self.forget_requests();
+        self.drop_unposted();
     }
 
     #[cold]
@@ -333,7 +369,7 @@ impl Conn {
         }
         self.phase = Phase::Draining;
         self.deadline = Some(Nanos::ZERO);
-        self.forget_unanswered();
+        self.drop_unanswered();
         self.end_if_drained();
     }
 
@@ -344,8 +380,8 @@ impl Conn {
     }
 
     /// Nothing more is begun; what a device may still touch stays.
-    fn forget_requests(&mut self) {
-        self.forget_unanswered();
+    fn drop_unposted(&mut self) {
+        self.drop_unanswered();
         self.replies.clear();
         let is_over = |chain: &Chain| chain.in_flight == 0;
         let over: Vec<Slot> =
@@ -355,7 +391,7 @@ impl Conn {
         }
     }
 
-    fn forget_unanswered(&mut self) {
+    fn drop_unanswered(&mut self) {
         let Conn { inbox, free_buffers, pending, .. } = self;
         free_buffers.extend(inbox.drain(..).filter_map(|capsule| capsule.buf));
         if let Some(current) = self.current.take() {
@@ -538,7 +574,7 @@ impl Transport for Conn {
         true
     }
 
-    fn forget(&mut self, slot: Slot) {
+    fn end_without_reply(&mut self, slot: Slot) {
         if self.phase != Phase::Open {
             return;
         }

@@ -85,17 +85,12 @@ impl Command {
 #[derive(Debug)]
 pub(super) struct Commands {
     commands: Box<[Command]>,
-    outstanding: usize,
+    pub(super) outstanding: usize,
 }
 
 impl Commands {
     pub(super) fn new(entries: u16) -> Commands {
         Commands { commands: (0..entries).map(|_| Command::new()).collect(), outstanding: 0 }
-    }
-
-    #[inline]
-    pub(super) fn outstanding(&self) -> usize {
-        self.outstanding
     }
 
     /// True when a command with this CID can be started.
@@ -104,13 +99,10 @@ impl Commands {
         self.commands.get(usize::from(cid)).is_some_and(|command| command.state == State::Free)
     }
 
-    /// Start a command; `None` when the CID is in use or there is none like it.
+    /// Start a command, whose CID [`Commands::is_free`].
     #[inline]
-    pub(super) fn start(&mut self, sqe: Sqe, carriage: Carriage, data: Option<Registered>) -> Option<()> {
-        let command = self.commands.get_mut(usize::from(sqe.cid()))?;
-        if command.state != State::Free {
-            return None;
-        }
+    pub(super) fn start(&mut self, sqe: Sqe, carriage: Carriage, data: Option<Registered>) {
+        let Some(command) = self.commands.get_mut(usize::from(sqe.cid())) else { return };
         self.outstanding += 1;
         command.state = State::Waiting;
         command.capsule = Capsule::Queued;
@@ -118,7 +110,6 @@ impl Commands {
         command.generation = command.generation.checked_add(1).unwrap_or(1);
         command.sqe = sqe;
         command.data = data;
-        Some(())
     }
 
     /// The command with this CID that the controller was told of and has not answered.

@@ -16,15 +16,14 @@
 //! registered for as long as the queue pair lives and may be written again: a controller that has answered
 //! discards what comes twice. So only every 16th of those is signalled.
 //!
-//! **The end.** When it ends ([`Host::close`], [`Conn::fail`], or the controller broke a rule) nothing more
+//! **The end.** When it ends ([`Conn::end`], or the controller broke a rule) nothing more
 //! is posted, and commands are told as lost only after [`Conn::on_gone`]: when the queue pair is no more and
 //! the device does not touch their buffers.
 //!
-//! A turn: `next_work`.., `received`, `completed`, `next_event`... Where [`Host::is_open`] is false the queue
+//! A turn: `next_work`.., `received`, `completed`, `next_event`... Where [`Conn::is_open`] is false the queue
 //! pair is to be torn down.
 
 mod commands;
-mod keys;
 mod sends;
 #[cfg(test)]
 mod tests;
@@ -37,13 +36,12 @@ use nvme_spec::{Cqe, SQE_BYTES, Sgl, Sqe};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_transport::host;
-pub use spindle_transport::host::{Host, SubmitErrorKind};
+pub use spindle_transport::host::SubmitErrorKind;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::work::{Completion, Op, Span, Work};
 
 use commands::{Capsule, Carriage, Commands, State};
-pub use keys::{Keys, Piece};
 use sends::Sends;
 
 /// Most descriptors of one command; more is of no use, as the controller takes no more (MSDBD of ours is 16).
@@ -72,6 +70,63 @@ pub struct HostConfig {
 impl Default for HostConfig {
     fn default() -> Self {
         HostConfig { entries: 128, send_wr: 128, max_sge: 2, in_capsule_bytes: 0, descriptors: 1 }
+    }
+}
+
+/// A contiguous piece of a buffer, and the registration that it lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Its address, here and for the other side.
+    pub address: u64,
+    /// Its length.
+    pub bytes: u32,
+    /// The key that the other side needs.
+    pub remote_key: u32,
+    /// The key that our own device needs.
+    pub local_key: u32,
+    /// The registration, for the code that made it.
+    pub lease: Slot,
+}
+
+/// All pieces of one buffer, in order.
+///
+/// Nearly every buffer is one piece; a handle to that is small and allocates nothing.
+#[derive(Debug)]
+pub struct Keys(Pieces);
+
+#[derive(Debug)]
+enum Pieces {
+    One(Piece),
+    Many(Vec<Piece>),
+}
+
+impl Keys {
+    /// A buffer of one piece.
+    #[inline]
+    #[must_use]
+    pub fn one(piece: Piece) -> Keys {
+        Keys(Pieces::One(piece))
+    }
+
+    /// A buffer of several.
+    #[must_use]
+    pub fn many(pieces: Vec<Piece>) -> Keys {
+        Keys(Pieces::Many(pieces))
+    }
+
+    /// The pieces.
+    #[inline]
+    #[must_use]
+    pub fn pieces(&self) -> &[Piece] {
+        match &self.0 {
+            Pieces::One(piece) => std::slice::from_ref(piece),
+            Pieces::Many(pieces) => pieces,
+        }
+    }
+
+    /// How long all of them are.
+    fn bytes(&self) -> u64 {
+        self.pieces().iter().map(|piece| u64::from(piece.bytes)).sum()
     }
 }
 
@@ -303,13 +358,9 @@ impl Conn {
         }
     }
 
-    /// The connection ended, or has to, for a reason that was seen outside.
-    pub fn fail(&mut self, why: CloseCause) {
-        self.end(why);
-    }
-
+    /// The connection ends. What is queued does not leave any more; [`HostEvent::Closed`] follows.
     #[cold]
-    fn end(&mut self, why: CloseCause) {
+    pub fn end(&mut self, why: CloseCause) {
         if self.is_open() {
             self.phase = Phase::Ending(why);
             self.queued.clear();
@@ -333,18 +384,19 @@ impl Conn {
     #[inline]
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.commands.outstanding()
+        self.commands.outstanding
     }
-}
 
-impl Host for Conn {
-    type Buffer = Registered;
-    type Violation = Violation;
-
+    /// Queue a command. Its CID is the caller's choice below the queue's entries; its data pointer is set
+    /// here.
+    ///
+    /// # Errors
+    /// [`SubmitError`] gives the data back when the command cannot be taken.
+    ///
     /// # Panics
     /// When the keys are not those of the buffer.
     #[inline]
-    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
+    pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         if !self.is_open() {
             return Err(SubmitError { kind: SubmitErrorKind::Closed, data });
         }
@@ -355,14 +407,14 @@ impl Host for Conn {
             Ok(carried) => carried,
             Err(kind) => return Err(SubmitError { kind, data }),
         };
-        // It is free: that was looked at above.
-        let _ = self.commands.start(sqe.with_sgl(sgl), carriage, data.into_buffer());
+        self.commands.start(sqe.with_sgl(sgl), carriage, data.into_buffer());
         self.queued.push_back(sqe.cid());
         Ok(())
     }
 
+    /// What happened next. `None`: nothing more until something came or left.
     #[inline]
-    fn next_event(&mut self) -> Option<HostEvent> {
+    pub fn next_event(&mut self) -> Option<HostEvent> {
         if let Some(cid) = self.finished.pop_front() {
             return self.commands.end(cid);
         }
@@ -379,19 +431,17 @@ impl Host for Conn {
         }
     }
 
-    /// What is queued does not leave any more.
-    fn close(&mut self) {
-        self.end(CloseCause::Requested);
-    }
-
-    /// When it becomes false the queue pair is to be torn down.
+    /// True while commands can be submitted. When it becomes false the queue pair is to be torn down.
     #[inline]
-    fn is_open(&self) -> bool {
+    #[must_use]
+    pub fn is_open(&self) -> bool {
         self.phase == Phase::Open
     }
 
-    /// In the capsule if the device gathers the pieces.
-    fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8) {
+    /// What the controller takes from now on: bytes of data in a command's capsule (IOCCSZ x 16 - 64 of
+    /// Identify Controller; used where the device gathers the pieces), and descriptors of a command (MSDBD;
+    /// 0: no limit).
+    pub fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8) {
         self.config.in_capsule_bytes = in_capsule_bytes;
         self.config.descriptors = if descriptors == 0 { u8::MAX } else { descriptors };
     }

@@ -1,7 +1,7 @@
 //! The host's end without a device: capsules by their bytes, completions in any order, and every end.
 
+use nvme_spec::SglKind;
 use nvme_spec::identify::IdentifyController;
-use nvme_spec::{DataDirection, SglKind};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
 use super::*;
@@ -307,7 +307,7 @@ fn a_cid_that_is_outstanding_or_too_large_is_refused_with_its_data() {
         assert_eq!(full.kind, SubmitErrorKind::Cid);
         assert!(matches!(full.data, HostData::ToController(..)));
     }
-    conn.close();
+    conn.end(CloseCause::Requested);
     assert_eq!(closed(&mut conn), CloseCause::Requested);
 }
 
@@ -429,12 +429,12 @@ impl Life {
 
     fn end(mut self) {
         match self.random.below(4) {
-            0 => self.conn.close(),
-            1 => self.conn.fail(CloseCause::ByPeer),
+            0 => self.conn.end(CloseCause::Requested),
+            1 => self.conn.end(CloseCause::ByPeer),
             2 => self.conn.received(&[]),
             _ => match self.in_flight.front() {
                 Some(work) => self.conn.completed(Completion { is_ok: false, ..over(work) }),
-                None => self.conn.close(),
+                None => self.conn.end(CloseCause::Requested),
             },
         }
         assert!(!self.conn.is_open());
@@ -497,7 +497,7 @@ fn a_stalled_connection_always_has_a_completion_in_flight() {
 #[test]
 fn the_head_memory_of_an_entry_holds_the_longest_capsule_without_data() {
     assert_eq!(ENTRY_BYTES, 64 + 256);
-    assert_eq!(sqe(0).data_direction(), DataDirection::HostToController);
+    assert_eq!(sqe(0).opcode & 0b11, 0b01, "its data goes to the controller");
     // MSDBD 0 of a controller means that it says no limit.
     assert_eq!(IdentifyController::default().msdbd, 0);
 }

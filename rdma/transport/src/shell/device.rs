@@ -13,7 +13,7 @@ use super::ending::Tells;
 use super::keys::{KeyTable, SharedDevice};
 use super::lost::{DiskArea, Opening};
 use super::receives::Queue;
-use super::shared::{Queues, Share, SharedReceives};
+use super::shared::{Queues, Share, SharedReceives, put_first};
 
 /// Most entries of a completion queue of ours; a core makes another when its connections need it.
 const COMPLETIONS_MAX: u32 = 32_000;
@@ -112,11 +112,6 @@ impl DeviceCore {
         })
     }
 
-    /// Forget the memory of disks that are not among these.
-    pub(super) fn keep_disks(&mut self, disks: &[DiskArea]) {
-        self.keys.retain_disks(disks);
-    }
-
     /// Register the memory of a disk, if that is not done.
     pub(super) fn add_disk(&mut self, disk: &DiskArea) -> Result<(), VerbsError> {
         self.keys.add(self.shared.register(&disk.area)?, true);
@@ -153,13 +148,7 @@ impl DeviceCore {
         let device = self.shared.device();
         let size = device.limits().cqe.min(COMPLETIONS_MAX);
         let queue = CompletionQueue::new(device, size, self.vector, Some(&self.channel))?;
-        let completions = Some(Completions { queue, promised: 0, is_armed: false });
-        if let Some(at) = self.completions.iter().position(Option::is_none) {
-            self.completions[at] = completions;
-            return Ok(at);
-        }
-        self.completions.push(completions);
-        Ok(self.completions.len() - 1)
+        Ok(put_first(&mut self.completions, Completions { queue, promised: 0, is_armed: false }))
     }
 
     /// As many slots of a shared queue, or none: then the queue pair has its own, as with a device that has

@@ -95,13 +95,9 @@ impl Ending {
 }
 
 impl Seen {
-    fn waits(&self) -> bool {
+    /// The event is to come. Destroyed now, it has waited in vain.
+    pub(super) fn waits(&self) -> bool {
         self.shared_slots > 0 && !self.is_drained && !self.is_dead
-    }
-
-    /// It is destroyed now. The event did not come: a wait in vain.
-    pub(super) fn is_vain(&self) -> bool {
-        self.waits()
     }
 
     /// It is destroyed now. Receives that may never come back.
@@ -151,7 +147,7 @@ mod tests {
     #[test]
     fn a_device_that_never_tells_is_waited_for_once_and_then_for_a_moment() {
         let mut tells = Tells::default();
-        assert!(SEEN.is_vain());
+        assert!(SEEN.waits());
         assert!(tells.on_vain() && !tells.on_vain(), "said once");
         let ending = Ending::begin(at(0), tells);
         assert!(!ending.is_over(&SEEN, at(49)) && ending.is_over(&SEEN, at(50)));
@@ -160,7 +156,7 @@ mod tests {
         tells.on_told();
         assert!(!tells.on_vain());
         assert!(!Ending::begin(at(0), tells).is_over(&SEEN, at(999)));
-        assert!(!Seen { is_drained: true, ..SEEN }.is_vain() && !Seen { is_dead: true, ..SEEN }.is_vain());
+        assert!(!Seen { is_drained: true, ..SEEN }.waits() && !Seen { is_dead: true, ..SEEN }.waits());
     }
 
     #[test]

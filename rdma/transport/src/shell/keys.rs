@@ -24,9 +24,6 @@ pub trait Registers: Debug + Send + Sync + Sized + 'static {
     fn limits(&self) -> &DeviceLimits;
 
     /// Register all of an area.
-    ///
-    /// # Errors
-    /// [`VerbsError`].
     fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<Self::Region, VerbsError>;
 
     /// The kernel has it still.
@@ -75,13 +72,6 @@ pub struct SharedDevice<D: Registers = Device> {
     /// By address.
     regions: Lock<Vec<(usize, Weak<D::Region>)>>,
     marks: Marks,
-}
-
-impl SharedDevice {
-    /// All RDMA devices of the machine; each time anew, without what others have registered with them.
-    pub(super) fn all() -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
-        Ok(Device::all()?.into_iter().map(SharedDevice::of).collect())
-    }
 }
 
 impl<D: Registers> SharedDevice<D> {
@@ -138,12 +128,6 @@ pub struct KnownDevices<D: Registers = Device>(Arc<Lock<Vec<Weak<SharedDevice<D>
 impl<D: Registers> Clone for KnownDevices<D> {
     fn clone(&self) -> Self {
         KnownDevices(Arc::clone(&self.0))
-    }
-}
-
-impl<D: Registers> Default for KnownDevices<D> {
-    fn default() -> Self {
-        KnownDevices(Arc::default())
     }
 }
 

@@ -1,7 +1,9 @@
 //! One connection's queue pair: carries out what the connection asks for.
 
 use arrayvec::ArrayVec;
-use spindle_rdma_verbs::{Access, CmId, MemoryRegion, QueuePair, RNR_0_64_MS, SendBatch, Sge, VerbsError};
+use spindle_rdma_verbs::{
+    Access, CmId, MemoryRegion, Operation, QueuePair, RNR_0_64_MS, SendBatch, SendData, Sge, VerbsError,
+};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
@@ -11,7 +13,7 @@ use super::device::{DeviceCore, Reservation};
 use super::ending::{End, Ending, Seen};
 use super::keys::{KeyTable, SharedDevice};
 use super::receives::{Queue, Receives};
-use super::shared::{Share, SharedReceives};
+use super::shared::SharedReceives;
 use super::{OWN, RECEIVE, SIGNALLED};
 use crate::controller::{CHAINS_PER_COMMAND, Capsule, Conn};
 use crate::work::{Op, Span, Work};
@@ -107,16 +109,20 @@ impl Link {
         slot: u32,
         bytes: u32,
     ) -> Result<Option<Capsule>, VerbsError> {
-        if let Some(own) = &mut self.own {
-            return own.completed(slot, bytes, &mut Queue::Own(&mut self.queue_pair));
-        }
-        let shared = self.reservation.share.and_then(|share| device.receives.of_mut(share));
-        match shared {
-            Some(SharedReceives { queue, receives, .. }) => {
-                receives.completed(slot, bytes, &mut Queue::Shared(queue))
-            }
+        match self.receives(device) {
+            Some((receives, mut queue)) => receives.completed(slot, bytes, &mut queue),
             None => Ok(None),
         }
+    }
+
+    /// Its receives, and where they are posted.
+    #[inline]
+    fn receives<'a>(&'a mut self, device: &'a mut DeviceCore) -> Option<(&'a mut Receives, Queue<'a>)> {
+        if let Some(own) = &mut self.own {
+            return Some((own, Queue::Own(&mut self.queue_pair)));
+        }
+        let SharedReceives { queue, receives, .. } = device.receives.of_mut(self.reservation.share?)?;
+        Some((receives, Queue::Shared(queue)))
     }
 
     /// Post again the receives that the connection has done with.
@@ -126,15 +132,9 @@ impl Link {
         conn: &mut Conn,
         device: &mut DeviceCore,
     ) -> Result<(), VerbsError> {
+        let Some((receives, mut queue)) = self.receives(device) else { return Ok(()) };
         while let Some(buf) = conn.next_buffer() {
-            if let Some(own) = &mut self.own {
-                own.give_back(buf, &mut Queue::Own(&mut self.queue_pair))?;
-                continue;
-            }
-            let shared = self.reservation.share.and_then(|share| device.receives.of_mut(share));
-            if let Some(SharedReceives { queue, receives, .. }) = shared {
-                receives.give_back(buf, &mut Queue::Shared(queue))?;
-            }
+            receives.give_back(buf, &mut queue)?;
         }
         Ok(())
     }
@@ -149,7 +149,7 @@ impl Link {
             add(&mut batch, &work, conn, keys, self.heads.as_mut())?;
             next = conn.next_work();
         }
-        batch.submit().map_err(|failed| failed.error.to_string())
+        batch.submit().map_err(|error| error.to_string())
     }
 
     /// Begin to end the queue pair: all that is posted completes as flushed.
@@ -159,14 +159,12 @@ impl Link {
         let _ = self.cm.disconnect();
         let _ = self.queue_pair.set_error();
     }
-}
 
-impl Link {
     /// What decides when it is destroyed; `posted`: work requests that have not completed.
     pub(super) fn seen(&self, device: &DeviceCore, posted: u32) -> Seen {
         Seen {
             posted,
-            shared_slots: self.reservation.share.map_or(0, Share::slots),
+            shared_slots: self.reservation.share.map_or(0, |share| share.slots),
             is_drained: self.end.is_drained,
             is_dead: device.is_lost || device.is_broken(self.reservation),
             is_soft_roce: device.shared.device().is_soft_roce(),
@@ -251,41 +249,25 @@ fn add(
     let added = match &work.op {
         Op::Read { local, remote } => {
             let local = segments(conn, chain, *local, keys)?;
-            batch.read(id, work.is_signalled, &local, remote.address, remote.key)
+            let operation = Operation::Read { address: remote.address, key: remote.key };
+            batch.add(id, work.is_signalled, operation, SendData::Local(&local))
         }
         Op::Write { local, remote } => {
             let local = segments(conn, chain, *local, keys)?;
-            batch.write(id, work.is_signalled, &local, remote.address, remote.key)
+            let operation = Operation::Write { address: remote.address, key: remote.key };
+            batch.add(id, work.is_signalled, operation, SendData::Local(&local))
         }
         Op::Send { head, head_bytes, invalidate, .. } => {
             let head = &head[..usize::from(*head_bytes)];
-            send(batch, id, chain.index(), head, *invalidate, heads)?
+            let operation = invalidate.map_or(Operation::Send, |key| Operation::SendWithInvalidate { key });
+            match heads {
+                None => batch.add(id, true, operation, SendData::Inline(head)),
+                Some(heads) => {
+                    let segment = heads.put(chain.index(), head).ok_or("no memory for a completion")?;
+                    batch.add(id, true, operation, SendData::Local(&[segment]))
+                }
+            }
         }
     };
     added.map_err(|error| error.to_string())
-}
-
-#[inline]
-fn send(
-    batch: &mut SendBatch<'_>,
-    id: u64,
-    place: usize,
-    head: &[u8],
-    invalidate: Option<u32>,
-    heads: Option<&mut Heads>,
-) -> Result<Result<(), VerbsError>, String> {
-    use spindle_rdma_verbs::SendData;
-    let segment;
-    let data = match heads {
-        None => SendData::Inline(head),
-        Some(heads) => {
-            segment = [heads.put(place, head).ok_or("no memory for a completion")?];
-            SendData::Local(&segment)
-        }
-    };
-    Ok(match (invalidate, data) {
-        (Some(key), data) => batch.send_with_invalidate(id, true, data, key),
-        (None, SendData::Inline(bytes)) => batch.send_inline(id, true, bytes),
-        (None, SendData::Local(local)) => batch.send(id, true, local),
-    })
 }

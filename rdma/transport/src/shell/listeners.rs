@@ -17,7 +17,7 @@ pub fn check_address(address: SocketAddr) -> Result<(), VerbsError> {
 }
 
 /// The identifier of a listener; in tests another than librdmacm's. Dropped, it gives its address back.
-pub(super) trait Hears {
+pub(super) trait ListenerId {
     /// Its name in events.
     fn token(&self) -> CmToken;
 
@@ -25,10 +25,10 @@ pub(super) trait Hears {
     fn device_name(&self) -> Option<String>;
 
     /// It has its address: listen.
-    fn listen_bound(&self) -> Result<(), VerbsError>;
+    fn listen(&self) -> Result<(), VerbsError>;
 }
 
-impl Hears for CmId {
+impl ListenerId for CmId {
     fn token(&self) -> CmToken {
         CmId::token(self)
     }
@@ -37,8 +37,8 @@ impl Hears for CmId {
         CmId::device_name(self)
     }
 
-    fn listen_bound(&self) -> Result<(), VerbsError> {
-        CmId::listen_bound(self, BACKLOG)
+    fn listen(&self) -> Result<(), VerbsError> {
+        CmId::listen(self, BACKLOG)
     }
 }
 
@@ -90,7 +90,7 @@ impl<L> Default for Listeners<L> {
     }
 }
 
-impl<L: Hears> Listeners<L> {
+impl<L: ListenerId> Listeners<L> {
     /// One that has its address.
     pub(super) fn add(&mut self, id: L, address: SocketAddr, index: usize) {
         self.listening.push(Listening { id, address, index, is_open: false });
@@ -101,15 +101,15 @@ impl<L: Hears> Listeners<L> {
         let mut opened = Vec::new();
         for listening in self.listening.iter_mut().filter(|listening| !listening.is_open) {
             listening.is_open = true;
-            let result = listening.id.listen_bound();
+            let result = listening.id.listen();
             if result.is_err() {
                 self.suspended.push(listening.suspended(Why::Refused));
             }
             opened.push((listening.address, result));
         }
-        let is_deaf =
+        let is_suspended =
             |it: &Listening<L>| self.suspended.iter().any(|suspended| suspended.address == it.address);
-        self.listening.retain(|listening| !is_deaf(listening));
+        self.listening.retain(|listening| !is_suspended(listening));
         opened
     }
 
@@ -142,7 +142,7 @@ impl<L: Hears> Listeners<L> {
     }
 
     /// Listeners on a device that is gone hear nothing any more.
-    pub(super) fn deafen(&mut self, device: &str) {
+    pub(super) fn suspend_on(&mut self, device: &str) {
         let is_on = |it: &mut Listening<L>| it.id.device_name().is_some_and(|name| name == device);
         self.suspended.extend(self.listening.extract_if(.., is_on).map(|it| it.suspended(Why::Device)));
     }
@@ -156,7 +156,7 @@ impl<L: Hears> Listeners<L> {
         Some(suspended.address)
     }
 
-    /// Try again those that are not listened on. `hear` gives a new listener where a device hears it. Gives
+    /// Try again those that are not listened on. `bind` gives a new listener where a device hears it. Gives
     /// those that are back.
     pub(super) fn again(
         &mut self,
@@ -198,14 +198,14 @@ mod tests {
         taken: Taken,
     }
 
-    impl Hears for Fake {
+    impl ListenerId for Fake {
         fn token(&self) -> CmToken {
             self.token
         }
         fn device_name(&self) -> Option<String> {
             (!self.device.is_empty()).then(|| self.device.to_owned())
         }
-        fn listen_bound(&self) -> Result<(), VerbsError> {
+        fn listen(&self) -> Result<(), VerbsError> {
             if self.is_refused { Err(VerbsError { verb: "rdma_listen", errno: 1 }) } else { Ok(()) }
         }
     }
@@ -260,7 +260,7 @@ mod tests {
         });
         assert_eq!(back, [SuspendedListener { address: address(4421), index: 1, why: Why::Moved }]);
         assert!(tries == 1 && !listeners.has_suspended(), "the address was free, and is heard");
-        listeners.deafen("b");
+        listeners.suspend_on("b");
         let back = listeners.again(|address, _| bind(&taken, address, "a"));
         assert_eq!(back.iter().map(|it| it.index).collect::<Vec<_>>(), [2, 1], "it is on b now");
     }
@@ -269,7 +269,7 @@ mod tests {
     fn listeners_of_a_device_that_is_gone_listen_again_and_others_go_on() {
         let taken = Taken::default();
         let (mut listeners, tokens) = listeners(&taken);
-        listeners.deafen("a");
+        listeners.suspend_on("a");
         assert_eq!(
             tokens.iter().filter_map(|it| listeners.of(*it)).map(|it| it.index).collect::<Vec<_>>(),
             [2]
@@ -286,7 +286,7 @@ mod tests {
     fn other_addresses_are_listened_on_once_those_that_are_not_wanted_are_free() {
         let taken = Taken::default();
         let (mut listeners, tokens) = listeners(&taken);
-        listeners.deafen("b");
+        listeners.suspend_on("b");
         listeners.keep(&[(address(4421), 1), (address(4430), 3)]);
         assert_eq!(*taken.borrow(), [address(4421)], "the others are free, and are not tried again");
         assert!(listeners.of(tokens[1]).is_some() && listeners.has_suspended());

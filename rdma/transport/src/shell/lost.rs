@@ -1,7 +1,7 @@
 //! Devices that go and come back, and what else a device tells outside of completions.
 //!
 //! ```text
-//!   DEVICE_REMOVAL, DEVICE_FATAL, not listed ─> lose ─ its connections end ─> forget: its last holder closes
+//!   DEVICE_REMOVAL, DEVICE_FATAL, not listed ─> lose ─ its connections end ─> release_device
 //!                                                └─ told to the other cores, which do the same
 //!   once a second, where listeners are: a device not seen before ─> its memory (`ready`) ─> to all cores
 //!                                                                 └─ listen again
@@ -27,7 +27,8 @@ use super::device::DeviceCore;
 use super::ending::{End, Tells};
 use super::events::{Part, failed, told};
 use super::listeners::{BACKLOG, Why};
-use super::ready::{Ready, drop_gone};
+use super::ready::{Ready, drop_gone, open_again, remove_older};
+use super::shared::put_first;
 use super::{SharedDevice, Shell, ShellConfig, Source};
 use crate::controller::Conn;
 
@@ -155,12 +156,11 @@ impl Shell {
             }
             DeviceMessage::Found(ready) if ready.shared().device().is_lost() => drop(ready),
             DeviceMessage::Found(ready) => {
-                let device = ready.shared().device().name();
-                self.waiting.remove(device);
+                remove_older(&mut self.waiting, &ready);
                 if let Err(error) = self.open(&ready) {
-                    let core = self.opening.core;
+                    let (device, core) = (ready.shared().device().name(), self.opening.core);
                     tracing::error!(device, core, error, "RDMA device cannot be used: it is tried again");
-                    self.waiting.add(ready);
+                    self.waiting.push(ready);
                 }
             }
         }
@@ -210,13 +210,10 @@ impl Shell {
                 && old.shared.device().name() == shared.device().name()
             {
                 old.is_replaced = true;
-                self.forget(index);
+                self.release_device(index);
             }
         }
-        match self.devices.iter_mut().find(|place| place.is_none()) {
-            Some(place) => *place = Some(device),
-            None => self.devices.push(Some(device)),
-        }
+        put_first(&mut self.devices, device);
         Ok(())
     }
 
@@ -235,13 +232,13 @@ impl Shell {
         }
         self.missing += 1;
         self.requests.retain(|request| !shared.device().is_of(&request.id));
-        self.listeners.deafen(shared.device().name());
+        self.listeners.suspend_on(shared.device().name());
         self.end_links(core, |link_device, _, _| link_device == index);
-        self.forget(index);
+        self.release_device(index);
     }
 
     /// Let go of a device that is lost or replaced, once nothing of it is in use.
-    pub(super) fn forget(&mut self, index: usize) {
+    pub(super) fn release_device(&mut self, index: usize) {
         let is_used = self.links.iter().flatten().any(|link| link.device == index);
         if let Some(place) = self.devices.get_mut(index)
             && place.as_ref().is_some_and(|device| device.is_lost || device.is_replaced)
@@ -261,11 +258,7 @@ impl Shell {
         let picked = picked.filter(|link| which(link.device, link.reservation.completions, link.number()));
         let picked: Vec<Slot> = picked.map(|link| link.id).collect();
         for id in picked {
-            if let Some(conn) = core.transport(id).and_then(Holds::held) {
-                conn.on_disconnected();
-            }
-            core.step_sent(id);
-            self.pump(core, id);
+            self.disconnect(core, id);
         }
     }
 
@@ -283,7 +276,7 @@ impl Shell {
                 self.lose(core, index);
             }
         }
-        self.listeners.deafen(&name);
+        self.listeners.suspend_on(&name);
     }
 
     /// ADDR_CHANGE of an identifier.
@@ -327,14 +320,14 @@ impl Shell {
             self.search();
         }
         let mut listeners = std::mem::take(&mut self.listeners);
-        let hear = |address, why| {
-            let heard = self.hear(address);
-            if heard.is_none() && why == Why::New {
+        let listen = |address, why| {
+            let listening = self.listen_again(address);
+            if listening.is_none() && why == Why::New {
                 tracing::warn!(%address, "not listened on over RDMA yet: it is tried again");
             }
-            heard
+            listening
         };
-        for back in listeners.again(hear) {
+        for back in listeners.again(listen) {
             let address = back.address;
             match back.why {
                 Why::New => tracing::info!(%address, "listening (NVMe/RDMA, discovery included)"),
@@ -348,7 +341,7 @@ impl Shell {
     /// Devices that the others have, and this core could not open.
     fn open_waiting(&mut self) {
         let mut waiting = std::mem::take(&mut self.waiting);
-        for ready in waiting.again(|ready| self.open(ready)) {
+        for ready in open_again(&mut waiting, |ready| self.open(ready)) {
             let (device, core) = (ready.shared().device().name(), self.opening.core);
             tracing::info!(device, core, "RDMA device can be used");
         }
@@ -356,9 +349,9 @@ impl Shell {
     }
 
     /// Listen on an address again. `None`: it cannot be had, or its device is not there or not ready.
-    fn hear(&mut self, address: SocketAddr) -> Option<CmId> {
+    fn listen_again(&mut self, address: SocketAddr) -> Option<CmId> {
         let id = CmId::new(&self.channel).ok()?;
-        id.listen(address, BACKLOG).ok()?;
+        id.bind(address).and_then(|()| id.listen(BACKLOG)).ok()?;
         if self.has_device_of(&id) {
             return Some(id);
         }
@@ -371,8 +364,14 @@ impl Shell {
 
     /// There is the device of this listener; one on all addresses is on none.
     pub(super) fn has_device_of(&self, id: &CmId) -> bool {
-        let is_of = |it: &DeviceCore| !it.is_lost && !it.shared.is_left_out() && it.shared.device().is_of(id);
-        id.device_name().is_none() || self.devices.iter().flatten().any(is_of)
+        id.device_name().is_none() || self.device_of(id).is_some()
+    }
+
+    /// The device of an identifier, where it is served.
+    pub(super) fn device_of(&self, id: &CmId) -> Option<&DeviceCore> {
+        let is_of =
+            |it: &&DeviceCore| !it.is_lost && !it.shared.is_left_out() && it.shared.device().is_of(id);
+        self.devices.iter().flatten().find(is_of)
     }
 
     /// Look for devices that are not known yet.
@@ -380,13 +379,13 @@ impl Shell {
         let mut found = std::mem::take(&mut self.unopened);
         if Device::is_any_new() {
             // One may be on its way in or out: there is another time.
-            let all = SharedDevice::all().unwrap_or_default();
-            let is_known = |it: &Arc<SharedDevice>| {
-                let serial = it.device().serial();
+            let all = Device::all().unwrap_or_default();
+            let is_known = |it: &Arc<Device>| {
+                let serial = it.serial();
                 let mut others = self.unused.iter().chain(&found).chain(self.preparing.devices());
                 self.place_of(serial).is_some() || others.any(|other| other.device().serial() == serial)
             };
-            let new: Vec<_> = all.into_iter().filter(|it| !is_known(it)).collect();
+            let new: Vec<_> = all.into_iter().filter(|it| !is_known(it)).map(SharedDevice::of).collect();
             self.missing = self.missing.saturating_sub(new.len());
             found.extend(new);
         }
@@ -442,7 +441,7 @@ impl Shell {
     pub fn set_disks(&mut self, disks: Vec<DiskArea>) -> Vec<(String, String)> {
         self.disks = disks;
         for device in self.devices.iter_mut().flatten() {
-            device.keep_disks(&self.disks);
+            device.keys.retain_disks(&self.disks);
         }
         let failed = self.register_disks();
         self.refused = failed.iter().map(|(name, _)| name.clone()).collect();

@@ -30,7 +30,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use nvme_spec::rdma::{CmAccept, CmReject, CmStatus};
+use nvme_spec::rdma::{CmAccept, CmStatus};
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_rdma_verbs::{
     CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, QueuePair, QueuePairConfig, VerbsError,
@@ -50,13 +50,14 @@ use ending::{Ending, SHORT_BOUND};
 use link::{Link, Parts, SEGMENTS_MAX};
 use listeners::Listeners;
 use lost::{Opening, RETRY_PERIOD};
-use ready::{Preparations, Waiting};
+use ready::Preparations;
 
 pub use keys::{KnownDevices, RegisteredDisks, SharedDevice};
 pub use listeners::check_address;
 pub use lost::{DeviceMessage, DiskArea};
 pub use ready::Ready;
-pub use request::{Request, Wanted, check};
+pub use request::{Request, Wanted};
+use request::{check, reject};
 
 /// Bits of a work request's 64-bit id, above a slot's 32: a receive,
 const RECEIVE: u64 = 1 << 63;
@@ -138,7 +139,7 @@ pub struct Shell {
     /// Their memory is being registered.
     preparing: Preparations,
     /// Of core 0, and this one could not open them so far.
-    waiting: Waiting,
+    waiting: Vec<Arc<Ready>>,
     /// Found, and not usable so far.
     unopened: Vec<Arc<SharedDevice>>,
     has_refused: bool,
@@ -208,7 +209,7 @@ impl Shell {
             listeners: Listeners::default(),
             missing: 0,
             preparing: Preparations::new(setup.known.clone()),
-            waiting: Waiting::default(),
+            waiting: Vec::new(),
             unopened: Vec::new(),
             has_refused: false,
             disks: Vec::new(),
@@ -352,7 +353,7 @@ impl Shell {
 
     #[inline]
     fn link(&mut self, id: Slot) -> Option<&mut Link> {
-        self.links.get_mut(id.index())?.as_mut().filter(|link| link.id == id)
+        link_of(&mut self.links, id)
     }
 
     #[inline]
@@ -365,7 +366,7 @@ impl Shell {
         let Shell { devices, links, active, now, .. } = self;
         let Some(device) = &mut devices[device] else { return };
         let found = device.numbers.get(&completion.queue_pair).copied();
-        let link = found.and_then(|id| links.get_mut(id.index())?.as_mut().filter(|link| link.id == id));
+        let link = found.and_then(|id| link_of(links, id));
         let is_receive = completion.id & RECEIVE != 0;
         let Some(link) = link else {
             if is_receive {
@@ -403,10 +404,7 @@ impl Shell {
     #[inline]
     fn pump<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
         let Shell { devices, links, .. } = self;
-        let Some(link) = links.get_mut(id.index()).and_then(Option::as_mut).filter(|link| link.id == id)
-        else {
-            return;
-        };
+        let Some(link) = link_of(links, id) else { return };
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
         let Some(device) = &mut devices[link.device] else { return };
         let posted = link.post_receives(conn, device).map_err(|error| error.to_string());
@@ -427,10 +425,7 @@ impl Shell {
     fn end<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
         let now = self.now;
         let Shell { devices, links, .. } = self;
-        let Some(link) = links.get_mut(id.index()).and_then(Option::as_mut).filter(|link| link.id == id)
-        else {
-            return;
-        };
+        let Some(link) = link_of(links, id) else { return };
         let Some(device) = devices.get_mut(link.device).and_then(Option::as_mut) else { return };
         let posted = core.transport(id).and_then(Holds::held).map_or(0, |conn| conn.posted());
         let seen = link.seen(device, posted);
@@ -439,7 +434,7 @@ impl Shell {
         if link.end.ending.is_none() {
             link.begin_end(Ending::begin(now, device.tells));
         }
-        if is_over && seen.is_vain() && device.tells.on_vain() {
+        if is_over && seen.waits() && device.tells.on_vain() {
             let device = device.shared.device().name();
             tracing::info!(
                 device,
@@ -449,10 +444,8 @@ impl Shell {
             );
         }
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
-        if let Some(violation) = conn.take_violation()
-            && let Some(remote) = core.peer(id).map(|peer| peer.remote)
-        {
-            core.on_violation(remote, violation.to_string());
+        if let Some(violation) = conn.take_violation() {
+            core.on_violation(id, violation.to_string());
         }
         if is_over {
             self.destroy(core, id);
@@ -488,7 +481,7 @@ impl Shell {
             // After the queue pair: the shared queue that it was on may go with it.
             device.release(reservation, lost);
         }
-        self.forget(index);
+        self.release_device(index);
         if let Some(conn) = core.transport(id).and_then(Holds::held) {
             conn.on_destroyed();
         }
@@ -518,12 +511,17 @@ impl Shell {
         if self.link(id).is_none() {
             return false;
         }
+        self.disconnect(core, id);
+        true
+    }
+
+    /// A connection ends now.
+    fn disconnect<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
         if let Some(conn) = core.transport(id).and_then(Holds::held) {
             conn.on_disconnected();
         }
         core.step_sent(id);
         self.pump(core, id);
-        true
     }
 
     fn on_time<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
@@ -591,39 +589,29 @@ impl Shell {
     }
 
     fn on_event<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, mut event: CmEvent) {
-        if event.kind == CmEventKind::ConnectRequest {
-            if let Some(id) = event.new_id.take() {
-                self.on_request(core, &event, id);
+        let act = match event.kind {
+            CmEventKind::ConnectRequest => {
+                if let Some(id) = event.new_id.take() {
+                    self.on_request(core, &event, id);
+                }
+                return;
             }
-            return;
-        }
-        if event.kind == CmEventKind::DeviceRemoval {
-            self.on_removal(core, event.id);
-            return;
-        }
-        if event.kind == CmEventKind::AddressChange {
-            self.on_address_change(event.id);
-            return;
-        }
-        let Some(id) = self.ids.get(&event.id).copied() else { return };
-        let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
-        match event.kind {
-            CmEventKind::Established => conn.on_established(),
+            CmEventKind::DeviceRemoval => return self.on_removal(core, event.id),
+            CmEventKind::AddressChange => return self.on_address_change(event.id),
+            CmEventKind::Established => Conn::on_established,
             CmEventKind::Disconnected
             | CmEventKind::ConnectError
             | CmEventKind::Unreachable
-            | CmEventKind::Rejected => conn.on_disconnected(),
+            | CmEventKind::Rejected => Conn::on_disconnected,
             CmEventKind::AddressResolved
             | CmEventKind::AddressError
             | CmEventKind::RouteResolved
             | CmEventKind::RouteError
-            | CmEventKind::ConnectRequest
-            | CmEventKind::ConnectResponse
-            | CmEventKind::DeviceRemoval
-            | CmEventKind::AddressChange
-            | CmEventKind::TimewaitExit
             | CmEventKind::Other(_) => return,
-        }
+        };
+        let Some(id) = self.ids.get(&event.id).copied() else { return };
+        let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
+        act(conn);
         core.step_sent(id);
         self.pump(core, id);
     }
@@ -631,10 +619,7 @@ impl Shell {
     fn on_request<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, event: &CmEvent, id: CmId) {
         let listener = event.listener.and_then(|token| self.listeners.of(token));
         let Some(listener) = listener.map(|it| it.index) else { return };
-        let is_its =
-            |it: &&DeviceCore| !it.is_lost && !it.shared.is_left_out() && it.shared.device().is_of(&id);
-        let device = self.devices.iter().flatten().find(is_its);
-        let Some(device) = device else {
+        let Some(device) = self.device_of(&id) else {
             // A new one, of a listener on all addresses. Refused; the host comes again.
             if !self.preparing.devices().any(|it| it.device().is_of(&id)) {
                 self.missing = self.missing.max(1);
@@ -647,8 +632,7 @@ impl Shell {
                 if let Some(remote) = id.peer_address() {
                     core.on_refused(remote, reason);
                 }
-                let wanted = Wanted { qid: 0, entries: 2, responder_resources: 1 };
-                Request { id, listener, wanted }.reject(status);
+                reject(&id, status);
             }
         }
     }
@@ -668,20 +652,20 @@ impl Shell {
         if let Some(reason) = core.refusal() {
             let reason = reason.to_owned();
             core.on_refused(remote, reason);
-            let _ = cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
+            reject(&cm, CmStatus::NO_RESOURCES);
             return false;
         }
         let mut link = match self.make_link(cm, wanted, &mut config) {
             Ok(link) => link,
             Err((cm, reason)) => {
                 core.on_refused(remote, reason);
-                let _ = cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
+                reject(&cm, CmStatus::NO_RESOURCES);
                 return false;
             }
         };
         let peer = Peer { transport: TransportKind::Rdma, listener, remote, local };
         let Ok(id) = core.accept(Holds::wrap(Conn::new(config)), peer) else {
-            let _ = link.cm.reject(CmReject::new(CmStatus::NO_RESOURCES).as_bytes());
+            reject(&link.cm, CmStatus::NO_RESOURCES);
             let (index, reservation) = (link.device, link.reservation);
             drop(link);
             if let Some(device) = &mut self.devices[index] {
@@ -701,7 +685,6 @@ impl Shell {
             private_data: answer.as_bytes(),
             responder_resources: 0,
             initiator_depth: wanted.responder_resources,
-            ..ConnectParams::default()
         });
         if accepted.is_ok() {
             // While another host has all shared receives this one asks again soon. A device that does not
@@ -713,10 +696,7 @@ impl Shell {
         }
         if accepted.is_err() {
             // The host has gone meanwhile.
-            if let Some(conn) = core.transport(id).and_then(Holds::held) {
-                conn.on_disconnected();
-            }
-            self.pump(core, id);
+            self.disconnect(core, id);
         }
         true
     }
@@ -770,6 +750,11 @@ impl Shell {
     }
 }
 
+#[inline]
+fn link_of(links: &mut [Option<Link>], id: Slot) -> Option<&mut Link> {
+    links.get_mut(id.index())?.as_mut().filter(|link| link.id == id)
+}
+
 fn make_queue_pair(
     cm: &CmId,
     device: &DeviceCore,
@@ -779,14 +764,14 @@ fn make_queue_pair(
     let queue = device.completion_queue(reservation).ok_or("no completion queue")?;
     let srq = reservation.share.and_then(|share| device.receives.of(share)).map(|it| &it.queue);
     let config = QueuePairConfig {
-        send_cq: queue,
-        recv_cq: queue,
+        cq: queue,
         srq,
         send_wr,
         recv_wr: entries,
         send_sge: segments,
         recv_sge: 1,
         inline_bytes: INLINE_BYTES,
+        posting: None,
     };
     cm.create_queue_pair(device.shared.device(), &config).map_err(|error| error.to_string())
 }

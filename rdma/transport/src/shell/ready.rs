@@ -72,33 +72,18 @@ struct Running<D: Registers> {
     thread: JoinHandle<Result<Ready<D>, String>>,
 }
 
-/// Devices that are ready and that this core could not open so far.
-pub(super) struct Waiting<D: Registers = Device>(Vec<Arc<Ready<D>>>);
-
-impl<D: Registers> Default for Waiting<D> {
-    fn default() -> Self {
-        Waiting(Vec::new())
-    }
+/// Try those that are not lost again to open; gives each one that is open now.
+pub(super) fn open_again<D: Registers>(
+    waiting: &mut Vec<Arc<Ready<D>>>,
+    mut open: impl FnMut(&Ready<D>) -> Result<(), String>,
+) -> Vec<Arc<Ready<D>>> {
+    waiting.retain(|ready| !ready.shared.device().is_lost());
+    waiting.extract_if(.., |ready| open(ready).is_ok()).collect()
 }
 
-impl<D: Registers> Waiting<D> {
-    pub(super) fn add(&mut self, ready: Arc<Ready<D>>) {
-        self.0.push(ready);
-    }
-
-    /// A device of this name has come: an older one is not to take its place.
-    pub(super) fn remove(&mut self, name: &str) {
-        self.0.retain(|ready| ready.shared.device().name() != name);
-    }
-
-    /// Try those that are not lost again; gives each one that is open now.
-    pub(super) fn again(
-        &mut self,
-        mut open: impl FnMut(&Ready<D>) -> Result<(), String>,
-    ) -> Vec<Arc<Ready<D>>> {
-        self.0.retain(|ready| !ready.shared.device().is_lost());
-        self.0.extract_if(.., |ready| open(ready).is_ok()).collect()
-    }
+/// A device has come: an older one of its name is not to take its place.
+pub(super) fn remove_older<D: Registers>(waiting: &mut Vec<Arc<Ready<D>>>, newer: &Ready<D>) {
+    waiting.retain(|ready| ready.shared.device().name() != newer.shared.device().name());
 }
 
 /// Of devices that are not used yet: let go of those that are gone. Gives how many.
@@ -251,7 +236,7 @@ mod tests {
     /// A core's devices that come have the memory of `own`, of another core's pool, and of a disk.
     fn begin(device: &Arc<SharedDevice<Fake>>) -> (Preparations<Fake>, Vec<Area>) {
         let all = areas(3);
-        let mut preparing = Preparations::new(KnownDevices::default());
+        let mut preparing = Preparations::new(KnownDevices::new(&[]));
         preparing.add_pools(&all[1..2]);
         assert!(preparing.begin(Arc::clone(device), &all[..1], &[disk("d", &all[2])]).is_ok());
         (preparing, all)
@@ -319,7 +304,7 @@ mod tests {
     #[test]
     fn a_device_that_comes_gets_the_disks_of_later_reloads() {
         use crate::shell::keys::RegisteredDisks;
-        let known = KnownDevices::default();
+        let known = KnownDevices::new(&[]);
         let device = SharedDevice::of(fake("late"));
         let mut preparing = Preparations::new(known.clone());
         assert!(preparing.begin(Arc::clone(&device), &[], &[]).is_ok());
@@ -337,7 +322,7 @@ mod tests {
                 device.set_used();
             }
             let all = [(); 2].map(|()| Area::map(1, Pages::Transparent).expect("memory"));
-            let mut preparing = Preparations::new(KnownDevices::default());
+            let mut preparing = Preparations::new(KnownDevices::new(&[]));
             assert!(preparing.begin(Arc::clone(&device), &all[..1], &[disk("d", &all[1])]).is_ok());
             wait(&mut preparing).expect("registered");
             let asked = device.device().asked();
@@ -381,30 +366,28 @@ mod tests {
     #[test]
     fn a_device_that_a_core_cannot_open_is_kept_and_tried_until_it_is_open_or_lost() {
         let (a, b) = (ready("a"), ready("b"));
-        let mut waiting = Waiting::default();
-        waiting.add(Arc::clone(&a));
-        waiting.add(Arc::clone(&b));
+        let mut waiting = vec![Arc::clone(&a), Arc::clone(&b)];
         let mut tries = 0;
         let mut fail = |_: &Ready<Fake>| {
             tries += 1;
             Err("no memory".to_owned())
         };
-        assert!(waiting.again(&mut fail).is_empty() && waiting.again(&mut fail).is_empty());
+        assert!(
+            open_again(&mut waiting, &mut fail).is_empty() && open_again(&mut waiting, &mut fail).is_empty()
+        );
         assert_eq!((tries, a.shared.device().registered()), (4, 1));
         b.shared.device().set_lost();
-        let opened = waiting.again(|_| Ok(()));
+        let opened = open_again(&mut waiting, |_| Ok(()));
         assert!(opened.len() == 1 && Arc::ptr_eq(&opened[0], &a));
-        assert!(waiting.again(|_| panic!("nothing is left")).is_empty());
+        assert!(open_again(&mut waiting, |_| panic!("nothing is left")).is_empty());
         assert_eq!(Arc::strong_count(&b), 1, "a lost one is not held");
     }
 
     #[test]
     fn a_device_that_waits_gives_way_to_one_of_its_name() {
-        let mut waiting = Waiting::default();
-        waiting.add(ready("a"));
-        waiting.add(ready("b"));
-        waiting.remove("a");
-        let opened = waiting.again(|_| Ok(()));
+        let mut waiting = vec![ready("a"), ready("b")];
+        remove_older(&mut waiting, &ready("a"));
+        let opened = open_again(&mut waiting, |_| Ok(()));
         assert_eq!(opened.iter().map(|it| it.shared.device().name()).collect::<Vec<_>>(), ["b"]);
     }
 }

@@ -38,16 +38,24 @@ impl Request {
 
     /// Refuse it with a reason.
     pub fn reject(self, status: CmStatus) {
-        // The host may have gone meanwhile; then the answer is lost.
-        let _ = self.id.reject(CmReject::new(status).as_bytes());
+        reject(&self.id, status);
     }
+}
+
+/// Refuse a request with a reason. The host may have gone meanwhile; then the answer is lost.
+pub(super) fn reject(id: &CmId, status: CmStatus) {
+    let _ = id.reject(CmReject::new(status).as_bytes());
 }
 
 /// Check what a host asks for.
 ///
 /// # Errors
 /// The code to reject it with, and the reason for the log: field, value, what is allowed.
-pub fn check(event: &CmEvent, limits: &DeviceLimits, entries_max: u16) -> Result<Wanted, (CmStatus, String)> {
+pub(super) fn check(
+    event: &CmEvent,
+    limits: &DeviceLimits,
+    entries_max: u16,
+) -> Result<Wanted, (CmStatus, String)> {
     check_data(&event.private_data, event.initiator_depth.min(limits.initiator_depth), entries_max)
 }
 

@@ -39,16 +39,11 @@ pub(super) trait Slots {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Share {
     place: usize,
-    slots: u32,
+    pub(super) slots: u32,
 }
 
-impl Share {
-    pub(super) fn slots(self) -> u32 {
-        self.slots
-    }
-}
-
-struct CqEntry<Q> {
+/// A queue, and what its connections have of it.
+struct QueueEntry<Q> {
     queue: Q,
     serial: u32,
     reserved: u32,
@@ -56,7 +51,7 @@ struct CqEntry<Q> {
     at_risk: u32,
 }
 
-impl<Q> CqEntry<Q> {
+impl<Q> QueueEntry<Q> {
     fn is_worn(&self) -> bool {
         self.at_risk >= WORN_AT
     }
@@ -64,7 +59,7 @@ impl<Q> CqEntry<Q> {
 
 /// See the module.
 pub(super) struct Queues<Q> {
-    places: Vec<Option<CqEntry<Q>>>,
+    places: Vec<Option<QueueEntry<Q>>>,
     /// No two queues have the same for a long time, so that a completion is never another queue's.
     next_serial: u32,
 }
@@ -97,13 +92,8 @@ impl<Q: Slots> Queues<Q> {
         let serial = self.next_serial;
         let queue = make(serial)?;
         self.next_serial = (serial + 1) % SERIALS;
-        let it = Some(CqEntry { queue, serial, reserved: 0, at_risk: 0 });
-        if let Some(place) = self.places.iter().position(Option::is_none) {
-            self.places[place] = it;
-            return Some(place);
-        }
-        self.places.push(it);
-        Some(self.places.len() - 1)
+        let it = QueueEntry { queue, serial, reserved: 0, at_risk: 0 };
+        Some(put_first(&mut self.places, it))
     }
 
     /// A connection's queue pair is destroyed, and took up to `lost` slots along.
@@ -137,9 +127,19 @@ impl<Q: Slots> Queues<Q> {
         self.iter_mut().map(|it| &mut it.queue)
     }
 
-    fn iter_mut(&mut self) -> impl Iterator<Item = &mut CqEntry<Q>> {
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueueEntry<Q>> {
         self.places.iter_mut().flatten()
     }
+}
+
+/// Put something in the first place that is empty, or in a new one; where it is.
+pub(super) fn put_first<T>(places: &mut Vec<Option<T>>, it: T) -> usize {
+    let place = places.iter().position(Option::is_none).unwrap_or(places.len());
+    if place == places.len() {
+        places.push(None);
+    }
+    places[place] = Some(it);
+    place
 }
 
 /// The device's. Fields are dropped in this order: the queue goes before the memory that it knows.
@@ -209,7 +209,7 @@ mod tests {
 
     /// What is left of a queue for its connections, less what they have reserved.
     fn surplus(queues: &mut Queues<Fake>) -> i64 {
-        let of = |it: &mut CqEntry<Fake>| {
+        let of = |it: &mut QueueEntry<Fake>| {
             i64::from(it.queue.slots) - i64::from(it.queue.lost) - i64::from(it.reserved)
         };
         queues.iter_mut().map(of).min().unwrap_or(0)

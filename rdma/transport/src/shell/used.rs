@@ -116,22 +116,6 @@ impl<D: Registers> SharedDevice<D> {
     }
 }
 
-/// What follows when a core cannot use a device at the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Refusal {
-    /// A listener is left without any device.
-    Fail,
-    /// It is left out.
-    LeaveOut,
-}
-
-impl Refusal {
-    /// `others`: devices that are used still.
-    fn of(is_needed: bool, others: usize) -> Refusal {
-        if is_needed || others == 0 { Refusal::Fail } else { Refusal::LeaveOut }
-    }
-}
-
 /// Take up the devices that are used: `settle` comes before the first of them, `make` makes each.
 pub(super) fn open<D: Registers, C>(
     devices: &[Arc<SharedDevice<D>>],
@@ -154,13 +138,12 @@ pub(super) fn open<D: Registers, C>(
         let device = shared.device().name();
         let is_needed = shared.marks().is_needed.load(Ordering::Relaxed);
         let is_known = shared.marks().is_left_out.swap(true, Ordering::Relaxed);
-        match Refusal::of(is_needed, devices.iter().filter(is_there).count()) {
-            Refusal::Fail => return Err(format!("{device}: {error}")),
-            // By the first core that finds out.
-            Refusal::LeaveOut if is_known => {}
-            Refusal::LeaveOut => {
-                tracing::error!(device, %error, "RDMA device cannot be used: it is left out");
-            }
+        if is_needed || !devices.iter().any(|it| is_there(&it)) {
+            return Err(format!("{device}: {error}"));
+        }
+        // By the first core that finds out.
+        if !is_known {
+            tracing::error!(device, %error, "RDMA device cannot be used: it is left out");
         }
     }
     Ok(opened)
@@ -217,13 +200,6 @@ mod tests {
         assert_eq!(of(&[]), [unused; 3]);
     }
 
-    #[test]
-    fn a_device_that_cannot_be_used_stops_the_start_only_where_a_listener_is_left_without_any() {
-        assert_eq!(Refusal::of(false, 2), Refusal::LeaveOut);
-        assert_eq!(Refusal::of(false, 0), Refusal::Fail, "a listener on all addresses has none left");
-        assert_eq!(Refusal::of(true, 2), Refusal::Fail, "a listener is on it alone");
-    }
-
     /// Devices with these marks: used, and needed by a listener.
     fn devices(marks: &[(bool, bool)]) -> Vec<Arc<SharedDevice<Fake>>> {
         let of = |(is_used, is_needed): &(bool, bool)| {
@@ -264,7 +240,8 @@ mod tests {
     #[test]
     fn a_core_that_cannot_open_a_device_fails_where_a_listener_needs_it() {
         assert!(opened(&devices(&[(true, true), (true, false)]), &[0]).0.is_err());
-        assert!(opened(&devices(&[(true, false)]), &[0]).0.is_err(), "there is no other");
+        let alone = devices(&[(true, false)]);
+        assert!(opened(&alone, &[0]).0.is_err(), "a listener on all addresses has none left");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_rdma_verbs::{
     CmChannel, CmEvent, CmEventKind, CmId, CompletionChannel, CompletionQueue, ConnectParams, Device,
-    MemoryRegion, QueuePair, QueuePairConfig, Road, Sge, SharedReceiveQueue, WorkCompletion,
+    MemoryRegion, Posting, QueuePair, QueuePairConfig, Sge, SharedReceiveQueue, WorkCompletion,
 };
 use spindle_reactor::mem::{Buf, Pool};
 
@@ -32,15 +32,15 @@ pub struct Lab {
 /// How an end is made.
 #[derive(Clone, Copy)]
 pub struct Shape {
-    pub road: Road,
+    pub posting: Option<Posting>,
     pub is_shared: bool,
     pub send_wr: u32,
     pub cqe: u32,
 }
 
 impl Shape {
-    pub fn new(road: Road) -> Shape {
-        Shape { road, is_shared: false, send_wr: 32, cqe: 128 }
+    pub fn new(posting: Option<Posting>) -> Shape {
+        Shape { posting, is_shared: false, send_wr: 32, cqe: 128 }
     }
 }
 
@@ -67,17 +67,17 @@ impl End {
             false => None,
         };
         let config = QueuePairConfig {
-            send_cq: &completions,
-            recv_cq: &completions,
+            cq: &completions,
             srq: shared.as_ref(),
             send_wr: shape.send_wr,
             recv_wr: 64,
             send_sge: 4,
             recv_sge: 2,
             inline_bytes: 64,
+            posting: shape.posting,
         };
-        let queue = id.create_queue_pair_by(device, &config, shape.road)?;
-        ensure!(shape.road == Road::Best || queue.road() == shape.road, "not the road asked for");
+        let queue = id.create_queue_pair(device, &config)?;
+        ensure!(shape.posting.is_none_or(|it| it == queue.posting()), "not the posting asked for");
         ensure!(queue.inline_bytes() >= 64, "{} inline bytes", queue.inline_bytes());
         let memory = lab.pool.take(BUFFER).ok_or("no memory")?;
         let base = memory.as_slice().ok_or("not contiguous")?.as_ptr() as u64;
@@ -161,7 +161,8 @@ pub fn event(channel: &CmChannel, kind: CmEventKind) -> Outcome<CmEvent> {
 pub fn begin(lab: &Lab, address: IpAddr, shape: Shape) -> Outcome<(CmChannel, CmId, CmChannel, End)> {
     let (servers, clients) = (CmChannel::new()?, CmChannel::new()?);
     let listener = CmId::new(&servers)?;
-    listener.listen(SocketAddr::new(address, 0), 16)?;
+    listener.bind(SocketAddr::new(address, 0))?;
+    listener.listen(16)?;
     let to = listener.local_address().ok_or("no address")?;
     ensure!(to.port() != 0, "no port");
     let client = resolve(lab, &clients, to, shape)?;
@@ -185,12 +186,7 @@ pub const WELCOME: &[u8] = b"from the controller";
 pub const READS: u8 = 4;
 
 pub fn parameters(private_data: &[u8]) -> ConnectParams<'_> {
-    ConnectParams {
-        private_data,
-        responder_resources: READS,
-        initiator_depth: READS - 1,
-        ..ConnectParams::default()
-    }
+    ConnectParams { private_data, responder_resources: READS, initiator_depth: READS - 1 }
 }
 
 /// A connection, and the channels of its ends.

@@ -12,13 +12,12 @@
 
 mod words;
 
-use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::area::Area;
-use super::buf::{Buf, Home, Segment, Tail};
+use super::buf::{Buf, Builder, Home, Segment, Tail, Tails};
 use super::frames::FRAME_BYTES;
 use super::region::{Pages, Region, RegionError};
 
@@ -70,8 +69,7 @@ impl CacheFrames {
     /// they are needed.)
     #[must_use]
     pub fn core(self: &Arc<Self>, buffers: usize) -> Rc<CacheCore> {
-        let tails = (0..buffers).map(|_| Box::new(Tail::with_capacity(TAIL_SEGMENTS))).collect();
-        Rc::new(CacheCore { frames: Arc::clone(self), tails: RefCell::new(tails) })
+        Rc::new(CacheCore { frames: Arc::clone(self), tails: Tails::new(buffers, TAIL_SEGMENTS) })
     }
 
     #[inline]
@@ -94,42 +92,7 @@ impl CacheFrames {
 /// One core's buffers of a cache.
 pub struct CacheCore {
     frames: Arc<CacheFrames>,
-    /// Boxes for buffers of several segments, used again and again.
-    #[expect(clippy::vec_box, reason = "the box itself is what is recycled")]
-    tails: RefCell<Vec<Box<Tail>>>,
-}
-
-/// Segments of a buffer that is being put together.
-struct Pieces {
-    head: Option<Segment>,
-    tail: Option<Box<Tail>>,
-    bytes: u32,
-}
-
-impl Pieces {
-    const fn new() -> Pieces {
-        Pieces { head: None, tail: None, bytes: 0 }
-    }
-
-    fn push(&mut self, core: &CacheCore, segment: Segment) {
-        self.bytes += segment.bytes;
-        let Some(head) = &mut self.head else {
-            self.head = Some(segment);
-            return;
-        };
-        let last = self.tail.as_mut().and_then(|tail| tail.0.last_mut()).unwrap_or(head);
-        if last.end() == segment.addr.as_ptr() as usize {
-            last.bytes += segment.bytes;
-        } else {
-            self.tail.get_or_insert_with(|| core.tail()).0.push(segment);
-        }
-    }
-
-    fn into_buf(self, core: &Rc<CacheCore>, is_writable: bool) -> Buf {
-        let Some(head) = self.head else { return Buf::zeroes(0) };
-        let home = Home::Cache(Rc::clone(core));
-        Buf { head, tail: self.tail, bytes: self.bytes, is_writable, home }
-    }
+    tails: Tails,
 }
 
 impl CacheCore {
@@ -138,10 +101,6 @@ impl CacheCore {
     #[must_use]
     pub fn frames(&self) -> &Arc<CacheFrames> {
         &self.frames
-    }
-
-    fn tail(&self) -> Box<Tail> {
-        self.tails.borrow_mut().pop().unwrap_or_else(|| Box::new(Tail::with_capacity(TAIL_SEGMENTS)))
     }
 
     /// A shared buffer of `bytes` bytes from `skip` on of a page that is pinned.
@@ -161,25 +120,25 @@ impl CacheCore {
     /// # Panics
     /// When the pages do not have so many bytes.
     pub fn several<'a>(self: &Rc<Self>, pins: impl Iterator<Item = Pin<'a>>, skip: u32, bytes: u32) -> Buf {
-        let (mut pieces, mut skip, mut left) = (Pieces::new(), skip, bytes);
+        let (mut pieces, mut skip, mut left) = (Builder::new(&self.tails), skip, bytes);
         for pin in pins {
             let step = left.min(FRAME_BYTES - skip);
             // A piece of nothing would not be given back.
             assert!(step > 0, "more pages than bytes");
-            pieces.push(self, self.frames.piece(self.own(pin), skip, step));
+            pieces.push(self.frames.piece(self.own(pin), skip, step));
             (skip, left) = (0, left - step);
         }
         assert!(left == 0, "fewer pages than bytes");
-        pieces.into_buf(self, false)
+        pieces.build(Home::Cache(Rc::clone(self)), false)
     }
 
     /// A writable buffer of whole frames, in this order.
     pub fn filling<'a>(self: &Rc<Self>, frames: impl Iterator<Item = Filling<'a>>) -> Buf {
-        let mut pieces = Pieces::new();
+        let mut pieces = Builder::new(&self.tails);
         for filling in frames {
-            pieces.push(self, self.frames.piece(filling.into_frame(), 0, FRAME_BYTES));
+            pieces.push(self.frames.piece(filling.into_frame(), 0, FRAME_BYTES));
         }
-        pieces.into_buf(self, true)
+        pieces.build(Home::Cache(Rc::clone(self)), true)
     }
 
     /// The frames of a buffer that [`CacheCore::filling`] made, in order.
@@ -193,10 +152,10 @@ impl CacheCore {
         }
         let words = self.frames.words();
         self.frames.frames_of(buf.head).for_each(|frame| each(words.filling(frame)));
-        if let Some(mut tail) = buf.tail.take() {
-            let frames = tail.0.drain(..).flat_map(|segment| self.frames.frames_of(segment));
+        if let Some(tail) = buf.tail.take() {
+            let frames = tail.0.iter().flat_map(|segment| self.frames.frames_of(*segment));
             frames.for_each(|frame| each(words.filling(frame)));
-            self.tails.borrow_mut().push(tail);
+            self.tails.put(tail);
         }
         // Nothing is left in it that its drop would give back.
         buf.home = Home::Zeroes;
@@ -227,11 +186,11 @@ impl CacheCore {
         } else {
             self.frames.frames_of(head).for_each(|frame| words.unpin(frame));
         }
-        if let Some(mut tail) = tail {
-            for segment in tail.0.drain(..) {
+        if let Some(tail) = tail {
+            for segment in tail.0.iter().copied() {
                 self.frames.frames_of(segment).for_each(|frame| words.unpin(frame));
             }
-            self.tails.borrow_mut().push(tail);
+            self.tails.put(tail);
         }
     }
 

@@ -60,6 +60,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::{FRAME, FRESH_BATCH};
+
 /// Pages of an extent: see "Rejected alternatives" above.
 pub(super) const EXTENT_PAGES: u32 = 16;
 /// No extent: the end of the stack, and frame 0 would be in it.
@@ -71,6 +73,29 @@ const OWNER_MASK: u64 = (1 << 28) - 1;
 /// A home that was taken as a whole for a write and is not published yet.
 const CLAIMED: u64 = 1 << 44;
 const GENERATION: u64 = 1 << 45;
+
+/// What the frames of a store are.
+pub(super) struct Layout {
+    /// Extents that are homes of pages.
+    pub(super) homes: u64,
+    /// Further extents, for large writes: half of the slack.
+    pub(super) spares: u64,
+    /// Frames of no extent, for smaller ones: the other half, and what one core takes at a time.
+    pub(super) small: u64,
+}
+
+impl Layout {
+    pub(super) fn of(capacity_bytes: u64, slack_bytes: u64) -> Layout {
+        let extent_bytes = u64::from(EXTENT_PAGES) * FRAME;
+        let spares = slack_bytes / 2 / extent_bytes;
+        let small = (slack_bytes - spares * extent_bytes).div_ceil(FRAME);
+        Layout {
+            homes: capacity_bytes.div_ceil(extent_bytes),
+            spares,
+            small: small.saturating_add(u64::from(FRESH_BATCH)),
+        }
+    }
+}
 
 /// What is known of an extent of frames.
 #[derive(Clone, Copy, PartialEq, Eq)]

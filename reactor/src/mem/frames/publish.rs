@@ -191,9 +191,8 @@ impl FrameCore {
             buf.tail = tail;
             return result; // dropping `buf` gives the frame back
         }
-        if let Some(mut tail) = tail {
-            tail.0.clear();
-            self.tails.borrow_mut().push(tail);
+        if let Some(tail) = tail {
+            self.tails.put(tail);
         }
         // The table owns the frames now.
         buf.head.bytes = 0;

@@ -116,17 +116,17 @@ fn apply(world: &mut World, controller: &mut Controller, operation: &Operation) 
             controller.tick(world.now);
         }
         Operation::TakeEvent => {
-            let held = controller.parked_aers();
+            let held = controller.events.parked_aers;
             let taken = controller.take_async_event();
-            assert_eq!(controller.parked_aers() + u8::from(taken.is_some()), held);
+            assert_eq!(controller.events.parked_aers + u8::from(taken.is_some()), held);
         }
         Operation::EventAborted => controller.async_event_aborted(),
         Operation::AbortDone => controller.abort_done(),
     }
-    assert!(controller.parked_aers() <= 4);
-    assert_eq!(controller.shared.is_ready(), controller.state().is_ready());
-    assert_eq!(controller.shared.is_gone(), controller.state().is_over());
-    if let Some(deadline) = controller.deadline() {
+    assert!(controller.events.parked_aers <= 4);
+    assert_eq!(controller.shared.is_ready(), controller.state.is_ready());
+    assert_eq!(controller.shared.is_gone(), controller.state.is_over());
+    if let Some(deadline) = controller.keep_alive.deadline {
         assert!(deadline <= world.now + Nanos::from_secs(120));
     }
 }
@@ -134,7 +134,7 @@ fn apply(world: &mut World, controller: &mut Controller, operation: &Operation) 
 fn admin(world: &World, controller: &mut Controller, sqe: &Sqe) {
     let need = controller.need(&world.cx(), sqe);
     let bytes = match need {
-        Ok(need) => need.bytes(),
+        Ok(need) => need.bytes,
         Err(failure) => {
             assert!(!failure.status.is_success());
             assert!(failure.field.is_none_or(|field| field < 64));
@@ -145,7 +145,7 @@ fn admin(world: &World, controller: &mut Controller, sqe: &Sqe) {
     // What the host sends is as arbitrary as the command.
     let mut data: Vec<u8> =
         sqe.as_bytes().iter().copied().cycle().take(usize::try_from(bytes).unwrap()).collect();
-    if matches!(need, Ok(Need::ToHost { .. })) {
+    if need.is_ok_and(|need| need.is_to_host) {
         data.fill(0);
     }
     let outcome = controller.execute(&world.cx(), sqe, &mut data);
@@ -154,8 +154,8 @@ fn admin(world: &World, controller: &mut Controller, sqe: &Sqe) {
         (Ok(_), Outcome::Reply { status, .. }) => {
             assert_ne!(status.code(), Status::INVALID_OPCODE);
         }
-        (Ok(need), Outcome::HoldAsyncEvent | Outcome::Abort { .. }) => assert_eq!(need, Need::None),
-        (Ok(need), Outcome::EndFormer { token }) => assert!(need == Need::None && token != 0),
+        (Ok(need), Outcome::HoldAsyncEvent | Outcome::Abort { .. }) => assert_eq!(need, Need::NONE),
+        (Ok(need), Outcome::EndFormer { token }) => assert!(need == Need::NONE && token != 0),
     }
 }
 
@@ -173,6 +173,6 @@ proptest! {
             apply(&mut world, &mut controller, operation);
         }
         controller.remove(&world.registry);
-        prop_assert_eq!(world.registry.count(), 0);
+        prop_assert_eq!(world.registry.all().len(), 0);
     }
 }

@@ -56,7 +56,7 @@ fn an_abort_is_passed_on_and_the_fifth_at_once_is_over_the_limit() {
 fn keep_alive_succeeds_and_moves_no_data() {
     let world = World::new();
     let mut controller = world.io();
-    assert_eq!(controller.need(&world.cx(), &Sqe::keep_alive(1)), Ok(Need::None));
+    assert_eq!(controller.need(&world.cx(), &Sqe::keep_alive(1)), Ok(Need::NONE));
     assert_eq!(world.run(&mut controller, &Sqe::keep_alive(1)), Ok((0, Vec::new())));
     assert!(controller.shared.take_traffic());
 }
@@ -68,7 +68,7 @@ fn the_end_of_former_associations_is_passed_on_with_its_token_which_is_not_zero(
     let token = 1 << 63 | 5;
     let mut sqe = Sqe::end_former_associations(1, token);
     sqe.cdw15 = nvme_spec::zerocopy::little_endian::U32::new(7);
-    assert_eq!(controller.need(&world.cx(), &sqe), Ok(Need::None));
+    assert_eq!(controller.need(&world.cx(), &sqe), Ok(Need::NONE));
     assert_eq!(controller.execute(&world.cx(), &sqe, &mut []), Outcome::EndFormer { token });
     let refused = world.run(&mut controller, &Sqe::end_former_associations(1, 0));
     assert_eq!(refused, Err((Status::INVALID_FIELD.dnr(), Some(40))));

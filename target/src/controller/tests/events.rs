@@ -40,7 +40,7 @@ fn the_fifth_request_is_over_the_limit() {
     assert_eq!(refused, Err((Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr(), Some(0))));
     controller.async_event_aborted();
     hold(&world, &mut controller, 1);
-    assert_eq!(controller.parked_aers(), 4);
+    assert_eq!(controller.events.parked_aers, 4);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_host_that_loses_its_subsystem_or_its_right_loses_its_controller() {
     for new in [gone, forbidden] {
         let mut controller = old.io();
         assert_eq!(controller.on_snapshot(&old.snapshot, &new.snapshot), Effect::CloseAll);
-        assert!(controller.shared.is_gone() && controller.state() == State::Failed);
+        assert!(controller.shared.is_gone() && controller.state == State::Failed);
         assert!(controller.need(&new.cx(), &Sqe::keep_alive(1)).is_err());
     }
 }
@@ -125,7 +125,7 @@ fn a_reset_forgets_requests_and_events() {
     let new = changed(|subsystem| subsystem.namespaces[0] = None);
     controller.on_snapshot(&old.snapshot, &new.snapshot);
     new.set_cc(&mut controller, enabled().with_en(false)).unwrap();
-    assert_eq!((controller.take_async_event(), controller.parked_aers()), (None, 0));
+    assert_eq!((controller.take_async_event(), controller.events.parked_aers), (None, 0));
     new.set_cc(&mut controller, enabled()).unwrap();
     hold(&new, &mut controller, 4);
     assert_eq!(controller.take_async_event(), None);
@@ -253,7 +253,7 @@ fn a_silent_host_expires_after_its_timeout_and_any_command_is_a_sign_of_life() {
     let mut controller = world.io();
     let start = world.now;
     let at = |ms| start + Nanos::from_ms(ms);
-    assert_eq!(controller.deadline(), Some(at(5000)));
+    assert_eq!(controller.keep_alive.deadline, Some(at(5000)));
     let _ = controller.shared.take_traffic();
     // A command on an I/O queue, on whatever core.
     controller.shared.note_traffic();
@@ -263,7 +263,7 @@ fn a_silent_host_expires_after_its_timeout_and_any_command_is_a_sign_of_life() {
     assert_eq!(controller.tick(at(10_000)), None);
     assert_eq!(controller.tick(at(14_999)), None);
     assert_eq!(controller.tick(at(15_000)), Some(Expired::KeepAlive { timeout_ms: 5000 }));
-    assert_eq!((controller.tick(at(99_000)), controller.deadline()), (None, None));
+    assert_eq!((controller.tick(at(99_000)), controller.keep_alive.deadline), (None, None));
     world.now = at(99_000);
     assert_eq!(
         world.run(&mut controller, &Sqe::keep_alive(1)).unwrap_err().0,
@@ -287,5 +287,5 @@ fn a_controller_that_is_never_enabled_is_given_up_also_without_keep_alive() {
     assert_eq!(controller.tick(world.now + Nanos::from_secs(120)), Some(Expired::NeverEnabled));
     let mut controller = world.connect(SUBSYSTEM, 0);
     world.set_cc(&mut controller, enabled()).unwrap();
-    assert_eq!(controller.deadline(), None);
+    assert_eq!(controller.keep_alive.deadline, None);
 }

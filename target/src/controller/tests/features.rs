@@ -68,11 +68,11 @@ fn keep_alive_is_set_in_steps_and_within_its_limit() {
     assert_eq!(set(&world, &mut controller, fid, 9001), Ok(0));
     assert_eq!(get(&world, &mut controller, fid, FeatureSelect::CURRENT), Ok(10_000));
     assert_eq!(get(&world, &mut controller, fid, FeatureSelect::DEFAULT), Ok(5000));
-    assert_eq!(controller.deadline(), Some(world.now + Nanos::from_secs(10)));
+    assert_eq!(controller.keep_alive.deadline, Some(world.now + Nanos::from_secs(10)));
     let refused = set(&world, &mut controller, fid, 60_001);
     assert_eq!(refused, Err((Status::KEEP_ALIVE_TIMEOUT_INVALID.dnr(), Some(44))));
     assert_eq!(set(&world, &mut controller, fid, 0), Ok(0));
-    assert_eq!(controller.deadline(), None);
+    assert_eq!(controller.keep_alive.deadline, None);
     // A discovery host is never kept for nothing.
     let mut discovery = world.discovery(30_000);
     assert_eq!(set(&world, &mut discovery, fid, 0), Ok(0));

@@ -23,7 +23,7 @@ use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, R
 use spindle_reactor::clock::Nanos;
 use spindle_transport::{Limits, Peer, TransportKind};
 
-use super::{Connected, Context, Controller, Effect, Need, Outcome, connect as connect_command};
+use super::{ConnectedQueue, Context, Controller, Effect, Need, Outcome, connect as connect_command};
 use crate::counters::NamespaceCounters;
 use crate::shared::Registry;
 use crate::snapshot::{
@@ -244,9 +244,8 @@ impl World {
         let data = ConnectData::new(HOST_ID, 0xffff, &nqn(name), &nqn(HOST));
         let sqe = Sqe::connect(1, 0, 31, kato_ms, ConnectAttributes::new());
         let (connected, result) = connect_command(&self.cx(), &sqe, &data, &LIMITS).unwrap();
-        let Connected::Admin { controller, entries: 32, sq_flow_off: false } = connected else {
-            panic!("{connected:?}")
-        };
+        assert_eq!((connected.entries, connected.is_sq_flow_off), (32, false));
+        let ConnectedQueue::Admin(controller) = connected.queue else { panic!("an I/O queue") };
         assert_eq!(result, u32::from(controller.shared.cntlid));
         controller
     }
@@ -290,15 +289,8 @@ impl World {
         from_host: &[u8],
     ) -> Result<(u64, Vec<u8>), Refused> {
         let need = controller.need(&self.cx(), sqe).map_err(|failure| (failure.status, failure.field))?;
-        let mut data = match need {
-            Need::None => Vec::new(),
-            Need::ToHost { bytes } => vec![0; usize::try_from(bytes).unwrap()],
-            Need::FromHost { bytes } => {
-                let mut data = from_host.to_vec();
-                data.resize(usize::try_from(bytes).unwrap(), 0);
-                data
-            }
-        };
+        let mut data = if need.is_to_host { Vec::new() } else { from_host.to_vec() };
+        data.resize(usize::try_from(need.bytes).unwrap(), 0);
         match controller.execute(&self.cx(), sqe, &mut data) {
             Outcome::Reply { status: Status::SUCCESS, result, .. } => Ok((result, data)),
             Outcome::Reply { status, field, .. } => Err((status, field)),

@@ -301,7 +301,7 @@ fn of_attached_disks() -> Vec<Case> {
             "disk[6].nqn = \"nqn.2026-01.test:far\": its namespace 1 is also the disk in line",
         ),
         (attach, drive("01:00.0"), "disk[6].nvme = \"01:00.0\": |must be a PCI address, like"),
-        (attach, drive(FIRST), "disk[6].nvme = \"fffe:ff:1f.6\": namespace 1 is also the disk in line"),
+        (attach, drive(FIRST), "disk[6].nvme = \"fffe:ff:1f.6\": its namespace 1 is also the disk in line"),
         (
             attach,
             of_drive("subnqn", A),

@@ -1,0 +1,125 @@
+//! [`Claim`]: which far namespaces are disks of this process, or were a moment ago.
+//!
+//! A disk that is removed may leave writes behind that the far target can still execute, and its ledger goes
+//! with it. No other disk of the same far namespace is opened before they are over; nor while there is one at
+//! the same address, whose ledger the other would not know. At another address the same identity may be
+//! another disk: two machines with the same configuration name their disks alike.
+
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use spindle_initiator::Namespace;
+use spindle_reactor::clock::{Clock, Nanos};
+
+/// What is claimed. Few: remote disks of one process.
+static CLAIMED: Mutex<Vec<Claimed>> = Mutex::new(Vec::new());
+
+#[derive(Debug, Clone)]
+struct Claimed {
+    /// The disk.
+    name: String,
+    address: SocketAddr,
+    /// Its size is not looked at.
+    namespace: Namespace,
+    /// `None`: by a disk that there is.
+    until: Option<Nanos>,
+}
+
+/// A disk's claim on its far namespace. It ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    claimed: Claimed,
+    /// Not before this.
+    pub(crate) until: Option<Nanos>,
+}
+
+fn lock() -> MutexGuard<'static, Vec<Claimed>> {
+    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Claim {
+    /// For the disk `name`, whose far target is at `address`.
+    ///
+    /// # Errors
+    /// Why it is not to be had now.
+    pub(crate) fn new(name: &str, address: SocketAddr, namespace: &Namespace) -> Result<Claim, String> {
+        let (mut all, now) = (lock(), Clock::now());
+        all.retain(|it| it.until.is_none_or(|until| now < until));
+        let is_in_the_way = |it: &&Claimed| {
+            it.namespace.is_same_disk(namespace) && (it.until.is_some() || it.address == address)
+        };
+        if let Some(other) = all.iter().find(is_in_the_way) {
+            return Err(match other.until {
+                None => format!("remote disk {:?} has it, or has commands of it still", other.name),
+                Some(until) => format!(
+                    "remote disk {:?}, which was removed, has left writes that may be executed for {:.0?} \
+                     more",
+                    other.name,
+                    (until - now).as_duration()
+                ),
+            });
+        }
+        let claimed = Claimed { name: name.to_owned(), address, namespace: *namespace, until: None };
+        all.push(claimed.clone());
+        Ok(Claim { claimed, until: None })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let (mut all, own) = (lock(), &self.claimed);
+        let is_own = |it: &Claimed| {
+            it.until.is_none() && it.address == own.address && it.namespace.is_same_disk(&own.namespace)
+        };
+        all.retain(|it| !is_own(it));
+        if self.until.is_some() {
+            all.push(Claimed { until: self.until, ..own.clone() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme_spec::identify::IdentifyNamespace;
+    use spindle_initiator::Identity;
+
+    use super::*;
+
+    fn namespace(nsid: u32, blocks: u64) -> Namespace {
+        let mut identify = IdentifyNamespace::default();
+        identify.nsze.set(blocks);
+        identify.lbaf[0].lbads = 9;
+        let identity = Identity { nguid: [0xc1; 16], ..Identity::default() };
+        Namespace::new(nsid, &identify, identity).expect("512-byte blocks")
+    }
+
+    fn claim(namespace: &Namespace, port: u16) -> Result<Claim, String> {
+        Claim::new(&format!("d{port}"), SocketAddr::from(([192, 0, 2, 1], port)), namespace)
+    }
+
+    #[test]
+    fn a_namespace_is_claimed_once_whatever_its_size_and_again_when_it_is_given_back() {
+        let first = claim(&namespace(1, 10), 1).expect("it is free");
+        let refused = claim(&namespace(1, 20), 1).expect_err("it is claimed");
+        assert!(refused.starts_with("remote disk \"d1\" has it"), "{refused}");
+        let _other = claim(&namespace(2, 10), 1).expect("it is free");
+        let _elsewhere = claim(&namespace(1, 10), 2).expect("it may be another disk");
+        drop(first);
+        claim(&namespace(1, 20), 1).expect("it is free again");
+    }
+
+    #[test]
+    fn one_that_has_left_writes_behind_keeps_its_namespace_at_every_address_until_they_are_over() {
+        let mut first = claim(&namespace(3, 10), 1).expect("it is free");
+        first.until = Some(Clock::now() + Nanos::from_secs(1000));
+        drop(first);
+        for port in [1, 2] {
+            let refused = claim(&namespace(3, 10), port).expect_err("it is kept");
+            assert!(refused.contains("has left writes that may be executed for 1000s more"), "{refused}");
+        }
+        let mut second = claim(&namespace(4, 10), 1).expect("it is free");
+        second.until = Some(Clock::now());
+        drop(second);
+        claim(&namespace(4, 10), 1).expect("they are over");
+    }
+}

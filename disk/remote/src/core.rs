@@ -1,0 +1,585 @@
+//! [`RemoteCore`]: one core's handle on a remote disk, with an I/O queue of its own.
+//!
+//! ```text
+//!   Away ── an association is up ──> Opening ── connected ──> Up ── lost, or another association ──> Away
+//!     ^                                 │ refused                                                     │
+//!     └─────────────────────────────────┴── the manager hears of it ──────────────────────────────────┘
+//! ```
+//! What was lost is sent again in its order. A lost write whose submitter is gone is not sent again: it ends
+//! when the lost association is over.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use spindle_disk::{
+    Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner,
+    Token,
+};
+use spindle_initiator::nvme_spec::status::Status;
+use spindle_initiator::{Failure, Options, Refusal, Refused};
+use spindle_reactor::clock::{Clock, Nanos};
+use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+
+use crate::far::{Far, FarCompletion, FarQueue};
+use crate::ledger::NEWEST;
+use crate::request::{Lack, Limits, Piece, Request};
+use crate::shared::View;
+use crate::{RemoteDisk, Users};
+
+/// Buffers of pieces, and their size: an MDTS that is common.
+const BOUNCE: ZoneSpec = ZoneSpec { buffer_bytes: 128 << 10, count: 4 };
+/// Buffers for Connect and for the ranges of Dataset Management.
+const SMALL: ZoneSpec = ZoneSpec { buffer_bytes: 4096, count: 16 };
+/// How often an idle queue is polled, and commands that wait are looked at.
+const LOOK_PERIOD: Nanos = Nanos::from_ms(1);
+/// How often the time of outstanding commands is looked at.
+const SCAN_PERIOD: Nanos = Nanos::from_ms(100);
+
+impl RemoteDisk {
+    /// Bytes that each core's handle has for long commands, for Connect and for what it receives.
+    #[must_use]
+    pub fn core_bytes() -> usize {
+        let zone = |zone: ZoneSpec| zone.buffer_bytes as usize * zone.count as usize;
+        zone(BOUNCE) + zone(SMALL) + Options::default().batch_bytes
+    }
+}
+
+enum Link<F: Far> {
+    Away,
+    Opening(Box<F::Opening>, u64),
+    Up(Box<F::Queue>, u64),
+}
+
+/// See the module.
+pub(crate) struct RemoteCore<F: Far> {
+    handle: usize,
+    qid: u16,
+    depth: u16,
+    pool: Pool,
+    link: Link<F>,
+    limits: Limits,
+    /// What is known of the disk, as of `news`.
+    view: View,
+    news: u64,
+    /// To be sent, in their order.
+    waiting: VecDeque<Request>,
+    /// To be sent when the ledger lets them.
+    blocked: Vec<Request>,
+    /// With the far target, by the index of the queue.
+    sent: Vec<Option<Request>>,
+    sent_count: usize,
+    /// Of these, how many are answered to their submitters.
+    answered_count: usize,
+    /// Lost writes whose submitter is gone: the far target may execute them still.
+    orphans: Vec<Request>,
+    ready: VecDeque<Done>,
+    numbers: u64,
+    /// Of the last poll.
+    now: Nanos,
+    next_look: Nanos,
+    next_check: Nanos,
+    next_scan: Nanos,
+    /// A command is not answered in a long time: the queue is to be left.
+    is_stuck: bool,
+    /// The association for which a command that could not be sent was told.
+    told: u64,
+    /// That the I/O queue cannot be connected was told.
+    is_refusal_told: bool,
+    /// The last: the association ends when the queue has.
+    shared: Arc<Users<F>>,
+}
+
+impl<F: Far> RemoteCore<F> {
+    pub(crate) fn new(shared: Arc<Users<F>>, context: &CoreContext) -> Result<RemoteCore<F>, OpenError> {
+        let pool = Pool::new(&[SMALL, BOUNCE], Pages::Base).map_err(|error| {
+            let verb = "take memory for pieces of long commands";
+            OpenError::system(&shared.name, verb, std::io::Error::other(error.to_string()))
+        })?;
+        let view = shared.view();
+        let block_bytes = view.shape.geometry.block_bytes;
+        let limits = Limits {
+            nsid: shared.spec.nsid,
+            block_bytes,
+            data_blocks_max: 1,
+            bounce_blocks: BOUNCE.buffer_bytes / block_bytes,
+            must_fua: false,
+        };
+        let depth = shared.spec.depth;
+        let qid = u16::try_from(context.core + 1).unwrap_or(u16::MAX);
+        Ok(RemoteCore {
+            handle: shared.open(),
+            qid,
+            depth,
+            pool,
+            link: Link::Away,
+            limits,
+            view,
+            news: 0,
+            waiting: VecDeque::with_capacity(2 * context.depth as usize),
+            blocked: Vec::new(),
+            sent: (0..depth).map(|_| None).collect(),
+            sent_count: 0,
+            answered_count: 0,
+            orphans: Vec::new(),
+            ready: VecDeque::with_capacity(2 * context.depth as usize),
+            numbers: 0,
+            now: Clock::now(),
+            next_look: Nanos::ZERO,
+            next_check: Nanos::ZERO,
+            next_scan: Nanos::ZERO,
+            is_stuck: false,
+            told: 0,
+            is_refusal_told: false,
+            shared,
+        })
+    }
+
+    /// Something has changed at the disk.
+    #[cold]
+    fn refresh(&mut self) {
+        // First: a change that comes between the two is looked at once more.
+        self.news = self.shared.news();
+        self.view = self.shared.view();
+        self.limits.must_fua = self.view.shape.must_fua;
+        self.next_check = Nanos::ZERO;
+    }
+
+    /// Towards a queue. True when there was anything to do.
+    fn step_link(&mut self, now: Nanos) -> bool {
+        match &mut self.link {
+            Link::Up(queue, number) => {
+                if std::mem::take(&mut self.is_stuck) || *number != self.view.number {
+                    queue.abandon();
+                }
+                false
+            }
+            Link::Away if self.view.number == 0 => false,
+            Link::Away => {
+                // None when a core has lost it: it is about to be ended.
+                let Some((number, association)) = self.shared.association() else { return false };
+                self.begin(number, &association, now);
+                true
+            }
+            Link::Opening(opening, number) => {
+                let number = *number;
+                match F::step(opening, now) {
+                    Ok(None) if number == self.view.number => {}
+                    Ok(None) => self.link = Link::Away,
+                    Ok(Some(queue)) => self.on_up(queue, number),
+                    Err(error) => self.on_refused(number, &error),
+                }
+                false
+            }
+        }
+    }
+
+    fn begin(&mut self, number: u64, association: &Arc<F>, now: Nanos) {
+        let depth = self.depth.min(association.depth_max());
+        match association.begin(&self.pool, self.qid, depth, now) {
+            Ok(opening) => self.link = Link::Opening(Box::new(opening), number),
+            Err(error) => self.on_refused(number, &error),
+        }
+    }
+
+    #[cold]
+    fn on_refused(&mut self, number: u64, error: &spindle_initiator::Error) {
+        // Once: attempts go on for as long as it takes.
+        if !std::mem::replace(&mut self.is_refusal_told, true) {
+            let disk = &self.shared.name;
+            tracing::warn!(disk, qid = self.qid, "cannot connect an I/O queue: {error}");
+        }
+        self.link = Link::Away;
+        self.shared.on_lost(number);
+    }
+
+    #[cold]
+    fn on_up(&mut self, queue: F::Queue, number: u64) {
+        let blocks = queue.transfer_bytes_max() / self.limits.block_bytes;
+        self.limits.data_blocks_max = blocks.clamp(1, 1 << 16);
+        self.link = Link::Up(Box::new(queue), number);
+        self.shared.on_up(self.handle, number);
+        if std::mem::take(&mut self.is_refusal_told) {
+            tracing::info!(disk = self.shared.name, qid = self.qid, "the I/O queue is connected");
+        }
+    }
+
+    /// Give the queue as much as it takes.
+    fn send(&mut self) -> bool {
+        let mut has_worked = false;
+        while let Link::Up(queue, number) = &mut self.link
+            && self.view.number == *number
+            && self.view.may_send
+            && queue.room() > 0
+            && queue.is_up()
+            && let Some(mut request) = self.waiting.pop_front()
+        {
+            if self.view.has_entries && is_blocked(&self.shared, &request, self.now) {
+                self.blocked.push(request);
+                continue;
+            }
+            let Piece { sqe, data } = match request.next(self.limits, &self.pool) {
+                Ok(piece) => piece,
+                Err(Lack::Buffer) => {
+                    self.waiting.push_front(request);
+                    break; // a piece that ends gives its buffer back
+                }
+                Err(Lack::Data) => {
+                    let (disk, op) = (&self.shared.name, request.op);
+                    tracing::error!(disk, "a command without its data: {op:?}");
+                    self.end(request, Err(DiskError::Internal));
+                    continue;
+                }
+            };
+            has_worked = true;
+            match queue.submit(sqe, data) {
+                Ok(index) => {
+                    request.is_outstanding = true;
+                    self.sent[index] = Some(request);
+                    self.sent_count += 1;
+                }
+                Err(refused) => {
+                    if !self.on_not_taken(request, refused) {
+                        break;
+                    }
+                }
+            }
+        }
+        has_worked
+    }
+
+    /// The queue does not take a command. True when the next one may fare better.
+    #[cold]
+    fn on_not_taken(&mut self, mut request: Request, refused: Refused) -> bool {
+        let is_own = !request.is_bounced;
+        request.take_back(refused.buf);
+        match refused.why {
+            Refusal::Down | Refusal::Full => {
+                self.waiting.push_front(request);
+                return false;
+            }
+            Refusal::Pieces { .. } if is_own => {
+                request.must_bounce = true;
+                self.waiting.push_front(request);
+            }
+            why @ (Refusal::Pieces { .. }
+            | Refusal::Length { .. }
+            | Refusal::TooLong { .. }
+            | Refusal::Register { .. }
+            | Refusal::Ranges { .. }) => {
+                // Once for each association: the next command will not fare better.
+                if std::mem::replace(&mut self.told, self.view.number) != self.view.number {
+                    tracing::warn!(disk = self.shared.name, "cannot send a command: {why}");
+                }
+                self.end(request, Err(DiskError::Internal));
+            }
+        }
+        true
+    }
+
+    /// Take what the far target has answered. True when there was any.
+    fn receive(&mut self, now: Nanos) -> bool {
+        let Link::Up(queue, _) = &mut self.link else { return false };
+        if self.sent_count == 0 && queue.is_up() && now < self.next_look {
+            return false;
+        }
+        self.next_look = now + LOOK_PERIOD;
+        let mut has_come = queue.poll(now);
+        while let Link::Up(queue, _) = &mut self.link
+            && let Some(completion) = queue.next_completion()
+        {
+            has_come = true;
+            self.on_completion(completion);
+        }
+        if let Link::Up(queue, number) = &self.link
+            && let Some(loss) = queue.loss()
+        {
+            let number = *number;
+            let disk = &self.shared.name;
+            tracing::debug!(disk, qid = self.qid, "the I/O queue is lost: {loss}");
+            self.link = Link::Away;
+            self.on_away(number, now);
+            has_come = true;
+        }
+        has_come
+    }
+
+    fn on_completion(&mut self, completion: FarCompletion) {
+        let FarCompletion { index, result, buf } = completion;
+        let Some(mut request) = self.sent.get_mut(index).and_then(Option::take) else { return };
+        self.sent_count -= 1;
+        self.answered_count -= usize::from(request.is_answered);
+        request.is_outstanding = result == Err(Failure::Lost);
+        match result {
+            Ok(()) => self.on_piece(request, buf),
+            Err(Failure::Lost) => {
+                request.take_back(buf);
+                // It is put in its place when all have come back.
+                self.waiting.push_back(request);
+            }
+            Err(Failure::Status(status)) => {
+                request.take_back(buf);
+                self.on_status(request, status);
+            }
+        }
+    }
+
+    fn on_piece(&mut self, mut request: Request, buf: Option<Buf>) {
+        if request.is_answered {
+            self.settle(&request);
+        } else if request.on_piece(buf, self.limits) {
+            self.end(request, Ok(()));
+        } else if request.is_forgotten {
+            self.end(request, Err(DiskError::Cancelled));
+        } else {
+            self.waiting.push_front(request);
+        }
+    }
+
+    #[cold]
+    fn on_status(&mut self, mut request: Request, status: Status) {
+        if request.is_answered {
+            self.settle(&request);
+            return;
+        }
+        if matches!(request.op, Op::WriteZeroes { .. })
+            && !request.sends_zeroes
+            && is_unsupported(status)
+            && !request.is_forgotten
+        {
+            request.sends_zeroes = true;
+            self.waiting.push_front(request);
+            return;
+        }
+        self.end(request, Err(DiskError::of_status(status)));
+    }
+
+    /// The command of the request is over, as far as this association goes.
+    #[inline]
+    fn settle(&self, request: &Request) {
+        if let Some(entry) = request.entry {
+            self.shared.settle(entry);
+        }
+    }
+
+    #[inline]
+    fn end(&mut self, request: Request, result: Result<(), DiskError>) {
+        self.settle(&request);
+        if request.is_forgotten && request.entry.is_some() {
+            // What is left of an earlier try may land still.
+            self.orphans.push(request);
+            return;
+        }
+        self.ready.push_back(request.end(result));
+    }
+
+    /// The queue is gone, and everything has come back from it: what was outstanding is at the end of
+    /// `waiting`.
+    #[cold]
+    fn on_away(&mut self, number: u64, now: Nanos) {
+        self.unblock();
+        let is_lost = |request: &&mut Request| request.is_outstanding && request.op.is_write();
+        self.shared.on_down(self.handle, number, now, self.waiting.iter_mut().filter(is_lost));
+        for mut request in std::mem::take(&mut self.waiting) {
+            let was_outstanding = std::mem::take(&mut request.is_outstanding);
+            if request.is_answered {
+                continue;
+            }
+            if !request.is_forgotten {
+                self.waiting.push_back(request);
+            } else if was_outstanding && request.op.is_write() {
+                self.orphans.push(request);
+            } else {
+                self.ready.push_back(request.end(Err(DiskError::Cancelled)));
+            }
+        }
+    }
+
+    /// What the ledger has let wait is looked at again, in its place.
+    fn unblock(&mut self) {
+        self.waiting.extend(self.blocked.drain(..));
+        self.waiting.make_contiguous().sort_unstable_by_key(|request| request.number);
+    }
+
+    /// Look at the time, and at what the ledger may let go.
+    fn check(&mut self, now: Nanos) {
+        if self.sent_count > 0 && now >= self.next_scan {
+            self.scan(now);
+        }
+        let has_some = !(self.waiting.is_empty() && self.blocked.is_empty() && self.orphans.is_empty());
+        if has_some && now >= self.next_check {
+            self.next_check = now + LOOK_PERIOD;
+            self.check_waiting(now);
+        }
+    }
+
+    #[cold]
+    fn check_waiting(&mut self, now: Nanos) {
+        self.unblock();
+        // Older ones have earlier deadlines.
+        while self.waiting.front().is_some_and(|request| now >= request.deadline)
+            && let Some(request) = self.waiting.pop_front()
+        {
+            self.end(request, Err(DiskError::Internal));
+        }
+        if self.orphans.is_empty() {
+            return;
+        }
+        let orphans = std::mem::take(&mut self.orphans);
+        let (over, left) = self.shared.with_ledger(now, |ledger| {
+            let is_over = |request: &Request| request.entry.is_none_or(|entry| ledger.is_over(entry));
+            orphans.into_iter().partition::<Vec<_>, _>(is_over)
+        });
+        self.orphans = left;
+        self.ready.extend(over.into_iter().map(|request| request.end(Err(DiskError::Cancelled))));
+    }
+
+    /// Outstanding commands whose time is over fail; the far target has them still.
+    #[cold]
+    fn scan(&mut self, now: Nanos) {
+        self.next_scan = now + SCAN_PERIOD;
+        let command_timeout = self.shared.command_timeout;
+        for request in self.sent.iter_mut().flatten().filter(|request| now >= request.deadline) {
+            if request.is_answered {
+                self.is_stuck |= now >= request.deadline + command_timeout;
+                continue;
+            }
+            if request.op.is_write() {
+                self.shared.note(request);
+            }
+            let error = if request.is_forgotten { DiskError::Cancelled } else { DiskError::Internal };
+            self.ready.push_back(request.answer(Err(error)));
+            self.answered_count += 1;
+        }
+        if self.is_stuck {
+            // The next turn leaves the queue before it receives, so that all cores hear of the loss at once.
+            let (disk, time) = (&self.shared.name, command_timeout.as_duration());
+            tracing::warn!(disk, qid = self.qid, "a command is not answered in twice {time:?}");
+        }
+    }
+
+    /// Why a command ends before it begins.
+    fn refusal(&self, op: Op, has_data: bool) -> Option<DiskError> {
+        let has = self.shared.abilities;
+        let is_supported = match op {
+            Op::Compare => has.compare(),
+            Op::Verify => has.verify(),
+            Op::Deallocate => has.dataset_management(),
+            Op::Read | Op::Write { .. } | Op::WriteZeroes { .. } | Op::Flush => true,
+        };
+        if op.is_write() && self.view.shape.geometry.is_read_only {
+            Some(DiskError::WriteProtected)
+        } else if !is_supported {
+            Some(DiskError::NotSupported)
+        } else {
+            let wants_data = matches!(op, Op::Read | Op::Write { .. } | Op::Compare);
+            (wants_data && !has_data).then_some(DiskError::Internal)
+        }
+    }
+}
+
+/// The command is one that the far target does not do, or not as long.
+pub(crate) fn is_unsupported(status: Status) -> bool {
+    let unsupported = [Status::INVALID_OPCODE, Status::INVALID_FIELD, Status::COMMAND_SIZE_LIMIT_EXCEEDED];
+    unsupported.contains(&status.code())
+}
+
+/// The ledger lets it wait.
+#[cold]
+fn is_blocked<F: Far>(shared: &Users<F>, request: &Request, now: Nanos) -> bool {
+    // A Flush has no blocks of its own.
+    if request.op == Op::Flush {
+        return false;
+    }
+    let (id, is_write) = (request.entry.unwrap_or(NEWEST), request.op.is_write());
+    shared.with_ledger(now, |ledger| ledger.is_blocked(id, request.range, is_write))
+}
+
+impl<F: Far> Disk for RemoteCore<F> {
+    fn geometry(&self) -> Geometry {
+        self.view.shape.geometry
+    }
+
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let IoRequest { op, range, hints, .. } = *request;
+        if let Some(error) = self.refusal(op, buf.is_some()) {
+            return Some(Done { token, result: Err(error), buf });
+        }
+        self.numbers += 1;
+        let deadline = self.now + self.shared.command_timeout;
+        let mut request = Request::new(token, op, range, buf, self.numbers, deadline);
+        request.hints = hints;
+        request.sends_zeroes = !self.shared.abilities.write_zeroes();
+        self.waiting.push_back(request);
+        None
+    }
+
+    fn abilities(&self) -> Abilities {
+        let has = self.shared.abilities;
+        Abilities { compare: has.compare(), verify: has.verify(), ..Abilities::default() }
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
+        self.now = now;
+        if self.news != self.shared.news() {
+            self.refresh();
+        }
+        let mut has_worked = self.step_link(now);
+        has_worked |= self.receive(now);
+        self.check(now);
+        has_worked |= self.send();
+        if let Link::Up(queue, _) = &mut self.link {
+            queue.send();
+        }
+        has_worked |= !self.ready.is_empty();
+        Done::give(&mut self.ready, done);
+        has_worked
+    }
+
+    fn may_still_write(&self, range: BlockRange) -> bool {
+        // The view may be older than an entry that another core has made.
+        (self.view.has_entries || self.news != self.shared.news())
+            && self.shared.with_ledger(self.now, |ledger| ledger.is_blocked(NEWEST, range, true))
+    }
+
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
+        let own = |token: Token| token.owner() == owner;
+        self.unblock();
+        for at in (0..self.waiting.len()).rev() {
+            if own(self.waiting[at].token)
+                && let Some(request) = self.waiting.remove(at)
+            {
+                self.settle(&request);
+                if request.entry.is_some() {
+                    self.orphans.push(request);
+                } else {
+                    self.ready.push_back(request.end(Err(DiskError::Cancelled)));
+                }
+            }
+        }
+        let mut count = Done::count_of(owner, &self.ready);
+        count += self.orphans.iter().filter(|request| own(request.token)).count();
+        let sent = self.sent.iter_mut().flatten().filter(|request| !request.is_answered);
+        for request in sent.filter(|request| own(request.token)) {
+            request.is_forgotten = true;
+            count += 1;
+        }
+        count
+    }
+
+    /// Without those that are answered and the far target has still: they have given back what was theirs.
+    fn in_flight(&self) -> usize {
+        let own = self.waiting.len() + self.blocked.len() + self.orphans.len() + self.ready.len();
+        own + self.sent_count - self.answered_count
+    }
+}
+
+impl<F: Far> Drop for RemoteCore<F> {
+    fn drop(&mut self) {
+        let number = if let Link::Up(_, number) = &self.link { *number } else { 0 };
+        let writes = self.sent.iter().flatten().filter(|request| request.op.is_write());
+        let sent = writes.map(|request| (request.entry, request.range));
+        let others = self.waiting.iter().chain(&self.blocked);
+        let live = others.filter_map(|request| request.entry);
+        self.shared.close(self.handle, number, self.now, sent, live);
+    }
+}

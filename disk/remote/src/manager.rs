@@ -1,0 +1,478 @@
+//! The thread of a remote disk: its association, from connect to loss, and the next one.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use nvme_spec::admin::{AsyncEvent, AsyncNotice};
+use nvme_spec::identify::{IdentifyController, IdentifyNamespace, Nsattr, Oncs, Vwc};
+use nvme_spec::log::LogId;
+use nvme_spec::sqe::NSID_ALL;
+use spindle_disk::{Geometry, OpenError, medium_id};
+use spindle_initiator::{
+    Association, Backoff, Clock, Controller, ControllerEvent, Error, Former, Namespace, Options, Target,
+};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::net::Waker;
+
+use crate::claim::Claim;
+use crate::shared::{Control, Shape, Shared};
+use crate::{RemoteFacts, RemoteSpec};
+
+/// How often the controller is looked at: often enough for its keep alive.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Keep-alive time-out. A far target that stops answering is given up after one to one and a half of it.
+const KEEP_ALIVE_MS: u32 = 5000;
+/// Time for each step of connecting but the answer to Connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A Spindle answers Connect when nothing of the host's ended queue pairs is at a disk, or after 40 s.
+const LEFTOVER_MAX: Duration = Duration::from_secs(40);
+/// Time for the answer to Connect.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
+/// An association that was up for so long has lasted.
+const LASTED: Nanos = Nanos::from_secs(10);
+/// Waits between attempts: the first, for a target that was restarted, and the longest.
+const WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Most bytes of a disk: offsets are signed where files are concerned.
+const BYTES_MAX: u64 = i64::MAX as u64;
+/// Bytes of the Changed Namespace List.
+const CHANGED_BYTES: u32 = 4096;
+/// So often is a namespace looked at while events say that it has changed again.
+const CHECKS_MAX: u32 = 16;
+/// So many different reasons are told while associations do not last.
+const REASONS_MAX: usize = 16;
+
+/// A controller, and the namespace that is meant.
+struct Connected {
+    controller: Controller,
+    namespace: Namespace,
+    identify: Box<IdentifyNamespace>,
+}
+
+type Opened = Result<(Arc<Shared<Association>>, Claim, RemoteFacts), OpenError>;
+
+/// See [`RemoteDisk::new`](crate::RemoteDisk::new). A controller stays on the thread that connected it.
+pub(crate) fn open(name: &str, spec: &RemoteSpec) -> Opened {
+    let (tell, told) = mpsc::channel();
+    let (disk, spec) = (name.to_owned(), spec.clone());
+    std::thread::Builder::new()
+        .name(format!("remote {name}"))
+        .spawn(move || manage(&disk, &spec, &tell))
+        .map_err(|source| OpenError::system(name, "start a thread", source))?;
+    let ended = |_| Err(OpenError::system(name, "connect", std::io::Error::other("its thread has ended")));
+    told.recv().unwrap_or_else(ended)
+}
+
+/// The thread, until the disk is dropped.
+fn manage(name: &str, spec: &RemoteSpec, tell: &mpsc::Sender<Opened>) {
+    match first(name, spec) {
+        Ok((manager, claim, facts, controller)) => {
+            // Who asked is waiting.
+            let _ = tell.send(Ok((Arc::clone(&manager.control.0), claim, facts)));
+            manager.stay(controller);
+        }
+        Err(error) => drop(tell.send(Err(error))),
+    }
+}
+
+/// The first attempt: what it finds is what the disk is from then on.
+fn first(name: &str, spec: &RemoteSpec) -> Result<(Manager, Claim, RemoteFacts, Controller), OpenError> {
+    let failed = |why: String| {
+        let verb = format!("use {}", place(&spec.target, spec.nsid));
+        OpenError::system(name, verb, std::io::Error::other(why))
+    };
+    let (token, waker) = (token(), Waker::new().map_err(|error| failed(error.to_string()))?);
+    let Connected { controller, namespace, identify } =
+        connect(spec, token).map_err(|error| failed(error.to_string()))?;
+    let facts = facts(controller.identify(), controller.transfer_bytes_max(), &namespace, &identify);
+    let geometry = geometry(name, controller.identify(), &namespace, &identify)?;
+    let shape = Shape { geometry, must_fua: false };
+    let claim = Claim::new(name, spec.target.address, &namespace).map_err(failed)?;
+    if !controller.tells_of_namespaces() {
+        let place = place(&spec.target, spec.nsid);
+        let what = "does not tell when its namespaces change: another disk in its place is found with the \
+                    next connect";
+        tracing::warn!(disk = name, "{place}: the far target {what}");
+    }
+    let abilities = Oncs::from_bits(controller.identify().oncs.get());
+    let shared = Shared::new(name, spec, abilities, shape, Some(waker.clone()));
+    let control = Control(Arc::new(shared));
+    control.set_fence_timeout(fence_timeout(spec, &controller));
+    control.up(1, controller.association(), shape);
+    let manager = Manager { control, namespace, token, told: Told::default(), waker };
+    Ok((manager, claim, facts, controller))
+}
+
+/// Any number that no other disk has.
+fn token() -> u64 {
+    RandomState::new().hash_one(std::process::id()) | 1
+}
+
+/// One attempt. When it has succeeded, the far target knows the new association's token: it takes End Former
+/// Associations before the commands that follow, and those are answered. So it finds each association that
+/// was in use when it is asked by the next one.
+fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
+    let options = Options {
+        io_queues: spec.cores,
+        depth: spec.depth,
+        keep_alive_ms: KEEP_ALIVE_MS,
+        connect_timeout: CONNECT_TIMEOUT,
+        connect_answer_timeout: ANSWER_TIMEOUT,
+        // Cores look at the time of each command.
+        command_timeout: None,
+        ..Options::default()
+    };
+    let mut controller = Controller::connect(&spec.target, &options)?;
+    if controller.queues_granted() < spec.cores {
+        let value = u64::from(spec.cores);
+        let high = u64::from(controller.queues_granted());
+        return Err(Error::Range { field: "I/O queues (one for each core)", value, low: 1, high });
+    }
+    controller.begin_end_former_associations(token);
+    let identify = controller.identify_namespace(spec.nsid)?;
+    let namespace = controller.namespace_of(spec.nsid, &identify)?;
+    Ok(Connected { controller, namespace, identify })
+}
+
+/// How long a far target may execute commands of a lost association, if it does not say that it is over. It
+/// ends an association whose keep alive it misses within two time-outs. A Spindle may need longer for what it
+/// has at a disk, and then says so.
+fn fence_timeout(spec: &RemoteSpec, controller: &Controller) -> Nanos {
+    let quiet = Nanos::from_ms(2 * u64::from(KEEP_ALIVE_MS)) + spec.quiesce.into();
+    if controller.ends_former_associations() { quiet + LEFTOVER_MAX.into() } else { quiet }
+}
+
+/// As operators write it.
+fn place(target: &Target, nsid: u32) -> String {
+    format!("namespace {nsid} of {} at {}:{}", target.nqn, target.transport, target.address)
+}
+
+/// What is wrong with a namespace that cannot be a disk: the field, its value, and what is allowed.
+fn unusable(
+    namespace: &Namespace,
+    identify: &IdentifyNamespace,
+) -> Option<(&'static str, String, &'static str)> {
+    let (block_bytes, metadata) = (namespace.block_bytes(), identify.format().ms.get());
+    if ![512, 4096].contains(&block_bytes) {
+        return Some(("block_bytes", block_bytes.to_string(), "the far namespace must have 512 or 4096"));
+    }
+    if metadata != 0 {
+        let allowed = "the far namespace must have blocks without metadata";
+        return Some(("metadata bytes", metadata.to_string(), allowed));
+    }
+    if namespace.blocks == 0 {
+        return Some(("size", "0".to_owned(), "the far namespace must have at least one block"));
+    }
+    if namespace.bytes() > BYTES_MAX {
+        let (blocks, allowed) = (namespace.blocks, "the far namespace must have less than 2^63 bytes");
+        return Some(("size", format!("{blocks} blocks of {block_bytes} bytes"), allowed));
+    }
+    if !namespace.identity.is_given() {
+        let allowed = "the far target must name one of them: by it a disk is known after a reconnect";
+        return Some(("NGUID, EUI-64, UUID and serial number", "none".to_owned(), allowed));
+    }
+    None
+}
+
+fn geometry(
+    disk: &str,
+    controller: &IdentifyController,
+    namespace: &Namespace,
+    identify: &IdentifyNamespace,
+) -> Result<Geometry, OpenError> {
+    if let Some((field, value, allowed)) = unusable(namespace, identify) {
+        return Err(OpenError::setting(disk, field, value, allowed));
+    }
+    Ok(Geometry {
+        block_bytes: namespace.block_bytes(),
+        block_count: namespace.blocks,
+        is_read_only: Nsattr::from_bits(identify.nsattr).write_protected(),
+        has_volatile_cache: Vwc::from_bits(controller.vwc).present(),
+        can_deallocate: Oncs::from_bits(controller.oncs.get()).dataset_management(),
+        atomic_blocks: 1,
+        can_compare_and_write: false,
+    })
+}
+
+fn facts(
+    controller: &IdentifyController,
+    transfer_bytes_max: u32,
+    namespace: &Namespace,
+    identify: &IdentifyNamespace,
+) -> RemoteFacts {
+    let serial = controller.serial().to_owned();
+    RemoteFacts {
+        model: controller.model().to_owned(),
+        transfer_bytes_max,
+        medium_ids: medium_id::of_nvme(&serial, namespace.nsid, identify.nguid, identify.eui64),
+        serial,
+        identity: namespace.identity,
+    }
+}
+
+/// What was told of losses: each reason once, until an association has lasted for [`LASTED`]. A far target
+/// that comes and goes for years does not fill the log.
+#[derive(Default)]
+struct Told {
+    reasons: Vec<String>,
+    /// A loss was not told, nor that the far target was found again.
+    is_quiet: bool,
+}
+
+impl Told {
+    /// True where the loss is to be told.
+    fn on_loss(&mut self, reason: &str) -> bool {
+        let is_new = self.is_new(reason);
+        self.is_quiet |= !is_new;
+        is_new
+    }
+
+    fn is_new(&mut self, reason: &str) -> bool {
+        if self.reasons.len() >= REASONS_MAX || self.reasons.iter().any(|told| told == reason) {
+            return false;
+        }
+        self.reasons.push(reason.to_owned());
+        true
+    }
+
+    /// An association has lasted. True where it is to be told that all is well.
+    fn on_lasted(&mut self) -> bool {
+        std::mem::take(self).is_quiet
+    }
+}
+
+/// The thread's own.
+struct Manager {
+    control: Control<Association>,
+    /// As it was found first.
+    namespace: Namespace,
+    /// Names our associations to the far target.
+    token: u64,
+    told: Told,
+    /// Raised by a core that has lost its queue, and when the disk is gone.
+    waker: Waker,
+}
+
+impl Manager {
+    /// One association after the other.
+    fn stay(mut self, controller: Controller) {
+        let (first, longest) = WAITS;
+        let mut backoff = Backoff::new(first, longest, u64::from(std::process::id()));
+        let mut controller = Some(controller);
+        let mut number = 1;
+        while let Some(mut up) = controller.take() {
+            let since = Clock::now();
+            let why = self.supervise(&mut up, number);
+            self.control.down();
+            let Some(why) = why else {
+                // Its queues go with the cores' handles. Who does not answer learns of it by keep alive.
+                let _ = up.shutdown();
+                return;
+            };
+            up.abandon();
+            // Closed before the next Connect, so that a far target that is there ends the old association
+            // first.
+            drop(up);
+            if self.told.on_loss(&why) {
+                tracing::warn!(disk = self.control.0.name, "lost {}: {why}", self.place());
+            }
+            backoff.lasted((Clock::now() - since).as_duration());
+            number += 1;
+            controller = self.reconnect(&mut backoff, number);
+        }
+    }
+
+    fn spec(&self) -> &RemoteSpec {
+        &self.control.0.spec
+    }
+
+    fn place(&self) -> String {
+        place(&self.spec().target, self.spec().nsid)
+    }
+
+    /// While an association is up. Why it ended; `None`: the disk is gone.
+    fn supervise(&mut self, controller: &mut Controller, number: u64) -> Option<String> {
+        let lasted = Clock::now() + LASTED;
+        loop {
+            if Clock::now() >= lasted && self.told.on_lasted() {
+                tracing::info!(disk = self.control.0.name, "{} stays", self.place());
+            }
+            if self.control.is_stopped() {
+                return None;
+            }
+            match controller.poll(Clock::now()) {
+                Some(ControllerEvent::Lost(loss)) => return Some(loss.to_string()),
+                Some(ControllerEvent::Async(event)) => {
+                    if let Err(error) = self.verify(controller, event) {
+                        return Some(error.to_string());
+                    }
+                }
+                Some(ControllerEvent::Former(former)) => self.on_former(former, number),
+                // An event ends the wait at once: until it is taken cores write to what may be another disk.
+                None => controller.wait(PERIOD, &self.waker),
+            }
+            if self.control.lost() >= number {
+                return Some("an I/O queue was lost".to_owned());
+            }
+        }
+    }
+
+    fn on_former(&self, former: Former, number: u64) {
+        match former {
+            Former::Over { .. } => self.control.over(number - 1),
+            Former::MayLand => {
+                let place = self.place();
+                let what = "commands of an earlier association may still be at its disk";
+                tracing::error!(disk = self.control.0.name, "{place}: {what}");
+            }
+            Former::Unsupported => {}
+        }
+    }
+
+    /// Handles an event. If namespaces have changed, cores send nothing until Identify has said that this one
+    /// is the same disk. Waits.
+    fn verify(&self, up: &mut Controller, event: AsyncEvent) -> Result<(), Error> {
+        if event.as_notice() != Some(AsyncNotice::NAMESPACE_CHANGED) {
+            return Ok(());
+        }
+        self.control.hold();
+        for _ in 0..CHECKS_MAX {
+            // Read before Identify: from then on the next change is told. What the list says is of no use: a
+            // check of a namespace that has not changed costs four round trips.
+            up.log_page(LogId::CHANGED_NAMESPACES, NSID_ALL, 0, CHANGED_BYTES, false)?;
+            // The serial number and the volatile write cache are the controller's.
+            up.refresh_identify()?;
+            let identify = up.identify_namespace(self.spec().nsid)?;
+            let namespace = up.namespace_of(self.spec().nsid, &identify)?;
+            let shape = self.shape(up, &namespace, &identify)?;
+            // What has changed since is told, or is on its way.
+            let mut has_changed = false;
+            while let Some(event) = up.next_event(Clock::now()) {
+                has_changed |= event.as_notice() == Some(AsyncNotice::NAMESPACE_CHANGED);
+            }
+            if !has_changed {
+                self.control.checked(shape);
+                return Ok(());
+            }
+        }
+        Err(Error::Answer { step: "Changed Namespace List", what: "the namespaces change without end" })
+    }
+
+    /// What the namespace is now, if it is the same disk.
+    fn shape(
+        &self,
+        controller: &Controller,
+        namespace: &Namespace,
+        identify: &IdentifyNamespace,
+    ) -> Result<Shape, Error> {
+        if !namespace.is_same_disk(&self.namespace) {
+            return Err(Error::OtherDisk { nsid: self.spec().nsid });
+        }
+        let before = self.control.shape();
+        let shape = reshape(before, Vwc::from_bits(controller.identify().vwc), namespace, identify);
+        if let Some((_, _, what)) = unusable(namespace, identify) {
+            return Err(Error::Answer { step: "Identify Namespace", what });
+        }
+        if shape != before {
+            let (bytes, is_read_only) = (shape.geometry.bytes(), shape.geometry.is_read_only);
+            let (disk, with_fua) = (&self.control.0.name, shape.must_fua);
+            tracing::info!(disk, bytes, is_read_only, with_fua, "the far namespace has changed");
+        }
+        Ok(shape)
+    }
+
+    /// The next association, as long as it takes. `None`: the disk is gone.
+    fn reconnect(&mut self, backoff: &mut Backoff, number: u64) -> Option<Controller> {
+        loop {
+            let due = Clock::now() + backoff.next_wait().into();
+            loop {
+                if self.control.is_stopped() {
+                    return None;
+                }
+                let now = Clock::now();
+                if now >= due {
+                    break;
+                }
+                self.waker.wait((due - now).as_duration());
+            }
+            let found =
+                connect(self.spec(), self.token).and_then(|Connected { controller, namespace, identify }| {
+                    let shape = self.shape(&controller, &namespace, &identify)?;
+                    Ok((controller, shape))
+                });
+            match found {
+                Ok((controller, shape)) => {
+                    self.control.set_fence_timeout(fence_timeout(self.spec(), &controller));
+                    self.control.up(number, controller.association(), shape);
+                    if !self.told.is_quiet {
+                        tracing::info!(disk = self.control.0.name, "found {} again", self.place());
+                    }
+                    return Some(controller);
+                }
+                Err(error) => {
+                    let error = error.to_string();
+                    if self.told.is_new(&error) {
+                        tracing::warn!(disk = self.control.0.name, "cannot use {}: {error}", self.place());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The shape that follows `before`. Hosts read once whether there is a volatile write cache: one that appears
+/// later is not told to them, and every write goes through it (FUA).
+fn reshape(before: Shape, vwc: Vwc, namespace: &Namespace, identify: &IdentifyNamespace) -> Shape {
+    let geometry = Geometry {
+        block_count: namespace.blocks,
+        is_read_only: Nsattr::from_bits(identify.nsattr).write_protected(),
+        ..before.geometry
+    };
+    Shape { geometry, must_fua: vwc.present() && !before.geometry.has_volatile_cache }
+}
+
+#[cfg(test)]
+mod tests {
+    use spindle_initiator::Identity;
+
+    use super::*;
+
+    #[test]
+    fn a_namespace_that_cannot_be_a_disk_is_refused_by_its_field() {
+        let field = |change: fn(&mut IdentifyNamespace), identity| {
+            let mut identify = IdentifyNamespace::default();
+            identify.nsze.set(8);
+            identify.lbaf[0].lbads = 12;
+            change(&mut identify);
+            let namespace = Namespace::new(1, &identify, identity).expect("a block size");
+            unusable(&namespace, &identify).map(|(field, _, _)| field)
+        };
+        let given = Identity { nguid: [1; 16], ..Identity::default() };
+        assert_eq!(field(|_| {}, given), None);
+        assert_eq!(field(|identify| identify.lbaf[0].lbads = 13, given), Some("block_bytes"));
+        assert_eq!(field(|identify| identify.lbaf[0].ms.set(8), given), Some("metadata bytes"));
+        assert_eq!(field(|identify| identify.nsze.set(0), given), Some("size"));
+        assert_eq!(field(|identify| identify.nsze.set(1 << 51), given), Some("size"));
+        assert_eq!(field(|identify| identify.nsze.set((1 << 51) - 1), given), None);
+        let none = "NGUID, EUI-64, UUID and serial number";
+        assert_eq!(field(|_| {}, Identity::default()), Some(none));
+    }
+
+    #[test]
+    fn each_reason_is_told_once_until_an_association_has_lasted() {
+        let mut told = Told::default();
+        assert!(told.on_loss("an I/O queue was lost") && told.is_new("refused"));
+        assert!(!told.is_new("refused"), "the same attempt again");
+        assert!(!told.on_lasted(), "the loss was told");
+        assert!(told.on_loss("an I/O queue was lost") && !told.on_loss("an I/O queue was lost"));
+        assert!(told.on_lasted(), "the second was not");
+        assert!(told.is_new("refused"));
+    }
+
+    #[test]
+    fn a_far_target_that_finds_ever_new_reasons_does_not_fill_the_log() {
+        let mut told = Told::default();
+        let said = (0..1000).filter(|at| told.is_new(&at.to_string())).count();
+        assert_eq!(said, REASONS_MAX);
+    }
+}

@@ -1,0 +1,99 @@
+//! What the layers have in common: the commands that they give to the inner disk, and the names of these.
+
+use spindle_reactor::mem::Buf;
+
+use crate::{BlockRange, Disk, Done, IoRequest, Owner, Token};
+
+/// A command, as a disk is to be given it.
+pub(crate) enum Call {
+    Op(IoRequest, Option<Buf>),
+    CompareAndWrite { range: BlockRange, expected: Buf, data: Buf },
+    Copy { from: BlockRange, to: u64, fua: bool },
+}
+
+impl Call {
+    #[inline]
+    pub(crate) fn submit(self, disk: &mut dyn Disk, token: Token) -> Option<Done> {
+        match self {
+            Call::Op(request, buf) => disk.submit(token, &request, buf),
+            Call::CompareAndWrite { range, expected, data } => {
+                disk.compare_and_write(token, range, expected, data)
+            }
+            Call::Copy { from, to, fua } => disk.copy(token, from, to, fua),
+        }
+    }
+
+    /// The buffer that goes back when no disk sees the command.
+    pub(crate) fn into_buf(self) -> Option<Buf> {
+        match self {
+            Call::Op(_, buf) => buf,
+            Call::CompareAndWrite { data, .. } => Some(data),
+            Call::Copy { .. } => None,
+        }
+    }
+}
+
+/// A layer's commands in flight, by the number that each has in its token for the inner disk.
+pub(crate) struct Commands<T> {
+    entries: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Commands<T> {
+    pub(crate) fn with_capacity(depth: usize) -> Commands<T> {
+        Commands { entries: Vec::with_capacity(depth), free: Vec::with_capacity(depth) }
+    }
+
+    /// Enter one; its number.
+    #[inline]
+    pub(crate) fn insert(&mut self, entry: T) -> u32 {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            // As many as commands in flight.
+            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.entries[number as usize] = Some(entry);
+        number
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
+        self.entries.get_mut(number as usize)?.as_mut()
+    }
+
+    #[inline]
+    pub(crate) fn remove(&mut self, number: u32) -> Option<T> {
+        self.remove_if(number, |_| true)
+    }
+
+    pub(crate) fn remove_if(&mut self, number: u32, is_over: impl FnOnce(&mut T) -> bool) -> Option<T> {
+        let entry = self.entries.get_mut(number as usize)?.take_if(is_over)?;
+        self.free.push(number);
+        Some(entry)
+    }
+
+    /// Every number that there was.
+    pub(crate) fn numbers(&self) -> std::ops::Range<u32> {
+        0..u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().flatten()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+}
+
+/// The name of a command for the inner disk: under the same owner, so that it knows whose it is.
+#[inline]
+pub(crate) fn inner_token(owner: Owner, number: u32) -> Token {
+    Token(u64::from(owner.0) << 32 | u64::from(number))
+}
+
+/// Its number.
+#[inline]
+pub(crate) fn number_of(token: Token) -> u32 {
+    u32::try_from(token.0 & 0xffff_ffff).unwrap_or(u32::MAX)
+}

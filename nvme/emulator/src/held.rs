@@ -1,0 +1,268 @@
+//! Commands that the controller keeps in its hand: delayed, swallowed, or without room for their completion.
+
+use std::ops::Range;
+
+use nvme_spec::{AdminOpcode, Sqe, Status};
+
+use crate::controller::{Controller, Outcome};
+use crate::faults::Injection;
+use crate::pointers::Pointers;
+
+/// What is still to be done with a command.
+#[derive(Debug, Clone, Copy)]
+enum Rest {
+    /// Execute it and complete it, at this step.
+    Execute(u64),
+    /// Complete it, at this step.
+    Complete(u64, Outcome),
+    /// Nothing; an Abort finds it.
+    Swallowed,
+    /// Nothing; no Abort finds it.
+    Dropped,
+}
+
+/// A command in hand.
+pub(crate) struct Held {
+    sqid: u16,
+    sqe: Sqe,
+    rest: Rest,
+    /// What the host must not have back: data and lists, by address.
+    memory: Vec<Range<u64>>,
+}
+
+impl Held {
+    /// A command that only its completion is missing of, as soon as there is room.
+    pub(crate) fn completed(sqid: u16, cid: u16, outcome: Outcome) -> Held {
+        let sqe = Sqe::new(0, cid, 0);
+        Held { sqid, sqe, rest: Rest::Complete(0, outcome), memory: Vec::new() }
+    }
+
+    /// An Asynchronous Event Request, or another command that waits.
+    fn new(sqid: u16, sqe: &Sqe, rest: Rest, memory: Vec<Range<u64>>) -> Held {
+        Held { sqid, sqe: *sqe, rest, memory }
+    }
+}
+
+impl Controller {
+    /// What is due of the commands in hand; whether there was any.
+    pub(crate) fn step_held(&mut self) -> bool {
+        let mut has_worked = false;
+        let mut index = 0;
+        while index < self.held.len() && self.can_work() {
+            let now = self.now;
+            let Some(held) = self.held.get(index) else { break };
+            let (sqid, sqe) = (held.sqid, held.sqe);
+            match held.rest {
+                Rest::Execute(at) if at <= now => {
+                    has_worked = true;
+                    // Out of the list first: a Delete I/O Submission Queue ends what is in it.
+                    self.held.remove(index);
+                    match self.execute(sqid, &sqe) {
+                        Some(outcome) => self.end(sqid, sqe.cid(), outcome),
+                        None => continue,
+                    }
+                }
+                Rest::Complete(at, outcome) if at <= now => {
+                    if self.complete(sqid, sqe.cid(), outcome) {
+                        has_worked = true;
+                        self.held.remove(index);
+                    } else {
+                        index += 1;
+                    }
+                }
+                Rest::Execute(_) | Rest::Complete(..) | Rest::Swallowed | Rest::Dropped => index += 1,
+            }
+        }
+        has_worked
+    }
+
+    /// The host has cleared CC.EN and must wait for CSTS.RDY: until then commands may still be executed.
+    pub(crate) fn execute_late(&mut self) {
+        for index in 0..self.held.len() {
+            let Some(held) = self.held.get_mut(index) else { return };
+            // Of admin commands those with data, which change nothing else; also those that seemed lost.
+            let data = [AdminOpcode::IDENTIFY, AdminOpcode::GET_LOG_PAGE];
+            let has_data = held.sqid == 0 && data.contains(&held.sqe.admin_opcode());
+            let is_due = matches!(held.rest, Rest::Execute(at) if at <= self.now);
+            if is_due && (held.sqid != 0 || has_data) || has_data && matches!(held.rest, Rest::Swallowed) {
+                held.rest = Rest::Dropped;
+                let (sqid, sqe) = (held.sqid, held.sqe);
+                // Its status is dropped.
+                let _ = self.execute(sqid, &sqe);
+            }
+        }
+    }
+
+    /// Let something go wrong with a command.
+    pub(crate) fn inject(&mut self, sqid: u16, sqe: &Sqe, injection: Injection) {
+        self.counters.note(injection);
+        let cid = sqe.cid();
+        match injection {
+            Injection::Swallow => self.hold(sqid, sqe, Rest::Swallowed),
+            Injection::Drop => self.drop_completion(sqid, sqe),
+            Injection::Delay { steps, is_executed_late } => {
+                let at = self.now.saturating_add(steps.max(1));
+                if is_executed_late {
+                    self.hold(sqid, sqe, Rest::Execute(at));
+                } else if let Some(outcome) = self.execute(sqid, sqe) {
+                    self.hold(sqid, sqe, Rest::Complete(at, outcome));
+                }
+            }
+            Injection::Error(status) => self.end(sqid, cid, Err(status)),
+            Injection::WrongStatus(status) => {
+                if self.execute(sqid, sqe).is_some() {
+                    self.end(sqid, cid, Err(status));
+                }
+            }
+            Injection::Fatal => {
+                self.hold(sqid, sqe, Rest::Swallowed);
+                self.die();
+            }
+            Injection::Vanish => self.vanish(),
+            Injection::Freeze => {
+                self.freeze();
+                if let Some(outcome) = self.execute(sqid, sqe) {
+                    self.end(sqid, cid, outcome);
+                }
+            }
+            Injection::Double | Injection::WrongCid | Injection::WrongSqid | Injection::WrongSqHead(_) => {
+                self.inject_completion(sqid, sqe, injection);
+            }
+        }
+    }
+
+    /// CSTS does not follow CC from now on.
+    pub(crate) fn freeze(&mut self) {
+        if !self.is_frozen {
+            self.is_frozen = true;
+            self.counters.freezes += 1;
+        }
+    }
+
+    fn drop_completion(&mut self, sqid: u16, sqe: &Sqe) {
+        // What the command refers to is looked at before: executing it may change that.
+        let memory = self.memory_of(sqid, sqe);
+        if self.execute(sqid, sqe).is_some() {
+            self.held.push(Held::new(sqid, sqe, Rest::Dropped, memory));
+        }
+    }
+
+    /// A completion that is not as it should be, once there is one.
+    fn inject_completion(&mut self, sqid: u16, sqe: &Sqe, injection: Injection) {
+        let cid = sqe.cid();
+        if injection == Injection::WrongCid {
+            let wrong = [cid ^ 0x8000, cid ^ 0x4000, 0xffff];
+            let wrong = wrong.into_iter().find(|wrong| *wrong != cid && !self.is_in_hand(sqid, *wrong));
+            self.drop_completion(sqid, sqe);
+            if let Some(wrong) = wrong {
+                self.complete(sqid, wrong, Ok(0));
+            }
+            return;
+        }
+        let Some(outcome) = self.execute(sqid, sqe) else { return };
+        let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { return };
+        let (cqid, mut cqe) = (sq.cqid, sq.completion(cid, outcome));
+        if injection == Injection::WrongSqid {
+            cqe.sq_id = (sqid ^ 0x55).into();
+        } else if let Injection::WrongSqHead(head) = injection {
+            cqe.sq_head = head.into();
+        }
+        // There is room: the command was taken because there is.
+        self.post(cqid, cqe);
+        if injection == Injection::Double {
+            self.post(cqid, cqe);
+        }
+    }
+
+    fn hold(&mut self, sqid: u16, sqe: &Sqe, rest: Rest) {
+        let memory = self.memory_of(sqid, sqe);
+        self.held.push(Held::new(sqid, sqe, rest, memory));
+    }
+
+    /// Whether a command with this identifier is in hand. One that was never completed is: the host knows
+    /// nothing else of it.
+    pub(crate) fn is_in_hand(&self, sqid: u16, cid: u16) -> bool {
+        self.held.iter().any(|held| held.sqid == sqid && held.sqe.cid() == cid)
+    }
+
+    /// How many admin commands of a kind are in hand.
+    pub(crate) fn held_of(&self, opcode: AdminOpcode) -> usize {
+        let is_one = |held: &&Held| held.sqid == 0 && held.sqe.admin_opcode() == opcode;
+        self.held.iter().filter(is_one).count()
+    }
+
+    /// Abort a command in hand; false where it is not found.
+    pub(crate) fn abort_held(&mut self, sqid: u16, cid: u16) -> bool {
+        let is_it = |held: &Held| {
+            let is_found = !matches!(held.rest, Rest::Dropped);
+            held.sqid == sqid && held.sqe.cid() == cid && is_found
+        };
+        let Some(index) = self.held.iter().position(is_it) else { return false };
+        self.held.remove(index);
+        self.counters.aborted += 1;
+        self.end(sqid, cid, Err(Status::ABORTED_BY_REQUEST));
+        true
+    }
+
+    /// A submission queue is deleted: what is in hand of it ends.
+    pub(crate) fn end_held_of(&mut self, sqid: u16) {
+        let mut ended = Vec::new();
+        self.held.retain(|held| {
+            if held.sqid == sqid && !matches!(held.rest, Rest::Dropped) {
+                ended.push(held.sqe.cid());
+            }
+            held.sqid != sqid
+        });
+        for cid in ended {
+            // Without room it is never told: the queue is gone.
+            self.complete(sqid, cid, Err(Status::ABORTED_SQ_DELETION));
+        }
+    }
+
+    /// Whether a command in hand, or one in a queue that was rung, or a queue, lies in or points to `range`.
+    pub(crate) fn holds(&mut self, range: &Range<u64>) -> bool {
+        if self.is_gone || !self.host.is_bus_master || self.sqs.is_empty() {
+            return false;
+        }
+        let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
+        let span = |(base, bytes): (u64, u64)| base..base.saturating_add(bytes);
+        if self.held.iter().any(|held| held.memory.iter().any(overlaps))
+            || self.sqs.iter().flatten().any(|sq| overlaps(&span(sq.memory())))
+            || self.cqs.iter().flatten().any(|cq| overlaps(&span(cq.memory())))
+        {
+            return true;
+        }
+        for sqid in 0..=self.top {
+            self.find_tail(sqid);
+            let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { continue };
+            let (tail, mut at) = (sq.tail, sq.head);
+            while at != tail {
+                let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { break };
+                let entry = sq.entry(at);
+                at = sq.after(at);
+                let Some(sqe) = self.host.fetch(entry) else { break };
+                if self.memory_of(sqid, &sqe).iter().any(overlaps) {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// What a command points to.
+    fn memory_of(&mut self, sqid: u16, sqe: &Sqe) -> Vec<Range<u64>> {
+        let bytes = if sqid == 0 { self.admin_bytes(sqe) } else { self.io_bytes(sqe) };
+        let is_create = [AdminOpcode::CREATE_IO_CQ, AdminOpcode::CREATE_IO_SQ].contains(&sqe.admin_opcode());
+        if sqid == 0 && is_create {
+            let (base, _) = sqe.sgl.prp();
+            let entry = if sqe.admin_opcode() == AdminOpcode::CREATE_IO_SQ { 64 } else { 16 };
+            let entries = u64::from(nvme_spec::pcie::QueueCommand::new(sqe).entries());
+            return std::iter::once(base..base.saturating_add(entries * entry)).collect();
+        }
+        let mut pointers = Pointers::default();
+        // What cannot be walked to its end is taken as far as it goes.
+        let _ = pointers.find(&mut self.host, sqe, bytes, self.spec.sgl);
+        let pieces = pointers.data.iter().chain(&pointers.lists);
+        pieces.map(|piece| piece.iova..piece.iova.saturating_add(u64::from(piece.bytes))).collect()
+    }
+}

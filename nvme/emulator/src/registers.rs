@@ -1,0 +1,178 @@
+//! The controller's registers: how CSTS follows CC (Base 2.0 sections 3.1.3 and 3.5).
+
+use nvme_spec::register::{
+    ACQ, AQA, ASQ, Aqa, CAP, CC, CRTO, CSTS, Cap, Cc, CommandSetSelected, Crto, Csts, ShutdownNotification,
+    ShutdownStatus, VS, Vs,
+};
+
+use crate::admin::Admin;
+use crate::controller::Controller;
+use crate::queues::{Cq, Sq};
+
+/// Where the controller is between CC.EN 0 and CSTS.RDY 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Power {
+    /// CSTS.RDY is 0, and so is CC.EN as it was last seen.
+    Disabled,
+    /// CC.EN is 1; ready at this step.
+    Enabling(u64),
+    /// CSTS.RDY is 1, or the controller is dead.
+    Ready,
+    /// CC.EN is 0; CSTS.RDY is 0 at this step.
+    Disabling(u64),
+}
+
+impl Controller {
+    /// Look at CC and make CSTS follow; whether something changed.
+    pub(crate) fn step_registers(&mut self) -> bool {
+        let before = (self.power, self.shst, self.is_fatal);
+        if matches!(self.power, Power::Disabled | Power::Enabling(_)) {
+            self.look_for_early_doorbells();
+        }
+        if !self.is_frozen {
+            let cc = Cc::from_bits(self.registers.load(u64::from(CC)));
+            self.follow(cc);
+            self.follow_shutdown(cc);
+        }
+        self.report_status();
+        before != (self.power, self.shst, self.is_fatal)
+    }
+
+    fn follow(&mut self, cc: Cc) {
+        let then = self.now.saturating_add(self.spec.ready_steps);
+        match (self.power, cc.en()) {
+            (Power::Disabled, true) => self.power = Power::Enabling(then),
+            (Power::Enabling(_) | Power::Ready, false) => {
+                self.power = Power::Disabling(then.max(self.now.saturating_add(self.spec.deaf_steps)));
+                self.deaf_until = self.now.saturating_add(self.spec.deaf_steps);
+            }
+            (Power::Disabling(_), true) => {
+                self.host.violate(|| "CC.EN is set before CSTS.RDY is 0".to_owned());
+            }
+            (Power::Enabling(_) | Power::Ready, true) | (Power::Disabled | Power::Disabling(_), false) => {}
+        }
+        match self.power {
+            Power::Enabling(at) if at <= self.now => self.enable(cc),
+            Power::Disabling(at) if at <= self.now => self.forget(),
+            Power::Disabled | Power::Ready | Power::Enabling(_) | Power::Disabling(_) => {}
+        }
+    }
+
+    fn follow_shutdown(&mut self, cc: Cc) {
+        let is_asked = cc.shutdown() != ShutdownNotification::NONE;
+        let is_normal = self.shst == ShutdownStatus::NORMAL.0;
+        if is_asked && is_normal && matches!(self.power, Power::Ready | Power::Disabled) {
+            self.shst = ShutdownStatus::OCCURRING.0;
+            let steps = match self.spec.shutdown_steps {
+                0 => self.spec.ready_steps,
+                steps => steps,
+            };
+            self.shutdown = Some(self.now.saturating_add(steps));
+        }
+        if self.shutdown.is_some_and(|at| at <= self.now) {
+            self.shutdown = None;
+            self.shst = ShutdownStatus::COMPLETE.0;
+            self.media.iter_mut().for_each(crate::medium::EmulatedMedia::flush);
+        }
+    }
+
+    /// CC.EN was set.
+    fn enable(&mut self, cc: Cc) {
+        self.power = Power::Ready;
+        self.counters.enables += 1;
+        let aqa = Aqa::from_bits(self.registers.load(u64::from(AQA)));
+        let (asq, acq) = (self.registers.load64(u64::from(ASQ)), self.registers.load64(u64::from(ACQ)));
+        let is_set_known =
+            [CommandSetSelected::NVM, CommandSetSelected::ALL].contains(&CommandSetSelected(cc.css()));
+        let is_fit = is_set_known && cc.mps() == 0 && cc.ams() == 0;
+        let is_aligned = asq.is_multiple_of(4096) && acq.is_multiple_of(4096);
+        if !is_fit || !is_aligned || aqa.asqs_z() == 0 || aqa.acqs_z() == 0 {
+            self.host.violate(|| format!("enabled with {cc:?}, {aqa:?}, ASQ {asq:#x}, ACQ {acq:#x}"));
+            return self.die();
+        }
+        let queues = usize::from(self.spec.queue_pairs) + 1;
+        self.sqs.resize_with(queues, || None);
+        self.cqs.resize_with(queues, || None);
+        let mut cq = Cq::new(acq, u32::from(aqa.acqs_z()) + 1);
+        cq.users = 1;
+        if let (Some(sqs), Some(cqs)) = (self.sqs.first_mut(), self.cqs.first_mut()) {
+            *sqs = Some(Sq::new(0, asq, u32::from(aqa.asqs_z()) + 1, 0));
+            *cqs = Some(cq);
+        }
+    }
+
+    /// Controller level reset: queues, commands, features and the doorbell buffer are gone; blocks and health
+    /// are not.
+    pub(crate) fn forget(&mut self) {
+        self.power = Power::Disabled;
+        if std::mem::take(&mut self.is_fatal) {
+            self.lose_cache();
+        }
+        self.shutdown = None;
+        self.shst = 0;
+        self.sqs.clear();
+        self.cqs.clear();
+        self.top = 0;
+        self.held.clear();
+        self.shadow = None;
+        self.queue_pairs = self.spec.queue_pairs;
+        self.admin = Admin::new();
+        self.registers.forget_doorbells();
+    }
+
+    /// The firmware begins anew.
+    pub(crate) fn lose_cache(&mut self) {
+        if self.spec.loses_cache_at_reset {
+            self.media.iter_mut().for_each(crate::medium::EmulatedMedia::lose_all);
+        }
+    }
+
+    /// Function level reset, or loss of power.
+    pub(crate) fn reset_function(&mut self) {
+        self.forget();
+        self.is_frozen = false;
+        self.host.is_bus_master = true;
+        self.registers.clear();
+        self.report_status();
+    }
+
+    fn look_for_early_doorbells(&mut self) {
+        // Only the doorbells of queues that could be; each look is a load.
+        for qid in 0..=self.spec.queue_pairs {
+            let sq = nvme_spec::pcie::sq_tail_doorbell(qid, self.spec.dstrd);
+            let cq = nvme_spec::pcie::cq_head_doorbell(qid, self.spec.dstrd);
+            for doorbell in [sq, cq] {
+                if let Some(value) = self.registers.take_doorbell(doorbell) {
+                    self.host.violate(|| {
+                        format!("doorbell {doorbell:#x} written with {value}: the controller is disabled")
+                    });
+                }
+            }
+        }
+    }
+
+    /// CAP, VS and CSTS as they are, whatever the host wrote over them.
+    pub(crate) fn report_status(&mut self) {
+        let spec = &self.spec;
+        let has_crto = spec.version >= Vs::V2_0;
+        let mqes_z = u16::try_from(spec.queue_entries_max - 1).unwrap_or(u16::MAX);
+        let cap = Cap::new()
+            .with_mqes_z(mqes_z)
+            .with_cqr(true)
+            .with_to(spec.timeout)
+            .with_dstrd(spec.dstrd & 0xf)
+            .with_css_nvm(true)
+            .with_css_io_command_sets(true)
+            .with_crwms(has_crto);
+        self.registers.store64(u64::from(CAP), cap.into_bits());
+        self.registers.store(u64::from(VS), spec.version.into_bits());
+        let crto = if has_crto { Crto::new().with_crwmt(u16::from(spec.timeout)) } else { Crto::new() };
+        self.registers.store(u64::from(CRTO), crto.into_bits());
+        let csts = Csts::new()
+            .with_rdy(matches!(self.power, Power::Ready | Power::Disabling(_)) && !self.sqs.is_empty())
+            .with_cfs(self.is_fatal)
+            .with_shst(self.shst);
+        let is_deaf = self.now < self.deaf_until;
+        self.registers.store(u64::from(CSTS), if is_deaf { u32::MAX } else { csts.into_bits() });
+    }
+}

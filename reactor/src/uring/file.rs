@@ -1,0 +1,211 @@
+//! [`FileRing`]: reads and writes of files and block devices, syncs, and changes of their space.
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use io_uring::{cqueue, opcode, squeue, types};
+use rustix::io::Errno;
+
+use super::Ring;
+use super::flight::{Data, Device, Flight, Step};
+use crate::mem::{Buf, Pool};
+
+/// Files that are registered; the kernel's table is made for so many.
+const FILES_REGISTERED_MAX: u16 = 64;
+
+/// A file of one ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileIndex(u16);
+
+/// The files of a ring.
+pub struct Files {
+    files: Vec<File>,
+    /// The kernel knows some of them by number.
+    has_table: bool,
+}
+
+struct File {
+    fd: OwnedFd,
+    is_registered: bool,
+}
+
+/// What is done to a file.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Read,
+    Write { dsync: bool },
+    Fsync { data_only: bool },
+    Fallocate { mode: i32, len: u64 },
+}
+
+/// An operation of a file, from `offset` on.
+pub struct Operation {
+    file: FileIndex,
+    kind: Kind,
+    offset: u64,
+}
+
+/// A ring for files. Every operation panics when its file is not of this ring, and when as many are in flight
+/// as the ring has entries: bugs of the caller.
+pub type FileRing = Ring<Files>;
+
+impl Ring<Files> {
+    /// A ring for `entries` operations in flight.
+    ///
+    /// # Errors
+    /// The system's, as where io_uring is disabled; `InvalidInput` for 0 or more than
+    /// [`RING_ENTRIES_MAX`](super::RING_ENTRIES_MAX) entries.
+    pub fn new(entries: u32, pool: &Pool) -> io::Result<FileRing> {
+        FileRing::open(entries, pool, false)
+    }
+
+    /// A ring as [`FileRing::new`] makes it, that polls the device. It does not become readable: a caller
+    /// with operations in flight must not sleep.
+    ///
+    /// # Errors
+    /// As [`FileRing::new`].
+    pub fn polled(entries: u32, pool: &Pool) -> io::Result<FileRing> {
+        FileRing::open(entries, pool, true)
+    }
+
+    fn open(entries: u32, pool: &Pool, is_polled: bool) -> io::Result<FileRing> {
+        let mut made = Ring::make(entries, pool, is_polled, Files { files: Vec::new(), has_table: false })?;
+        let table = made.ring.submitter().register_files_sparse(u32::from(FILES_REGISTERED_MAX));
+        made.device.has_table = table.is_ok();
+        Ok(made)
+    }
+
+    /// Take `fd` for operations of this ring. It is closed when the ring is dropped.
+    ///
+    /// # Panics
+    /// At the 65536th file.
+    pub fn register_file(&mut self, fd: OwnedFd) -> FileIndex {
+        let name = u16::try_from(self.device.files.len()).expect("at most 65535 files in a ring");
+        let is_registered = self.device.has_table
+            && name < FILES_REGISTERED_MAX
+            && self.ring.submitter().register_files_update(u32::from(name), &[fd.as_raw_fd()]).is_ok();
+        self.device.files.push(File { fd, is_registered });
+        FileIndex(name)
+    }
+
+    /// Read as many bytes as `buf` has from `offset` on.
+    ///
+    /// # Panics
+    /// When `buf` is shared; and as [`FileRing`] says.
+    pub fn read(&mut self, token: u64, file: FileIndex, offset: u64, buf: Buf) {
+        let (operation, all) = (self.operation(file, Kind::Read, offset), 0..buf.len());
+        self.take(Flight::read(token, operation, buf, all));
+    }
+
+    /// Write the bytes of `buf` at `offset`; with `dsync` they are on the medium when it completes (FUA).
+    pub fn write(&mut self, token: u64, file: FileIndex, offset: u64, buf: Buf, dsync: bool) {
+        let (operation, all) = (self.operation(file, Kind::Write { dsync }, offset), 0..buf.len());
+        self.take(Flight::write(token, operation, buf, all));
+    }
+
+    /// Bring what was written to the medium; with `data_only` not what is only about the file (fdatasync).
+    pub fn fsync(&mut self, token: u64, file: FileIndex, data_only: bool) {
+        let operation = self.operation(file, Kind::Fsync { data_only }, 0);
+        self.take(Flight::bare(token, operation));
+    }
+
+    /// Take, free or zero the space of `offset .. offset + len`, as `mode` of fallocate(2) says.
+    pub fn fallocate(
+        &mut self,
+        token: u64,
+        file: FileIndex,
+        mode: rustix::fs::FallocateFlags,
+        offset: u64,
+        len: u64,
+    ) {
+        let mode = i32::from_ne_bytes(mode.bits().to_ne_bytes());
+        let operation = self.operation(file, Kind::Fallocate { mode, len }, offset);
+        self.take(Flight::bare(token, operation));
+    }
+
+    fn operation(&self, file: FileIndex, kind: Kind, offset: u64) -> Operation {
+        assert!(usize::from(file.0) < self.device.files.len(), "a file of another ring");
+        Operation { file, kind, offset }
+    }
+}
+
+impl Device for Files {
+    type Submission = squeue::Entry;
+    type Completion = cqueue::Entry;
+    type Operation = Operation;
+    type Error = io::Error;
+
+    fn entry(&self, flight: &Flight<Operation>, data: &Data, user_data: u64) -> squeue::Entry {
+        let Operation { file, kind, offset } = flight.operation;
+        let File { fd, is_registered } = &self.files[usize::from(file.0)];
+        let (fd, flags) = if *is_registered {
+            (types::Fd(i32::from(file.0)), squeue::Flags::FIXED_FILE)
+        } else {
+            (types::Fd(fd.as_raw_fd()), squeue::Flags::empty())
+        };
+        let entry = match kind {
+            Kind::Read => read(fd, data, offset.saturating_add(flight.left.start as u64)),
+            Kind::Write { dsync } => {
+                let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+                write(fd, data, offset.saturating_add(flight.left.start as u64), flags)
+            }
+            Kind::Fsync { data_only } => {
+                let flags = if data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
+                opcode::Fsync::new(fd).flags(flags).build()
+            }
+            Kind::Fallocate { mode, len } => {
+                opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
+            }
+        };
+        entry.flags(flags).user_data(user_data)
+    }
+
+    fn on_result(flight: &mut Flight<Operation>, result: i32) -> Step<io::Error> {
+        let Ok(bytes) = usize::try_from(result) else {
+            let errno = Errno::from_raw_os_error(result.saturating_neg());
+            // Direct reads stop at the file's end, which may lie inside of a sector; the kernel refuses to go
+            // on from there.
+            let is_ragged_end = errno == Errno::INVAL
+                && matches!(flight.operation.kind, Kind::Read)
+                && !flight.left.start.is_multiple_of(512);
+            return Step::Ended(Err(if is_ragged_end { end_of_file() } else { errno.into() }));
+        };
+        flight.left.start = flight.left.start.saturating_add(bytes);
+        if flight.left.is_empty() {
+            return Step::Ended(Ok(()));
+        }
+        match (bytes, flight.operation.kind) {
+            (0, Kind::Write { .. }) => Step::Ended(Err(io::ErrorKind::WriteZero.into())),
+            (0, Kind::Read | Kind::Fsync { .. } | Kind::Fallocate { .. }) => Step::Ended(Err(end_of_file())),
+            (_, _) => Step::Again,
+        }
+    }
+}
+
+/// A longer list of pieces than the kernel takes is a short transfer, and goes on from there.
+fn read(fd: types::Fd, data: &Data, offset: u64) -> squeue::Entry {
+    let (addr, count) = (data.addr, data.count);
+    match data.fixed {
+        _ if data.is_vectors => opcode::Readv::new(fd, addr.cast(), count).offset(offset).build(),
+        Some(fixed) => opcode::ReadFixed::new(fd, addr, count, fixed).offset(offset).build(),
+        None => opcode::Read::new(fd, addr, count).offset(offset).build(),
+    }
+}
+
+fn write(fd: types::Fd, data: &Data, offset: u64, flags: i32) -> squeue::Entry {
+    let (addr, count) = (data.addr, data.count);
+    match data.fixed {
+        _ if data.is_vectors => {
+            opcode::Writev::new(fd, addr.cast(), count).offset(offset).rw_flags(flags).build()
+        }
+        Some(fixed) => opcode::WriteFixed::new(fd, addr, count, fixed).offset(offset).rw_flags(flags).build(),
+        None => opcode::Write::new(fd, addr, count).offset(offset).rw_flags(flags).build(),
+    }
+}
+
+fn end_of_file() -> io::Error {
+    io::ErrorKind::UnexpectedEof.into()
+}
